@@ -1,0 +1,259 @@
+"""What one process of a benchmark launch does: a training loop that others would write, measured from inside.
+
+`peers.py` starts this file under torchrun, once per contestant and round, and reads the JSON that rank 0 leaves.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from shared.datasets.labels import Labels
+from shared.datasets.tables import load_tables
+from shared.datasets.text import TokenizedText, tokenize
+from shared.pretrained import load_pretrained
+
+
+def read_data(job: SimpleNamespace) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
+    """Training and validation texts with their labels, as the recipe reads them, and the tokenizer."""
+    tables = load_tables(
+        dataset_name=None,
+        dataset_config_name=None,
+        train_file=job.train_file,
+        validation_file=job.validation_file,
+        validation_split_percentage=10,
+        seed=0,
+    )
+    labels = Labels.from_table(tables[0], "label", None)
+    tokenizer = load_pretrained("AutoTokenizer", job.encoder)
+    texts = [tokenize(t, ("text",), tokenizer, job.max_length).with_targets(labels.encode(t)) for t in tables]
+    return texts[0], texts[1], labels, tokenizer
+
+
+class Counter:
+    """Real tokens, padded tokens and samples that went into a model, and the time at the end of each update."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.counts = np.zeros(3)
+        self.marks: list[np.ndarray] = []
+        model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = kwargs["attention_mask"]
+        self.counts += (int(mask.sum()), mask.numel(), len(mask))
+
+    def end_update(self) -> None:
+        """Note the time and the counts after an update."""
+        self.marks.append(np.array([time.perf_counter(), *self.counts]))
+
+    def result(self, warmup: int) -> dict[str, float]:
+        """Rates over all processes, from the end of update `warmup` to the end of the last one."""
+        seconds, *counts = self.marks[-1] - self.marks[warmup - 1]
+        totals = torch.tensor(counts, dtype=torch.float64)
+        if dist.is_initialized():
+            dist.all_reduce(totals)
+        real, padded, samples = totals.tolist()
+        return {
+            "tokens_per_second": real / seconds,
+            "samples_per_second": samples / seconds,
+            "padding_share": 1 - real / padded,
+            "tokens_per_sample": real / samples,
+            "seconds": seconds,
+        }
+
+
+class Dicts(torch.utils.data.Dataset):
+    """The same tokens as lists in dicts: what a loop with a data loader, and transformers' Trainer, expect."""
+
+    def __init__(self, texts: TokenizedText) -> None:
+        targets = texts.targets
+        assert targets is not None
+        self.rows = [{"input_ids": texts[i][0].tolist(), "labels": int(targets[i])} for i in range(len(texts))]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self.rows[row]
+
+
+def pad(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """A batch as long as its longest row."""
+    ids = [torch.tensor(row["input_ids"]) for row in rows]
+    mask = [torch.ones(len(row), dtype=torch.int64) for row in ids]
+    return {
+        "input_ids": nn.utils.rnn.pad_sequence(ids, batch_first=True),
+        "attention_mask": nn.utils.rnn.pad_sequence(mask, batch_first=True),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+
+
+def load_model(job: SimpleNamespace) -> nn.Module:
+    """The encoder in float32."""
+    return load_pretrained("AutoModelForSequenceClassification", job.encoder)
+
+
+def bare(job: SimpleNamespace) -> dict[str, float]:
+    """Plain PyTorch: random order, padding to the longest, DDP as it comes, fused AdamW."""
+    dist.init_process_group("gloo")
+    train, _, _, _ = read_data(job)
+    dataset = Dicts(train)
+    sampler = torch.utils.data.DistributedSampler(dataset, seed=job.seed)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=job.rows, sampler=sampler, collate_fn=pad, drop_last=True)
+    inner = load_model(job).train()
+    counter = Counter(inner)
+    model = nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    batches = iter(loader)
+    for _ in range(job.steps):
+        with model.no_sync():
+            for _ in range(job.accumulation - 1):
+                (model(**next(batches)).loss / job.accumulation).backward()
+        (model(**next(batches)).loss / job.accumulation).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        counter.end_update()
+    return counter.result(job.warmup)
+
+
+def trainer(job: SimpleNamespace) -> dict[str, float]:
+    """transformers' Trainer, tuned: its sampler for lengths, fused AdamW, nothing saved, evaluated or logged."""
+    from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
+
+    train, _, _, tokenizer = read_data(job)
+    model = load_model(job)
+    counter = Counter(model)
+
+    class EndOfUpdate(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            counter.end_update()
+
+    class FewUpdates(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            sampler = super()._get_train_sampler(train_dataset)
+            if job.strategy != "group_by_length":
+                return sampler
+            order, size = list(sampler), job.rows * job.accumulation * dist.get_world_size()
+            return typical_updates(order, train.lengths, size, job.steps, job.warmup, job.seed)
+
+    arguments = TrainingArguments(
+        output_dir=job.output_dir,
+        max_steps=job.steps,
+        per_device_train_batch_size=job.rows,
+        gradient_accumulation_steps=job.accumulation,
+        train_sampling_strategy=job.strategy,
+        optim="adamw_torch_fused",
+        learning_rate=1e-4,
+        ddp_find_unused_parameters=False,
+        ddp_backend="gloo",
+        use_cpu=True,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=job.seed,
+    )
+    FewUpdates(
+        model=model,
+        args=arguments,
+        train_dataset=Dicts(train),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        callbacks=[EndOfUpdate()],
+        processing_class=tokenizer,
+    ).train()
+    return counter.result(job.warmup)
+
+
+def typical_updates(order: list[int], lengths: np.ndarray, size: int, steps: int, warmup: int, seed: int) -> list[int]:
+    """The samples of `steps` updates out of an epoch's, that stand for all of them.
+
+    `group_by_length` goes from the longest texts to the shortest over thousands of samples, so the first few updates
+    would measure long texts only. Taken instead: updates at even distances when all of them are sorted by length.
+    """
+    updates = np.array(order[: len(order) // size * size]).reshape(-1, size)
+    assert len(updates) >= steps, "fewer updates in an epoch than are asked for"
+    by_length = updates[np.argsort(lengths[updates].sum(1))]
+    timed = steps - warmup
+    picked = by_length[((np.arange(timed) + 0.5) * len(updates) / timed).astype(int)]
+    warm = by_length[np.full(warmup, len(updates) // 2)]
+    np.random.default_rng(seed).shuffle(picked)
+    return [int(i) for i in np.concatenate([warm, picked]).flatten()]
+
+
+def evaluation(job: SimpleNamespace) -> dict[str, Any]:
+    """The recipe's evaluation against the same data in random order with the training batch size, in turns."""
+    from accelerate import Accelerator
+
+    from recipes import nlp
+    from shared import evaluation as recipe_evaluation
+    from shared.batches import Plan
+    from shared.datasets.text import Padding
+
+    accelerator = Accelerator(cpu=True)
+    train, validation, labels, tokenizer = read_data(job)
+    model = accelerator.prepare(load_model(job))
+    collate = Padding(tokenizer.pad_token_id, max_length=job.max_length)
+    plan = Plan(
+        lengths=train.lengths,
+        seed=0,
+        global_batch_size=job.rows * job.accumulation * accelerator.num_processes,
+        max_steps=1,
+        max_tokens=job.max_tokens,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+    )
+    metrics = recipe_evaluation.resolve(labels.kind, None, False, labels.num_labels)
+    dataset = Dicts(validation)
+    inner = accelerator.unwrap_model(model)
+
+    def ours() -> None:
+        nlp.evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+
+    @torch.inference_mode()
+    def random_order(turn: int) -> None:
+        sampler = torch.utils.data.DistributedSampler(dataset, seed=turn)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=job.rows, sampler=sampler, collate_fn=pad)
+        inner.eval()
+        right = torch.zeros(())
+        for batch in loader:
+            right += (inner(**batch).logits.argmax(1) == batch["labels"]).sum()
+        accelerator.reduce(right)
+
+    turns = []
+    for turn in range(job.warmup + job.steps):
+        seconds = []
+        for run in (ours, lambda turn=turn: random_order(turn)):
+            accelerator.wait_for_everyone()
+            started = time.perf_counter()
+            run()
+            accelerator.wait_for_everyone()
+            seconds.append(time.perf_counter() - started)
+        turns.append({"ours": seconds[0], "random_order": seconds[1], "ratio": seconds[0] / seconds[1]})
+    return {"texts": len(validation), "turns": turns[job.warmup :]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", type=Path, help="JSON: `contestant` and its settings; the result goes to `result`")
+    job = SimpleNamespace(**json.loads(parser.parse_args().job.read_text()))
+    run = {"bare": bare, "group_by_length": trainer, "batch_rebalance": trainer, "evaluation": evaluation}
+    job.strategy = job.contestant
+    result = run[job.contestant](job)
+    if dist.get_rank() == 0:
+        Path(job.result).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

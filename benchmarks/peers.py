@@ -1,0 +1,333 @@
+"""The NLP recipe against what one would use instead, side by side: real tokens per second, and evaluation time.
+
+    python benchmarks/peers.py --processes 2 --rounds 5 --output_dir out/peers
+
+Every contestant trains the same BERT (4 layers x 256) on the same texts with the same number of samples per update, in
+a fresh launch per round, the contestants in turns, pinned to as many cores as there are processes. Only real tokens
+count, and start-up and the first update do not. Leaves nlp_cpu.json and nlp_cpu.md in the output folder.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+MAX_LENGTH = 512
+SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+VALIDATION_TEXTS = {"nlp": 32, "eval": 600}  # the recipe always ends with an evaluation, outside of what is measured
+LABELS = {
+    "ours": "recipes/nlp.py",
+    "bare": "bare DDP, random batches padded to their longest",
+    "group_by_length": 'Trainer, `train_sampling_strategy="group_by_length"`',
+    "batch_rebalance": 'Trainer, `train_sampling_strategy="batch_rebalance"`',
+}
+WARMUP = 1  # updates left out at the start
+
+
+def prepare(folder: Path, seed: int, texts: int | None) -> dict[str, Any]:
+    """Write the encoder, its tokenizer and the texts; what every job needs to know of them."""
+    import pyarrow.parquet as pq
+    import torch
+    import transformers
+
+    from shared.datasets.tables import load_tables
+    from shared.datasets.text import tokenize, train_tokenizer
+
+    tables = load_tables(
+        dataset_name=None,
+        dataset_config_name=None,
+        train_file=None,
+        validation_file=None,
+        validation_split_percentage=10,
+        seed=0,
+    )
+    train, validation = tables[0].slice(0, texts), tables[1]
+    files = {"train_file": folder / "train.parquet"}
+    pq.write_table(train, files["train_file"])
+    for lane, rows in VALIDATION_TEXTS.items():
+        files[lane] = folder / f"validation_{lane}.parquet"
+        pq.write_table(validation.slice(0, rows), files[lane])
+    tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        vocab_size=8192,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=len(set(train["label"].to_pylist())),
+        **SIZES,
+    )
+    model = transformers.BertForSequenceClassification(config)
+    model.save_pretrained(folder / "encoder")
+    tokenizer.save_pretrained(folder / "encoder")
+    lengths = tokenize(train, ("text",), tokenizer, MAX_LENGTH).lengths
+    return {
+        "encoder": str(folder / "encoder"),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "files": {name: str(path) for name, path in files.items()},
+        "lengths": lengths,
+    }
+
+
+def launch(processes: int, log: Path, *script: object) -> float:
+    """Run a script under torchrun to its end; the memory of its largest process at its peak, in MiB.
+
+    Raises:
+        RuntimeError: it failed; says what it printed last.
+    """
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_MIXED", "WANDB_"))}
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": str(ROOT),
+    }
+    with log.open("w") as output:
+        command = [str(word) for word in (sys.executable, *launcher, *script)]
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+    return usage.ru_maxrss / 1024
+
+
+def race(
+    arguments: argparse.Namespace, prepared: dict[str, Any], folder: Path, name: str, round_: int
+) -> dict[str, Any]:
+    """One contestant's row of one round."""
+    log, result = folder / f"{name}-{round_}.log", folder / f"{name}-{round_}.json"
+    if name == "ours":
+        output = folder / f"ours-{round_}"
+        memory = launch(arguments.processes, log, *recipe_command(arguments, prepared, output, round_))
+        row = recipe_row(arguments, prepared, output, round_)
+    else:
+        job = job_for(arguments, prepared, "nlp") | {"contestant": name, "seed": round_, "result": str(result)}
+        job["output_dir"] = str(folder / f"{name}-{round_}")
+        if name == "bare":  # it takes twice as long for an update
+            job["steps"] = max(1, arguments.steps // 2) + WARMUP
+        result.with_suffix(".job").write_text(json.dumps(job))
+        memory = launch(arguments.processes, log, ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
+        row = json.loads(result.read_text())
+    return {"contestant": name, "round": round_, **row, "peak_rss_mib": memory}
+
+
+def job_for(arguments: argparse.Namespace, prepared: dict[str, Any], lane: str) -> dict[str, Any]:
+    """The settings that all contestants of a lane share."""
+    return {
+        "encoder": prepared["encoder"],
+        "train_file": prepared["files"]["train_file"],
+        "validation_file": prepared["files"][lane],
+        "max_length": MAX_LENGTH,
+        "max_tokens": arguments.max_tokens_per_micro_batch,
+        "rows": arguments.rows,
+        "accumulation": arguments.global_batch_size // arguments.rows // arguments.processes,
+        "steps": arguments.steps + WARMUP,
+        "warmup": WARMUP,
+    }
+
+
+def recipe_command(arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int) -> list[object]:
+    """The recipe as a user starts it."""
+    flags = {
+        "model_name_or_path": prepared["encoder"],
+        "train_file": prepared["files"]["train_file"],
+        "validation_file": prepared["files"]["nlp"],
+        "max_length": MAX_LENGTH,
+        "global_batch_size": arguments.global_batch_size,
+        "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
+        "max_train_steps": arguments.steps + WARMUP,
+        "learning_rate": 1e-4,
+        "mixed_precision": "no",
+        "logging_steps": 1,
+        "eval_steps": arguments.steps + WARMUP,
+        "checkpointing_steps": "no",
+        "seed": seed,
+        "expect_processes": arguments.processes,
+        "output_dir": output,
+    }
+    return [ROOT / "recipes/nlp.py", *(word for name, value in flags.items() for word in (f"--{name}", value))]
+
+
+def recipe_row(arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int) -> dict[str, float]:
+    """The recipe's rates from its own metrics.jsonl; its padding from the plan, which is a function of the config."""
+    from shared.batches import Plan
+
+    lengths, steps = prepared["lengths"], range(WARMUP, arguments.steps + WARMUP)
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    timed = [line for line in lines if "loss" in line][WARMUP:]
+    assert len(timed) == len(steps)
+    seconds = sum(arguments.global_batch_size / line["samples_per_second"] for line in timed)
+    plan = Plan(
+        lengths=lengths,
+        seed=seed,
+        global_batch_size=arguments.global_batch_size,
+        max_steps=arguments.steps + WARMUP,
+        max_tokens=arguments.max_tokens_per_micro_batch,
+        num_processes=arguments.processes,
+    )
+    cut = [m.samples for step in steps for m in plan.cut(step)]
+    real = sum(int(lengths[samples].sum()) for samples in cut)
+    padded = sum(len(samples) * int(lengths[samples].max()) for samples in cut)
+    logged = sum(line["tokens_per_second"] * arguments.global_batch_size / line["samples_per_second"] for line in timed)
+    assert abs(logged / real - 1) < 1e-6, "the recipe counted other tokens than its plan has"
+    samples = arguments.global_batch_size * len(steps)
+    return {
+        "tokens_per_second": real / seconds,
+        "samples_per_second": samples / seconds,
+        "padding_share": 1 - real / padded,
+        "tokens_per_sample": real / samples,
+        "seconds": seconds,
+    }
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The recipe's tokens per second over each other contestant's: round by round, the median, the extremes."""
+    rate = {(row["contestant"], row["round"]): row["tokens_per_second"] for row in rows}
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(row["contestant"] for row in rows if row["contestant"] != "ours"):
+        each = [rate["ours", r] / rate[name, r] for n, r in rate if n == name and ("ours", r) in rate]
+        if each:
+            found[name] = {"rounds": each, "median": statistics.median(each), "min": min(each), "max": max(each)}
+    return found
+
+
+def machine(processes: int) -> dict[str, Any]:
+    """What was measured on, and with what."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    packages = ("torch", "accelerate", "transformers", "tokenizers", "numpy")
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "cores_used": min(processes, len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    at, settings, text = report["machine"], report["settings"], report["text"]
+    lines = [
+        f"{at['cpu']}, {at['cores_used']} of {at['cores']} cores, one thread per process; torch "
+        f"{at['versions']['torch']}, transformers {at['versions']['transformers']}, accelerate "
+        f"{at['versions']['accelerate']}; {at['date'][:10]}.",
+        "",
+        f"{settings['processes']} processes, fp32, BERT {SIZES['num_hidden_layers']} x {SIZES['hidden_size']} "
+        f"({report['parameters'] / 1e6:.1f} M parameters), AdamW fused, {settings['global_batch_size']} samples per "
+        f"update; {text['texts']:,} docstrings of {text['mean']:.0f} tokens on average (quartiles "
+        f"{text['quartiles'][0]:.0f}, {text['quartiles'][1]:.0f}, {text['quartiles'][2]:.0f}), cut at {MAX_LENGTH} "
+        f"({text['cut_share']:.0%} of them). The recipe: micro-batches of at most "
+        f"{settings['max_tokens_per_micro_batch']} tokens; the others: {settings['rows']} rows x "
+        f"{settings['global_batch_size'] // settings['rows'] // settings['processes']} accumulation steps. "
+        f"{settings['rounds']} rounds in turns; medians.",
+        "",
+    ]
+    if report["rows"]:
+        lines += [
+            "| contestant | real tokens/s | samples/s | padding | peak memory per process | recipe against it |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        for name in dict.fromkeys(row["contestant"] for row in report["rows"]):
+            mine = [row for row in report["rows"] if row["contestant"] == name]
+            middle = {k: statistics.median(row[k] for row in mine) for k in mine[0] if k not in ("contestant", "round")}
+            ratio = report["ratios"].get(name)
+            faster = f"{ratio['median']:.2f}x ({ratio['min']:.2f}-{ratio['max']:.2f})" if ratio else ""
+            lines.append(
+                f"| {LABELS[name]} | {middle['tokens_per_second']:,.0f} | {middle['samples_per_second']:.1f} | "
+                f"{middle['padding_share']:.1%} | {middle['peak_rss_mib']:,.0f} MiB | {faster} |"
+            )
+        lines.append("")
+    if evaluated := report["evaluation"]:
+        middle = {k: statistics.median(turn[k] for turn in evaluated["turns"]) for k in evaluated["turns"][0]}
+        lines += [
+            f"Evaluation of {evaluated['texts']} texts: {middle['ours']:.2f} s, in random order with the training "
+            f"batch {middle['random_order']:.2f} s: {middle['ratio']:.2f} of the time "
+            f"({min(t['ratio'] for t in evaluated['turns']):.2f}-{max(t['ratio'] for t in evaluated['turns']):.2f}).",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="timed updates per launch, after one of warm-up")
+    parser.add_argument("--output_dir", type=Path, default=Path("out/peers"))
+    parser.add_argument("--lanes", nargs="+", choices=["nlp", "eval"], default=["nlp", "eval"])
+    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:3])
+    parser.add_argument("--global_batch_size", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of the other contestants")
+    parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024, help="the recipe's budget")
+    parser.add_argument("--texts", type=int, help="train on that many texts only; default: all")
+    arguments = parser.parse_args()
+    if arguments.global_batch_size % (arguments.rows * arguments.processes):
+        parser.error("--global_batch_size must be a multiple of --rows x --processes")
+    folder = arguments.output_dir.resolve() / "runs"
+    if folder.exists():
+        parser.error(f"{folder} exists: name a fresh --output_dir")
+    folder.mkdir(parents=True)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processes])
+    prepared = prepare(folder, 0, arguments.texts)
+    lengths = prepared["lengths"]
+    report: dict[str, Any] = {
+        "machine": machine(arguments.processes),
+        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()},
+        "parameters": prepared["parameters"],
+        "text": {
+            "texts": len(lengths),
+            "mean": float(lengths.mean()),
+            "quartiles": [float(sorted(lengths)[int(q * (len(lengths) - 1))]) for q in (0.25, 0.5, 0.75)],
+            "cut_share": float((lengths == MAX_LENGTH).mean()),
+        },
+        "rows": [],
+        "ratios": {},
+        "evaluation": None,
+    }
+
+    if "eval" in arguments.lanes:
+        result = folder / "evaluation.json"
+        job = job_for(arguments, prepared, "eval") | {"contestant": "evaluation", "result": str(result)}
+        result.with_suffix(".job").write_text(json.dumps(job | {"steps": min(arguments.rounds, 3)}))
+        script = (ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
+        launch(arguments.processes, folder / "evaluation.log", *script)
+        report["evaluation"] = json.loads(result.read_text())
+    for round_ in range(arguments.rounds if "nlp" in arguments.lanes else 0):
+        first = round_ % len(arguments.contestants)  # another one begins each round
+        for name in arguments.contestants[first:] + arguments.contestants[:first]:
+            row = race(arguments, prepared, folder, name, round_)
+            report["rows"].append(row)
+            rate = f"{row['tokens_per_second']:8,.0f} tokens/s, padding {row['padding_share']:.1%}"
+            print(f"round {round_} {name:16} {rate}", flush=True)
+    report["ratios"] = ratios(report["rows"])
+    (arguments.output_dir / "nlp_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    (arguments.output_dir / "nlp_cpu.md").write_text(table(report))
+    print(table(report))
+
+
+if __name__ == "__main__":
+    main()

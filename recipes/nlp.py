@@ -1,0 +1,248 @@
+"""Train a text encoder to classify sentences or pairs of them, or to predict a number, on any number of processes.
+
+    accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/nlp.py
+
+Without arguments it learns from which library a docstring comes. Your own data, and a pretrained encoder:
+
+    ... recipes/nlp.py --train_file train.csv --model_name_or_path answerdotai/ModernBERT-base --learning_rate 5e-5
+
+Expected: 0.93 accuracy after 2 epochs, in 52 s on 2 CPU cores; TF-IDF with logistic regression reaches 0.933.
+To copy: this file and the folder shared/.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shared import checkpoints, evaluation, launch, run_folder
+from shared.batches import MicroBatch, Plan
+from shared.card import launch_card
+from shared.datasets.labels import Labels
+from shared.datasets.tables import load_tables
+from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.errors import UserError
+from shared.loading import Loader, feed
+from shared.monitoring import Monitor
+from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.options import Options
+from shared.pretrained import load_pretrained
+from shared.rehearsal import rehearse
+from shared.tracking import Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Text classification and regression."""
+
+    model_name_or_path: str | None = None
+    """Encoder on the Hub or in a local folder. None: a new one of the sizes below."""
+    hidden_size: int = 128
+    """Width of a new encoder."""
+    num_hidden_layers: int = 2
+    """Layers of a new encoder."""
+    num_attention_heads: int = 2
+    """Attention heads of a new encoder."""
+    tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
+    """Tokenizer that a new encoder gets, trained on the training text."""
+    vocab_size: int = 8192
+    """Entries of that tokenizer."""
+    text_column_names: tuple[str, ...] = ("text",)
+    """The column of the sentences, or the two columns of the pairs."""
+    label_column_name: str = "label"
+    """The column of the targets: strings, integers, floats (regression) or lists (several labels at once)."""
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
+    """Kind of task. None: what the type of the label column suggests."""
+    max_length: int = 96
+    """Tokens kept of a sentence or pair."""
+    max_tokens_per_micro_batch: int | None = 1024
+    """Budget of a micro-batch, rows x longest row. It decides how a step is cut, and so how much memory it takes."""
+    num_train_epochs: int = 2
+    """Passes over the training data."""
+    output_dir: str = "out/nlp"
+    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    learning_rate: float = 1e-3
+    """Peak learning rate, reached after the warm-up; 2e-5 to 1e-4 suits a pretrained encoder."""
+    warmup_ratio: float | None = 0.06
+    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+
+
+def main(config: Config) -> dict[str, float]:
+    accelerator = launch.start(config)
+    config, progress, checkpoint = run_folder.open_run(accelerator, config)
+    if result := run_folder.finished(accelerator, config):
+        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+        return result
+    train, validation, labels, tokenizer = load_data(config)
+    metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
+    best_by = evaluation.best_by(config, metrics)
+    model = build_model(config, labels, tokenizer)
+    collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
+    plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
+    loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
+    schedule = make_schedule(config, plan.total_steps)
+    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
+    parameters = list(model.parameters())
+
+    def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
+        """A micro-batch's share of the mean loss of its global batch."""
+        targets = batch.pop("labels")
+        losses = item_losses(labels.kind, model(**batch).logits, targets)
+        return losses.sum() * micro_batch.counted / micro_batch.step_size
+
+    model.train()
+    first = next(feed(plan.micro_batches(0), train, collate, accelerator.device))
+    rehearse(accelerator, model, lambda: compute_loss(*first))
+    if checkpoint:
+        checkpoints.load(accelerator, checkpoint)
+    sizes = (
+        f"{len(train):,} training and {len(validation):,} validation texts, {labels.kind}, {labels.num_labels} labels"
+    )
+    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, {"data": sizes}))
+    if config.dry_run:
+        return {}
+    run_folder.begin(accelerator, config, progress)
+    tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
+    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor)
+
+    for step in range(progress.step, plan.total_steps):
+        set_learning_rate(optimizer, schedule(step))
+        for micro_batch, batch in loader.micro_batches(step):
+            launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+            with nullcontext() if micro_batch.last else accelerator.no_sync(model):
+                loss = compute_loss(micro_batch, batch)
+                accelerator.backward(loss * accelerator.num_processes)  # DDP averages over processes; the sum is meant
+            monitor.add(micro_batch, loss)
+        grad_norm = clip_gradients(accelerator, parameters, config.max_grad_norm)
+        monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
+        optimizer.zero_grad()
+        progress.step = step + 1
+
+        if plan.due(config.logging_steps, step):
+            figures = monitor.read() | {"learning_rate": schedule(step), "grad_norm": float(grad_norm)}
+            tracker.log(progress.step, figures)
+            monitor.refuse_divergence(config.output_dir)
+        if plan.due(config.eval_steps, step):
+            progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by)
+            tracker.log(progress.step, progress.results)
+        stop = progress.out_of_patience(config.early_stopping_patience)
+        if stop or checkpoints.due(config, plan, progress):
+            progress.monitor = monitor.state()
+            checkpoints.save(accelerator, config, plan, progress)
+        if stop:
+            break
+
+    checkpoints.load_best(accelerator, config, progress)
+    run_folder.export(accelerator, config, progress, model, tokenizer)
+    tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
+    return progress.results
+
+
+@torch.inference_mode()
+def evaluate(
+    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, labels: Labels, metrics: Any
+) -> dict[str, float]:
+    """Loss and metrics on `data`, each sample counted once: the same numbers on any number of processes."""
+    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
+    rows = evaluation.Rows(data.targets.shape)
+    schedule = plan.evaluation(collate.padded_lengths(data.lengths))
+    for micro_batch, batch in feed(schedule, data, collate, accelerator.device):
+        targets = batch.pop("labels")
+        logits = model(**batch).logits
+        rows.add(micro_batch, predict(labels.kind, logits), item_losses(labels.kind, logits, targets))
+    model.train()
+    predictions, losses = rows.gather(accelerator)
+    scores = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets)
+    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in scores.items()}
+
+
+def item_losses(kind: str, logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each item: logits [rows, labels], targets [rows] or [rows, labels] -> [rows]."""
+    if kind == "classification":
+        return F.cross_entropy(logits, targets, reduction="none")
+    if kind == "multi_label":
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+    return F.mse_loss(logits.squeeze(1), targets, reduction="none")
+
+
+def predict(kind: str, logits: Tensor) -> Tensor:
+    """What the logits [rows, labels] say: class ids [rows], 0 or 1 for each label [rows, labels], or numbers [rows]."""
+    if kind == "classification":
+        return logits.argmax(1)
+    return (logits > 0).long() if kind == "multi_label" else logits.squeeze(1)
+
+
+# Replace from here down to train on your own data and model.
+
+
+def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
+    """Training and validation data, what their labels mean, and the tokenizer."""
+    tables = load_tables(
+        dataset_name=config.dataset_name,
+        dataset_config_name=config.dataset_config_name,
+        train_file=config.train_file,
+        validation_file=config.validation_file,
+        validation_split_percentage=config.validation_split_percentage,
+        seed=config.seed,
+    )
+    labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
+    if config.model_name_or_path:
+        tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
+    else:
+        tokenizer = train_tokenizer(
+            tables[0], config.text_column_names, config.tokenizer_type, config.vocab_size, config.max_length
+        )
+    train, validation = (
+        tokenize(table, config.text_column_names, tokenizer, config.max_length).with_targets(labels.encode(table))
+        for table in tables
+    )
+    return train, validation, labels, tokenizer
+
+
+def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:
+    """A pretrained encoder with a head for the labels, or a new one: pre-norm, rotary positions, no dropout."""
+    torch.manual_seed(config.seed)
+    head = {
+        "num_labels": labels.num_labels,
+        "id2label": dict(enumerate(labels.names)) or {0: "score"},
+        "label2id": {name: i for i, name in enumerate(labels.names)} or {"score": 0},
+        "problem_type": labels.problem_type,
+    }
+    if config.model_name_or_path:
+        model = load_pretrained("AutoModelForSequenceClassification", config.model_name_or_path, **head)
+    else:
+        from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+        if config.hidden_size % (2 * config.num_attention_heads):
+            raise UserError(
+                f"--hidden_size {config.hidden_size} is not a multiple of twice --num_attention_heads "
+                f"{config.num_attention_heads}, as rotary positions need: change one of them"
+            )
+        sizes = ModernBertConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden_size,
+            intermediate_size=2 * config.hidden_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            max_position_embeddings=config.max_length,
+            classifier_pooling="mean",
+            pad_token_id=tokenizer.pad_token_id,
+            cls_token_id=tokenizer.cls_token_id,
+            sep_token_id=tokenizer.sep_token_id,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
+            **head,
+        )
+        model = ModernBertForSequenceClassification(sizes)
+    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_max_length(config.max_length, model.config)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+if __name__ == "__main__":
+    launch.run(main, Config)

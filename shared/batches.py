@@ -1,0 +1,361 @@
+"""Which samples each process sees, in which micro-batch of which step: a pure function of the config.
+
+The sample stream is the epochs' permutations one after the other; step k takes samples k*G ... (k+1)*G of it. Inside
+such a global batch the order is free, so the samples are sorted by length and cut into micro-batches of even cost under
+a budget. The cut never depends on the number of processes; only who computes which micro-batch does. Nothing here has
+state: a run is resumed by asking for the next step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.errors import UserError
+from shared.options import Options
+
+Ints = NDArray[np.int64]
+_MASK = 0xFFFFFFFFFFFFFFFF
+MOST_ROWS_CUT_BEST = 256  # in a step; beyond, half a percent of the area is left to gain, and the search takes too long
+
+
+def hash64(*words: Any) -> Any:
+    """Mix integers, or arrays of uint64, into one 64-bit hash each (splitmix64's finalizer, once per word).
+
+    The random numbers of a run come from here, because NumPy and torch do not promise their streams across versions.
+    Works alike on Python ints and on uint64 arrays, whose arithmetic wraps around by itself.
+    """
+    state = 0x9E3779B97F4A7C15
+    for word in words:
+        state = ((state ^ word) + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = state ^ (state >> 31)
+    return state
+
+
+@lru_cache(maxsize=2)  # a global batch may reach from one epoch into the next
+def permutation(seed: int, epoch: int, num_samples: int) -> Ints:
+    """The order of epoch `epoch`: int64 [num_samples], a function of its arguments only."""
+    return np.argsort(hash64(seed, epoch, np.arange(num_samples, dtype=np.uint64)), kind="stable")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward and backward pass of one process."""
+
+    step: int
+    index: int  # its position in the step's cut, and so its identity: dropout is seeded from (seed, step, index)
+    samples: Ints  # [rows] sample ids
+    epochs: Ints  # [rows] the epoch each of them belongs to
+    step_size: int  # samples in the whole global batch: the normalizer of the loss
+    counted: bool = True  # False: a repeat without weight, for a process that would otherwise miss a collective call
+    last: bool = False  # the last of this process in this step: gradients are synchronized after it
+
+
+class Plan:
+    """The steps of a run, as seen by one process.
+
+    Args:
+        lengths: int64 [N], the padded length of each sample alone, in tokens; None when samples are of one size.
+        num_samples: N; needed when `lengths` is None.
+        seed: decides the order of the samples.
+        global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
+        num_epochs: passes over the data; the last step may be short. Ignored when `max_steps` is given.
+        max_steps: number of steps, the stream of epochs going on as long as needed.
+        max_tokens: budget of a micro-batch, rows x longest row.
+        max_samples: budget of a micro-batch in rows. Given both, both bind.
+        micro_batches: cut a step into at least this many.
+        num_processes, process_index: who computes; decides nothing else, unless there are more processes than
+            micro-batches (then the cut is refined, see `refined`) or `equal_counts`.
+        equal_counts: every process gets the same number of micro-batches, for models whose forward pass communicates
+            (FSDP, SyncBatchNorm); the number per step is then a multiple of `num_processes`.
+
+    Raises:
+        UserError: G is smaller than the number of processes, or a sample does not fit the budget.
+    """
+
+    def __init__(
+        self,
+        *,
+        lengths: NDArray[np.integer] | None = None,
+        num_samples: int | None = None,
+        seed: int,
+        global_batch_size: int,
+        num_epochs: int | None = None,
+        max_steps: int | None = None,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        micro_batches: int = 1,
+        num_processes: int = 1,
+        process_index: int = 0,
+        equal_counts: bool = False,
+    ) -> None:
+        if max_tokens is not None and lengths is None:
+            raise UserError(
+                f"--max_tokens_per_micro_batch {max_tokens} needs the lengths of the samples, and this data set has "
+                "none: use --per_device_train_batch_size"
+            )
+        if global_batch_size < num_processes:
+            raise UserError(
+                f"--global_batch_size {global_batch_size} is smaller than the number of processes, {num_processes}: "
+                f"raise it to {num_processes} or more, or start fewer processes"
+            )
+        self.num_samples = len(lengths) if lengths is not None else num_samples or 0
+        assert self.num_samples > 0, "an empty data set reached the plan"
+        self.lengths = np.ones(self.num_samples, np.int64) if lengths is None else lengths.astype(np.int64)
+        check_budget(self.lengths, max_tokens, "--max_tokens_per_micro_batch")
+        self.seed, self.global_batch_size = seed, global_batch_size
+        assert num_epochs is not None or max_steps is not None
+        stream = num_epochs * self.num_samples if num_epochs is not None else 0
+        self.total_samples = stream if max_steps is None else max_steps * global_batch_size
+        self.total_steps = -(-self.total_samples // global_batch_size)
+        self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
+        self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
+
+    @classmethod
+    def of_run(
+        cls,
+        config: Options,
+        accelerator: Any,
+        *,
+        lengths: NDArray[np.integer] | None = None,
+        num_samples: int | None = None,
+    ) -> "Plan":
+        """The plan that a recipe's config asks for, for this process."""
+        assert config.global_batch_size is not None, "the run folder settles the global batch"
+        return cls(
+            lengths=lengths,
+            num_samples=num_samples,
+            seed=config.seed,
+            global_batch_size=config.global_batch_size,
+            num_epochs=config.num_train_epochs,
+            max_steps=config.max_train_steps,
+            max_tokens=getattr(config, "max_tokens_per_micro_batch", None),
+            max_samples=config.per_device_train_batch_size,
+            micro_batches=config.micro_batches_per_step or 1,
+            num_processes=accelerator.num_processes,
+            process_index=accelerator.process_index,
+            equal_counts=accelerator.is_fsdp2,
+        )
+
+    def evaluation(self, lengths: NDArray[np.integer], times: int = 2) -> list[MicroBatch]:
+        """This process's share of a pass over other data, in `times` larger micro-batches: no activations are kept."""
+        return evaluation_batches(
+            lengths,
+            self.max_tokens and times * self.max_tokens,
+            self.max_samples and times * self.max_samples,
+            num_processes=self.num_processes,
+            process_index=self.process_index,
+            equal_counts=self.equal_counts,
+        )
+
+    def global_batch(self, step: int) -> tuple[Ints, Ints]:
+        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
+        start = step * self.global_batch_size
+        end = min(start + self.global_batch_size, self.total_samples)
+        samples, epochs = [], []
+        for epoch in range(start // self.num_samples, (end - 1) // self.num_samples + 1):
+            first = epoch * self.num_samples
+            part = permutation(self.seed, epoch, self.num_samples)[max(start - first, 0) : end - first]
+            samples.append(part)
+            epochs.append(np.full(len(part), epoch))
+        if len(samples) == 1:
+            return samples[0], epochs[0]
+        return np.concatenate(samples), np.concatenate(epochs)
+
+    def epochs_completed(self, step: int) -> int:
+        """How many epochs are complete once steps 0 ... step-1 are done."""
+        return min(step * self.global_batch_size, self.total_samples) // self.num_samples
+
+    def completes_epoch(self, step: int) -> bool:
+        """Whether step `step` is the first one after which another epoch is complete."""
+        return self.epochs_completed(step + 1) > self.epochs_completed(step)
+
+    def due(self, every: int | None, step: int) -> bool:
+        """Whether something done every `every` steps (None: every epoch) and at the end is due after step `step`."""
+        done = step + 1
+        return done == self.total_steps or (self.completes_epoch(step) if every is None else done % every == 0)
+
+    def cut(self, step: int) -> list[MicroBatch]:
+        """All micro-batches of a step, longest samples first, whoever computes them."""
+        samples, epochs = self.global_batch(step)
+        lengths = self.lengths[samples]
+        order = np.argsort(-lengths, kind="stable")
+        samples, epochs, sorted_lengths = samples[order], epochs[order], lengths[order].tolist()
+        starts = cut_points(sorted_lengths, self.max_tokens, self.max_samples, self._at_least(sorted_lengths))
+        return [
+            MicroBatch(step, index, samples[start:end], epochs[start:end], len(samples))
+            for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))
+        ]
+
+    def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
+        """This process's (or process `process_index`'s) share of a step, never empty; the last one is marked."""
+        pieces = self.cut(step)
+        costs = [_cost(len(piece.samples), int(self.lengths[piece.samples[0]])) for piece in pieces]
+        rank = self.process_index if process_index is None else process_index
+        mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
+        per_process = -(-len(pieces) // self.num_processes) if self.equal_counts else 1
+        mine += [_repeat(pieces)] * (per_process - len(mine))
+        return [*mine[:-1], replace(mine[-1], last=True)]
+
+    def refined(self, step: int) -> bool:
+        """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
+        samples, _ = self.global_batch(step)
+        lengths = sorted(self.lengths[samples].tolist(), reverse=True)
+        alone = cut_points(lengths, self.max_tokens, self.max_samples, self.micro_batches_per_step)
+        return alone != cut_points(lengths, self.max_tokens, self.max_samples, self._at_least(lengths))
+
+    def _at_least(self, sorted_lengths: list[int]) -> int:
+        """How many micro-batches a step is cut into at least, so that every process gets its share."""
+        needed = piece_count(sorted_lengths, self.max_tokens, self.max_samples, self.micro_batches_per_step)
+        if self.equal_counts:
+            return -(-needed // self.num_processes) * self.num_processes
+        return max(needed, self.num_processes)
+
+
+def check_budget(lengths: Ints, max_tokens: int | None, flag: str) -> None:
+    """Refuse a token budget that is smaller than the longest sample.
+
+    Raises:
+        UserError: names the sample, its length and the flag.
+    """
+    longest = int(lengths.argmax())
+    if max_tokens is not None and lengths[longest] > max_tokens:
+        raise UserError(
+            f"{flag} {max_tokens} is smaller than sample {longest}, which has {lengths[longest]} tokens: "
+            f"raise it to {lengths[longest]} or more, or lower --max_length"
+        )
+
+
+def cut_points(lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int) -> list[int]:
+    """Where to cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each."""
+    rows = len(lengths)
+    area = rows * lengths[0] if max_tokens is None else max_tokens
+    row_limit = min(max_samples or rows, rows)
+    count = piece_count(lengths, max_tokens, max_samples, at_least)
+    if lengths[0] == lengths[-1]:
+        return [piece * rows // count for piece in range(count)]
+    low, high = max(lengths[0], sum(lengths) // count) - 1, area  # the smallest area that fits in `count` pieces
+    while high - low > max(1, high // 256):  # evenness beyond half a percent gains nothing
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(_fill(lengths, middle, row_limit)) > count else (low, middle)
+    starts = _fill(lengths, high, row_limit)
+    while len(starts) < count:
+        ends = [*starts[1:], rows]
+        _, widest = max(
+            (lengths[s] * (e - s), i) for i, (s, e) in enumerate(zip(starts, ends, strict=True)) if e - s > 1
+        )
+        starts.insert(widest + 1, (starts[widest] + ends[widest] + 1) // 2)
+    if rows > MOST_ROWS_CUT_BEST or count == 1:
+        return starts
+    largest = max(lengths[start] * (end - start) for start, end in zip(starts, [*starts[1:], rows], strict=True))
+    # Few pieces have to be even, or a process with one of them keeps the others waiting; of many, each has several.
+    limit = min(area, largest * 5 // 4) if count >= 16 else largest
+    return _least_padding(lengths, count, limit, row_limit)
+
+
+def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -> list[int]:
+    """The cut into `count` pieces, none larger than `limit` and `row_limit`, that pads least: the first row of each.
+
+    Dynamic programming over (pieces, rows); it pads 1-3 % less of the area than an even cut.
+    """
+    rows = len(lengths)
+    ends = np.arange(rows + 1)
+    size = ends[:, None] - np.arange(rows)  # [end, first row] of a piece
+    area = size * np.asarray(lengths)
+    area = np.where((size > 0) & (size <= row_limit) & (area <= limit), area, np.inf).astype(np.float32)
+    least, came_from = area[:, 0], []  # [end]: the smallest area of all rows before it, in so many pieces
+    for _ in range(count - 1):
+        total = area + least[:rows]
+        came_from.append(total.argmin(1))
+        least = total[ends, came_from[-1]]
+    cut = [rows]
+    for first in reversed(came_from):
+        cut.append(int(first[cut[-1]]))
+    return [0, *cut[:0:-1]]
+
+
+def piece_count(lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int) -> int:
+    """How many pieces rows, sorted by length, longest first, are cut into.
+
+    `at_least`, or the smallest of 1, 2, 4, 8, 16, 24, 32, ... that fits the budgets: numbers that share out well, and
+    that only the budget decides. It is less only when there are fewer rows.
+    """
+    rows = len(lengths)
+    area = rows * lengths[0] if max_tokens is None else max_tokens
+    if (needed := len(_fill(lengths, area, min(max_samples or rows, rows)))) > at_least:
+        at_least = next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
+    return min(at_least, rows)
+
+
+def _fill(lengths: list[int], area: int, row_limit: int) -> list[int]:
+    """Cut greedily: each piece takes rows while rows x longest stays within `area`."""
+    starts, row, rows = [], 0, len(lengths)
+    while row < rows:
+        starts.append(row)
+        row += max(1, min(area // lengths[row], row_limit))
+    return starts
+
+
+def _cost(rows: int, length: int) -> int:
+    """What a micro-batch takes, in some unit: the area, and attention, which grows with the square of the length.
+
+    The two are equal at 6 times the width of an encoder, 2,048 for small ones; it decides who computes, never what.
+    """
+    return rows * length * (2048 + length)
+
+
+def share(costs: Sequence[int], num_processes: int, equal_counts: bool = False) -> list[list[int]]:
+    """Give micro-batches to processes, the costliest first, each to the least loaded: indices per process, ascending.
+
+    With `equal_counts` no process gets more than its even share of the number of micro-batches.
+    """
+    limit = -(-len(costs) // num_processes) if equal_counts else len(costs)
+    load, given = [0] * num_processes, [[] for _ in range(num_processes)]  # type: tuple[list[int], list[list[int]]]
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        process = min((p for p in range(num_processes) if len(given[p]) < limit), key=load.__getitem__)
+        load[process] += costs[index]
+        given[process].append(index)
+    return [sorted(indices) for indices in given]
+
+
+def evaluation_batches(
+    lengths: NDArray[np.integer],
+    max_tokens: int | None,
+    max_samples: int | None,
+    *,
+    num_processes: int = 1,
+    process_index: int = 0,
+    equal_counts: bool = False,
+) -> list[MicroBatch]:
+    """One process's share of one pass over a data set, longest samples first.
+
+    Each sample is in exactly one counted micro-batch of one process. With `equal_counts` every process gets the same
+    number of them, the missing ones as repeats that are not counted, because each forward pass communicates.
+    """
+    order = np.argsort(-lengths.astype(np.int64), kind="stable")
+    sorted_lengths = lengths[order].tolist()
+    rows = len(sorted_lengths)
+    starts = _fill(sorted_lengths, max_tokens or rows * sorted_lengths[0], min(max_samples or rows, rows))
+    if len(starts) < num_processes:
+        starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes)
+    ends = [*starts[1:], rows]
+    epochs = np.zeros(rows, np.int64)
+    pieces = [
+        MicroBatch(0, index, order[start:end], epochs[start:end], rows)
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+    costs = [_cost(end - start, sorted_lengths[start]) for start, end in zip(starts, ends, strict=True)]
+    mine = [pieces[i] for i in share(costs, num_processes, equal_counts)[process_index]]
+    missing = -(-len(pieces) // num_processes) - len(mine) if equal_counts else 0
+    return mine + [_repeat(pieces)] * missing
+
+
+def _repeat(pieces: list[MicroBatch]) -> MicroBatch:
+    """A micro-batch of one sample, without weight."""
+    last = pieces[-1]
+    return replace(last, index=len(pieces), samples=last.samples[-1:], epochs=last.epochs[-1:], counted=False)

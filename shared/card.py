@@ -1,0 +1,73 @@
+"""The launch card: what a run resolved to, said once before it starts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.batches import Plan
+from shared.optimization import skips_on_device
+from shared.options import Options
+from shared.progress import Progress
+
+
+def launch_card(
+    accelerator: Any,
+    config: Options,
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    checkpoint: Path | None,
+    rows: Mapping[str, object],
+) -> str:
+    """One aligned line per row: hardware, the batch equation, steps, then the recipe's own `rows`, then warnings."""
+    trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    card = {
+        **hardware(accelerator),
+        "batch": batch_equation(plan, progress.step),
+        "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
+        f"epochs of {plan.num_samples:,}), seed {plan.seed}",
+        "parameters": f"{trained:,} trained by {config.optim}",
+        **rows,
+        "output": f"{config.output_dir}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
+    }
+    if progress.step < plan.total_steps and plan.refined(progress.step):
+        card["note"] = (
+            "the steps are cut finer than the config asks, so that every process has work: dropout and batch norm now "
+            "depend on the number of processes (--micro_batches_per_step N fixes the cut)"
+        )
+    if not skips_on_device(optimizer):
+        card["note on --optim"] = "it cannot skip an update on the device, so each step waits for its gradient norm"
+    width = max(map(len, card))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in card.items())
+
+
+def hardware(accelerator: Any) -> dict[str, str]:
+    """Processes, device and precision."""
+    device, processes = accelerator.device, accelerator.num_processes
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
+    wrapper = "FSDP2" if accelerator.is_fsdp2 else "DDP"
+    return {
+        "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else "1",
+        "device": f"{device.type}, {name}",
+        "precision": precision(accelerator),
+    }
+
+
+def precision(accelerator: Any) -> str:
+    """The precision of forward and backward passes; weights are always float32."""
+    return {"no": "fp32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision}, weights fp32")
+
+
+def batch_equation(plan: Plan, step: int) -> str:
+    """The global batch as a product: `global batch 256 = 2 processes x ~4 micro-batches of <= 4,096 tokens`."""
+    pieces = len(plan.cut(min(step, plan.total_steps - 1)))
+    limits = [f"{plan.max_tokens:,} tokens"] if plan.max_tokens else []
+    limits += [f"{plan.max_samples} samples"] if plan.max_samples else []
+    within = f" of <= {' and '.join(limits)}" if limits else ""
+    each = pieces / plan.num_processes
+    return (
+        f"global batch {plan.global_batch_size} = {plan.num_processes} process{'es' * (plan.num_processes > 1)} "
+        f"x ~{each:g} micro-batch{'es' * (each != 1)}{within}"
+    )

@@ -1,0 +1,256 @@
+"""Where two runs part: `python -m shared.compare RUN_A RUN_B` compares what two run folders logged and saved.
+
+Samples, learning rate and loss are compared step by step, weights wherever both runs have a checkpoint of the same step
+and at the end. The exit code is 0 when they are the same run, 1 when they part, 2 when they cannot be compared.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.checkpoints import complete
+from shared.errors import UserError
+from shared.options import Options, load
+from shared.tracking import read_metrics
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table: something that both runs have, at the steps `compared`.
+
+    `difference` is the largest one in words. `parted` is the first step at which it is more than it may be, and `words`
+    says what it is there.
+    """
+
+    what: str
+    compared: str
+    difference: str = ""
+    parted: int | None = None
+    words: str = ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison that the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run_a", type=Path, metavar="RUN_A", help="output folder of a run")
+    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="output folder of another")
+    parser.add_argument("--loss_tolerance", type=float, default=1e-4, help="relative (default: %(default)s)")
+    parser.add_argument(
+        "--weight_tolerance",
+        type=float,
+        default=1e-5,
+        help="relative, all weights as one vector (default: %(default)s)",
+    )
+    given = parser.parse_args(arguments)
+    a, b = given.run_a, given.run_b
+    try:
+        lines_a, lines_b = training_lines(a), training_lines(b)
+        findings = [
+            compare_samples(lines_a, lines_b),
+            compare_numbers(lines_a, lines_b, "learning_rate", tolerance=0),
+            compare_numbers(lines_a, lines_b, "loss", tolerance=given.loss_tolerance),
+            compare_checkpoints(a, b, given.weight_tolerance),
+            compare_models(a, b, lines_a[-1]["step"], lines_b[-1]["step"], given.weight_tolerance),
+        ]
+        if not any(finding.difference for finding in findings):
+            raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
+        for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
+            print(f"{name}  {run}: logged {span([line['step'] for line in lines])}")
+        print(f"settings that differ, A | B: {', '.join(differing_settings(a, b)) or 'none'}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print_table(findings)
+    print(verdict(findings))
+    return 0 if all(finding.parted is None for finding in findings) else 1
+
+
+def training_lines(run: Path) -> Lines:
+    """The training lines of a run's metrics.jsonl.
+
+    Raises:
+        UserError: there is no run, or it has logged no step.
+    """
+    if not (run / "metrics.jsonl").is_file():
+        raise UserError(f"{run}: no metrics.jsonl there; give the --output_dir of a run")
+    lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
+    if not lines:
+        raise UserError(f"{run}: metrics.jsonl has no training step yet")
+    return lines
+
+
+def differing_settings(a: Path, b: Path) -> list[str]:
+    """The settings in the two config.yaml that can matter and differ, as "seed 1 | 2"."""
+    if not ((a / "config.yaml").is_file() and (b / "config.yaml").is_file()):
+        return []
+    settings_a, settings_b = load(a / "config.yaml"), load(b / "config.yaml")
+    return [
+        f"{name} {settings_a.get(name, 'absent')} | {settings_b.get(name, 'absent')}"
+        for name in {**settings_a, **settings_b}
+        if name not in Options.NEVER_MATTERS and settings_a.get(name) != settings_b.get(name)
+    ]
+
+
+def compare_samples(lines_a: Lines, lines_b: Lines) -> Finding:
+    """Compare the running digests of the samples fed."""
+    a, b = ({line["step"]: line["samples"] for line in lines if "samples" in line} for lines in (lines_a, lines_b))
+    steps = sorted(a.keys() & b.keys())
+    if not steps:
+        return Finding("samples", "not compared: not logged at the same steps")
+    apart = [step for step in steps if a[step] != b[step]]
+    if not apart:
+        return Finding("samples", span(steps), "equal")
+    first = apart[0]
+    return Finding("samples", span(steps), f"at {len(apart)} steps", first, f"{a[first]} against {b[first]}")
+
+
+def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float) -> Finding:
+    """Compare one number of the training lines, relative to the greater one.
+
+    A loss is a mean since the line before, so it is compared only where that line, too, is of the same step.
+    """
+    a, b = (
+        {
+            (before["step"] if key == "loss" else None, line["step"]): line[key]
+            for before, line in zip([{"step": 0}, *lines], lines, strict=False)
+            if key in line
+        }
+        for lines in (lines_a, lines_b)
+    )
+    both = sorted(a.keys() & b.keys(), key=lambda where: where[1])
+    what = key.replace("_", " ")
+    if not both:
+        return Finding(what, "not compared: not logged at the same steps")
+    differences = {where: relative(a[where], b[where]) for where in both}
+    worst = max(both, key=lambda where: differences[where])
+    largest = f"off by {differences[worst]:.1e} at step {worst[1]}" if differences[worst] else "equal"
+    compared = span([step for _, step in both])
+    for where in both:
+        if differences[where] > tolerance:
+            return Finding(what, compared, largest, where[1], against(a[where], b[where]))
+    return Finding(what, compared, largest)
+
+
+def against(a: float, b: float) -> str:
+    """Two numbers with as many digits as tell them apart."""
+    short = f"{a:.6g}", f"{b:.6g}"
+    return " against ".join(short if short[0] != short[1] else (repr(a), repr(b)))
+
+
+def relative(a: float, b: float) -> float:
+    """The difference of two numbers relative to the greater one; NaN equals NaN, and nothing else is near it."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    return abs(a - b) / max(abs(a), abs(b)) if math.isfinite(a) and math.isfinite(b) else math.inf
+
+
+def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float) -> Finding:
+    """Compare the weights of every checkpoint that both runs have kept."""
+    a, b = complete(run_a), complete(run_b)
+    steps = [step for step in sorted(a.keys() & b.keys()) if tensors(a[step]) and tensors(b[step])]
+    if not steps:
+        return Finding("checkpoints", "not compared: no *.safetensors of the same step in both")
+    differences = {step: weight_difference(a[step], b[step]) for step in steps}
+    worst = max(steps, key=lambda step: differences[step][0])
+    largest = differences[worst][1] + (f" at step {worst}" if differences[worst][0] and len(steps) > 1 else "")
+    for step in steps:
+        if differences[step][0] > tolerance:
+            return Finding("checkpoints", span(steps), largest, step, differences[step][1])
+    return Finding("checkpoints", span(steps), largest)
+
+
+def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance: float) -> Finding:
+    """Compare the weights in model/ of two runs that ended at the same step."""
+    a, b = run_a / "model", run_b / "model"
+    if not (tensors(a) and tensors(b)):
+        return Finding("model", "not compared: no model/*.safetensors in both")
+    if last_a != last_b:
+        return Finding("model", f"not compared: the runs end at steps {last_a} and {last_b}")
+    difference, words = weight_difference(a, b)
+    return Finding("model", "at the end", words, last_a if difference > tolerance else None, words)
+
+
+def weight_difference(folder_a: Path, folder_b: Path) -> tuple[float, str]:
+    """Compare two saved models, one tensor of each in memory at a time.
+
+    Returns the norm of the difference over the norm of the weights, all tensors as one vector, and the same in words,
+    with the tensor that differs most. Models with other tensors, or values that are not finite, are infinitely apart.
+    """
+    import torch
+    from safetensors import safe_open
+
+    files_a, files_b = tensors(folder_a), tensors(folder_b)
+    if odd := files_a.keys() ^ files_b.keys():
+        return math.inf, f"only one has {min(odd)}"
+    squared_difference = squared_norm = 0.0
+    apart = {}  # relative difference of each tensor that is not the same byte for byte
+    for name in sorted(files_a):
+        with safe_open(files_a[name], framework="pt") as file_a, safe_open(files_b[name], framework="pt") as file_b:
+            a, b = file_a.get_tensor(name), file_b.get_tensor(name)
+        if a.shape != b.shape:
+            return math.inf, f"{name} has shape {list(a.shape)} against {list(b.shape)}"
+        same = a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+        if not (a.is_floating_point() and b.is_floating_point()):
+            if not same:  # a counter or an index: no rounding makes it differ, and its size would hide the weights'
+                return math.inf, f"{name} differs"
+            continue
+        norm = max(a.double().norm().item(), b.double().norm().item())
+        squared_norm += norm**2
+        if not same:
+            difference = (a.double() - b.double()).norm().item()
+            squared_difference += difference**2
+            apart[name] = difference / norm if norm else 0.0  # no norm: zeros of two kinds, of sign or of type
+    if not apart:
+        return 0.0, "byte for byte"
+    total = math.sqrt(squared_difference / squared_norm) if squared_norm else 0.0
+    if not math.isfinite(total):
+        return math.inf, "values that are not finite"
+    worst = max(apart, key=lambda name: apart[name])
+    return total, f"off by {total:.1e} ({apart[worst]:.1e} in {worst})"
+
+
+def tensors(folder: Path) -> dict[str, Path]:
+    """The file that holds each tensor of a saved model, which may be cut into several files."""
+    from safetensors import safe_open
+
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found.update(dict.fromkeys(opened.keys(), file))
+    return found
+
+
+def span(steps: Sequence[int]) -> str:
+    """Steps in few words."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+
+
+def print_table(findings: Sequence[Finding]) -> None:
+    """One aligned row for each finding."""
+    rows = [("", "compared", "relative difference", "part at")]
+    for finding in findings:
+        where = "" if not finding.difference else "-" if finding.parted is None else f"step {finding.parted}"
+        rows.append((finding.what, finding.compared, finding.difference, where))
+    widths = [max(len(row[column]) for row in rows if row[2] or not column) for column in range(3)]
+    for what, compared, difference, where in rows:
+        print(f"{what:<{widths[0]}}  {compared:<{widths[1]}}  {difference:<{widths[2]}}  {where}".rstrip())
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """One sentence. Of what parts at the same step, the first finding is named: causes stand before consequences."""
+    steps = [finding.parted for finding in findings if finding.parted is not None]
+    if steps:
+        first = next(finding for finding in findings if finding.parted == min(steps))
+        return f"the runs part at step {first.parted} in {first.what}: {first.words}"
+    compared = [finding for finding in findings if finding.difference]
+    return f"the same run: {compared[0].compared} ({', '.join(f'{it.what} {it.difference}' for it in compared)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The picture of a run: what metrics.jsonl holds, on one page, drawn once at the end."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # apart for color-blind readers, too
+NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys not in the scores' panel
+FEW = 40  # points; a series of so few gets dots, so that a single one is seen
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "0.4",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.92",
+    "xtick.color": "0.3",
+    "ytick.color": "0.3",
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3,
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; `ticks` writes a value at the y axis, `top` is what that axis reaches at least."""
+
+    title: str
+    series: dict[str, tuple[list[int], list[float]]]
+    unit: str = ""
+    ticks: Callable[[float], str] | None = None
+    top: float = 0
+    log_steps: bool = False
+    log_values: bool = False
+    from_zero: bool = True
+    legend: bool = False
+
+
+def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
+    """Draw the lines of a metrics.jsonl (`tracking.read_metrics`) into the PNG file `picture`.
+
+    A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, waiting for data.
+    A value that is not finite leaves a gap, and text, such as the digest of the samples, is passed over.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    panels = [panel for panel in find_panels(lines) if panel.series]
+    columns = min(3, max(1, len(panels)))
+    rows = max(1, math.ceil(len(panels) / columns))
+    last_step = max([1, *(line["step"] for line in lines)])
+    with rc_context(STYLE):
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
+        figure = Figure(figsize=(3.6 * columns, 2.5 * rows), dpi=150, layout=layout)
+        for position, panel in enumerate(panels, start=1):
+            draw_panel(figure.add_subplot(rows, columns, position), panel, last_step)
+        figure.savefig(picture)
+
+
+def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """The panels in reading order; one of which nothing was logged has no series."""
+    keys = dict.fromkeys(key for line in lines for key in line)  # in the order of their first appearance
+
+    def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[list[int], list[float]]]:
+        found = {}
+        for key, label in labels.items():
+            points = [(line["step"], line[key]) for line in lines if isinstance(line.get(key), int | float)]
+            steps = [step for step, _ in points]
+            values = [value * scale if math.isfinite(value) else math.nan for _, value in points]
+            if not all(map(math.isnan, values)):
+                found[label] = steps, values
+        return found
+
+    names = {key: key.removeprefix("eval_").replace("_", " ") for key in keys if key.startswith("eval_")}
+    scores = series({key: name for key, name in names.items() if not key.endswith(NO_SCORES)})
+    # Correlations may be negative; an error in the target's own unit would flatten the scores beside it.
+    scores = {name: both for name, both in scores.items() if not any(abs(value) > 1 for value in both[1])}
+    norms = series({"grad_norm": "gradient norm"})
+    positive = sorted(value for _, values in norms.values() for value in values if value > 0)
+    spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
+    rate = "tokens" if "tokens_per_second" in keys else "samples"
+    return [
+        Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
+        Panel("Evaluation", scores, from_zero=False, legend=True),
+        Panel("Learning rate", series({"learning_rate": ""}), ticks=short_power),
+        Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
+        Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second", lambda value: f"{value:,.0f}"),
+        Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
+    ]
+
+
+def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
+    """Draw one panel."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    for (label, (steps, values)), color in zip(panel.series.items(), cycle(COLORS), strict=False):
+        axes.plot(steps, values, marker="o" if len(steps) <= FEW else None, color=color, label=label)
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())
+    axes.set_xlabel("step (log scale)" if log_steps else "step")
+    if log_steps:
+        axes.set_xscale("log", nonpositive="mask")  # an evaluation before the first step has no place here
+    else:
+        axes.set_xlim(0, last_step * 1.02)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if panel.log_values:
+        axes.set_yscale("log")
+    elif panel.from_zero:
+        axes.set_ylim(0, max(panel.top, axes.get_ylim()[1]))
+    if panel.ticks:
+        axes.yaxis.set_major_formatter(lambda value, _: panel.ticks(value))
+    if panel.legend or len(panel.series) > 1:
+        axes.legend()
+
+
+def short_power(value: float) -> str:
+    """A learning rate as people write it: 3e-4, 2.5e-4, 0."""
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if value else "0"

@@ -1,0 +1,274 @@
+"""Starting and ending a run: the Accelerator, its guards, errors that every process ends with, dropout seeds.
+
+A launch that would silently train something else than was asked for does not start. Only local rank 0 of a machine
+speaks; the others wait for it, because torchrun kills the rest a tenth of a second after the first process has ended.
+"""
+
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import psutil
+import torch
+
+from shared import options
+from shared.batches import hash64
+from shared.errors import UserError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
+Config = TypeVar("Config", bound=options.Options)
+
+
+def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
+    """Parse the command line, call `main(config)`, end every process cleanly.
+
+    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; Ctrl-C ends with 130.
+    They leave through `os._exit`, because an interpreter that shuts down while gloo's threads run may abort and lose
+    the exit code.
+    """
+    die_with_launcher()
+    try:
+        main(options.parse(config_class))
+    except UserError as error:
+        refuse(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        refuse(UserError(f"the disk is full ({error}): free space and start again; a run goes on from its checkpoint"))
+    except KeyboardInterrupt:
+        if local_rank() == 0:
+            print("interrupted", file=sys.stderr)
+        leave(EXIT_INTERRUPTED)
+    end()
+
+
+def start(config: options.Options) -> Any:
+    """The Accelerator of a run, after every guard has passed.
+
+    Raises:
+        UserError: names the setting that would have made another run of this, and the fix.
+    """
+    told_to = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")  # use_cpu in the launcher's YAML
+    on_cpu = told_to or not torch.accelerator.is_available()
+    check_environment(config, on_cpu)
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.utils import DistributedType
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, it warns at every fork of a loader worker
+    if on_cpu:
+        torch.set_num_threads(threads_per_process())
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    # DDP's broadcast of rank 0's buffers at every step would undo batch-norm statistics averaged over processes;
+    # Accelerate can only say so by the old name of the argument, about which torch warns.
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+    accelerator = Accelerator(
+        cpu=on_cpu,  # without it two processes on a machine without a GPU each believe they are alone
+        mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
+        step_scheduler_with_optimizer=False,
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT),
+            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
+        ],
+    )
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if accelerator.num_processes != launched:
+        raise UserError(
+            f"WORLD_SIZE says {launched} processes, Accelerate says {accelerator.num_processes}: each would train "
+            "alone; start with `accelerate launch --config_file accelerate_configs/…` or torchrun"
+        )
+    if config.expect_processes not in (None, accelerator.num_processes):
+        raise UserError(
+            f"--expect_processes {config.expect_processes}, but {accelerator.num_processes} started: some launchers "
+            "start one process without saying so; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node"
+        )
+    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
+        raise UserError(
+            f"distributed_type {accelerator.distributed_type.value} is not supported: the loop's loss normalizer and "
+            "checkpoints are made for DDP and FSDP2; use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
+        )
+    return accelerator
+
+
+def check_environment(config: options.Options, on_cpu: bool) -> None:
+    """What the launcher asks for against what this machine can do.
+
+    Raises:
+        UserError: names the setting and the fix.
+    """
+    env = os.environ
+    if (steps := env.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":
+        raise UserError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS is {steps} (gradient_accumulation_steps in the launcher's YAML): "
+            "it divides the loss behind the loop's back; remove it there and use --gradient_accumulation_steps"
+        )
+    if int(env.get("WORLD_SIZE", 1)) > 1 and (
+        missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]
+    ):
+        raise UserError(
+            f"WORLD_SIZE is {env['WORLD_SIZE']} without {', '.join(missing)}: the processes would not find each other; "
+            "set these too, or let torchrun or accelerate launch do it"
+        )
+    precision = (
+        env.get("ACCELERATE_MIXED_PRECISION", "no") if config.mixed_precision == "launcher" else config.mixed_precision
+    )
+    if precision == "fp16" and on_cpu:
+        raise UserError(
+            "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
+            "--mixed_precision no, or bf16"
+        )
+    if precision == "fp8":
+        raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
+    if env.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        if on_cpu:
+            raise UserError(
+                "distributed_type FSDP needs a GPU (on a CPU Accelerate silently makes it DDP): use "
+                "accelerate_configs/multi_cpu.yaml"
+            )
+        if env.get("FSDP_VERSION", "1") != "2":
+            raise UserError(
+                "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does"
+            )
+    if not on_cpu and local_rank() >= torch.accelerator.device_count():
+        raise UserError(
+            f"{env.get('LOCAL_WORLD_SIZE', local_rank() + 1)} processes on a machine with "
+            f"{torch.accelerator.device_count()} GPU(s): lower --num_processes (--nproc-per-node) to the number of GPUs"
+        )
+
+
+def threads_per_process() -> int:
+    """Threads of torch on a CPU: OMP_NUM_THREADS if the user set it, else the cores of the machine shared out.
+
+    torchrun and accelerate set OMP_NUM_THREADS to 1 for everybody; that is their default and nobody's choice.
+    """
+    given = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    launcher = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
+    if given and not (given == 1 and launcher):
+        return given
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -> None:
+    """Seed torch on the CPU and on `device` for one forward pass: the micro-batch is what is random, not the process.
+
+    Generator by generator, because `torch.manual_seed` asks every backend there could be: 0.2 ms per call.
+    """
+    value = hash64(seed, step, micro_batch, 2) >> 1
+    torch.default_generator.manual_seed(value)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(value)
+
+
+def agree(accelerator: Any, error: UserError | None) -> None:
+    """Raise on every process the error that some process met, that of the lowest rank; call it on all of them.
+
+    Raises:
+        UserError: if any process brought one.
+    """
+    if accelerator.num_processes > 1:
+        messages: list[str | None] = [None] * accelerator.num_processes
+        torch.distributed.all_gather_object(messages, str(error) if error else None)
+        error = next((UserError(message) for message in messages if message), None)
+    if error:
+        raise error
+
+
+def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
+    """Call `function` on the main process only; every process gets its result, or its UserError."""
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = function()
+        except UserError as error:
+            outcome[1] = str(error)
+    if accelerator.num_processes > 1:
+        torch.distributed.broadcast_object_list(outcome)
+    if outcome[1]:
+        raise UserError(outcome[1])
+    return outcome[0]
+
+
+def local_rank() -> int:
+    """This process's number on its machine."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def die_with_launcher() -> None:
+    """Ask the kernel for SIGTERM when the parent dies: the workers of a killed torchrun would otherwise train on."""
+    if sys.platform == "linux" and "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+
+def refuse(error: UserError) -> NoReturn:
+    """End this process with exit code 2; local rank 0 says why, the others are silent.
+
+    All wait up to 10 s for each other: once one process has ended, the launcher kills those that are still importing.
+    """
+    launch = re.sub(
+        r"\W", "_", f"{os.getuid()}-{os.environ.get('MASTER_PORT')}-{os.environ.get('TORCHELASTIC_RUN_ID')}"
+    )
+    others = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1))) - 1
+    here, born, deadline = local_rank(), psutil.Process().create_time(), time.monotonic() + 10
+
+    def mark(rank: int) -> Path:
+        return Path(tempfile.gettempdir()) / f"accelerate-recipes-refused-{launch}-{rank}"
+
+    def refused(rank: int) -> bool:
+        with contextlib.suppress(OSError):
+            return mark(rank).stat().st_mtime > born  # an older mark is another launch's
+        return False
+
+    signal.signal(signal.SIGTERM, lambda *_: leave(EXIT_USER_ERROR))  # the launcher's, once another process has left
+    if here == 0:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        if others:
+            mark(here).touch()
+    awaited = range(1, others + 1) if here == 0 else [0]
+    while not all(refused(rank) for rank in awaited):
+        if time.monotonic() > deadline:
+            if here != 0:
+                print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
+            break
+        time.sleep(0.05)
+    leave(EXIT_USER_ERROR)
+
+
+def leave(code: int) -> NoReturn:
+    """End at once, without the interpreter's shutdown."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def end() -> None:
+    """End the process group, so that two-process runs exit with 0.
+
+    A DDP model that is still alive when gloo's threads are torn down aborts one run in four ("terminate called without
+    an active exception"), so this is called when `main` has returned and its model is garbage.
+    """
+    from accelerate import PartialState
+
+    gc.collect()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        PartialState().destroy_process_group()

@@ -1,0 +1,276 @@
+"""The fields every recipe's Config has, the command line made from them, and what of them a resumed run may change."""
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from shared import command_line
+from shared.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every recipe can be told. A recipe subclasses this, adds its own fields and sets its own defaults.
+
+    Every field has a default and a docstring, which is its --help. A field decides the run, so that a resumed run must
+    have the same value, unless one of the sets at the end of the class names it.
+    """
+
+    # Data
+    dataset_name: str | None = None
+    """Data set on the Hub, or a folder written by save_to_disk. None: the recipe's embedded data, or --train_file."""
+    dataset_config_name: str | None = None
+    """Configuration of --dataset_name, such as mrpc for nyu-mll/glue."""
+    train_file: str | None = None
+    """Training data of your own, instead of --dataset_name."""
+    validation_file: str | None = None
+    """Validation data that goes with --train_file. None: --validation_split_percentage of the training data."""
+    validation_split_percentage: int = 10
+    """Share of the training data held out for validation, in percent, where the data has no validation part."""
+    dataloader_num_workers: int | None = None
+    """Loader worker processes beside each training process. None: 2 with an accelerator, 0 on a CPU."""
+
+    # Batches
+    global_batch_size: int | None = 32
+    """Samples per optimizer step, over all processes and micro-batches: the same run on any number of processes."""
+    gradient_accumulation_steps: int | None = None
+    """Instead of --global_batch_size: the first launch makes it --per_device_train_batch_size x processes x this."""
+    per_device_train_batch_size: int | None = None
+    """Most samples of one micro-batch. None: no such limit."""
+    micro_batches_per_step: int | None = None
+    """Micro-batches a global batch is cut into. None: the smallest of 1, 2, 4, 8, 16, 24, ... within the limits."""
+
+    # Optimization
+    optim: Literal["adamw", "sgd"] = "adamw"
+    """Optimizer."""
+    learning_rate: float = 5e-5
+    """Peak learning rate, reached after the warm-up."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay; biases and normalization weights have none."""
+    num_train_epochs: int = 3
+    """Passes over the training data."""
+    max_train_steps: int | None = None
+    """Optimizer steps, instead of --num_train_epochs. None: as many as the epochs need."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "polynomial"] = "linear"
+    """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
+    warmup_steps: int | None = None
+    """Optimizer steps over which the learning rate rises from 0 to its peak. None: as --warmup_ratio says, or none."""
+    warmup_ratio: float | None = None
+    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm (L2, over all parameters) are scaled down to it. 0: no clipping."""
+
+    # Precision
+    mixed_precision: Literal["launcher", "no", "fp16", "bf16"] = "launcher"
+    """Precision of the forward and backward passes. launcher: as accelerate launch says. Weights stay float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    deterministic: bool = False
+    """Only deterministic kernels: bit-identical runs on a GPU too, but slower."""
+    seed: int = 0
+    """Decides initial weights, order of samples, dropout, masking and augmentation."""
+
+    # The run
+    output_dir: str = "out"
+    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    resume_from_checkpoint: str = "auto"
+    """auto: from the newest intact checkpoint in --output_dir, if there is one. never: from the start. Or a PATH."""
+    checkpointing_steps: str = "epoch"
+    """Save at every that many optimizer steps. epoch: at the first step that completes an epoch. no: never."""
+    save_total_limit: int | None = 3
+    """Checkpoints kept, besides the best one. None: all."""
+    eval_steps: int | None = None
+    """Evaluate at every that many optimizer steps. None: at the first step that completes an epoch."""
+    logging_steps: int = 10
+    """Log at every that many optimizer steps."""
+    metric_name: str | None = None
+    """Metric of the evaluate library to compute on the validation data. None: those that fit the task."""
+    trust_remote_code: bool = False
+    """Allow a --metric_name from the Hub to run its code on this machine."""
+    load_best_model_at_end: bool = False
+    """Write the best evaluated model to model/, not the last. Needs --metric_for_best_model."""
+    metric_for_best_model: str | None = None
+    """Evaluation number that tells which model is best, such as accuracy or loss."""
+    greater_is_better: bool | None = None
+    """Whether a larger --metric_for_best_model is better. None: yes, unless its name ends in loss."""
+    early_stopping_patience: int | None = None
+    """End the run after that many evaluations in a row without a better one. None: never."""
+    report_to: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
+    """Experiment tracker, besides metrics.jsonl."""
+    run_name: str | None = None
+    """Name of the run in the tracker and the model card. None: the name of --output_dir."""
+    push_to_hub: bool = False
+    """Upload model/ to the Hub at the end."""
+    hub_model_id: str | None = None
+    """Repository that --push_to_hub uploads to. None: the name of --output_dir, under your own account."""
+    expect_processes: int | None = None
+    """Refuse to start with another number of processes: some launchers silently start one. None: any number."""
+    dry_run: bool = False
+    """Prepare everything, print what would run, and end before the first step."""
+
+    # How they are treated. A subclass that adds fields may extend these.
+    NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "gradient_accumulation_steps",  # the global batch decides, and the first launch has derived it
+            "dataloader_num_workers",
+            "output_dir",
+            "resume_from_checkpoint",
+            "checkpointing_steps",
+            "save_total_limit",
+            "logging_steps",
+            "report_to",
+            "run_name",
+            "push_to_hub",
+            "hub_model_id",
+            "trust_remote_code",
+            "expect_processes",
+            "dry_run",
+        }
+    )
+    """Fields that change nothing that is trained."""
+
+    CHOOSES_THE_MODEL: ClassVar[frozenset[str]] = frozenset(
+        {
+            "load_best_model_at_end",
+            "early_stopping_patience",
+            "eval_steps",
+            "metric_name",
+            "metric_for_best_model",
+            "greater_is_better",
+        }
+    )
+    """Fields that decide only where evaluations choose the weights that are kept, or end the run."""
+
+    MAY_GROW: ClassVar[frozenset[str]] = frozenset({"num_train_epochs", "max_train_steps"})
+    """Fields that a resumed run may raise, while the schedule is constant and its warm-up is no ratio. Any other
+    schedule depends on the last step: after a change the steps already taken would belong to another run."""
+
+    MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "seed", "warmup_steps"})
+    """Integer fields that may be 0; any other is a size or a count, at least 1. Floats may be 0, and never less."""
+
+    RATIOS: ClassVar[frozenset[str]] = frozenset({"warmup_ratio"})
+    """Float fields that are at most 1."""
+
+    ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("global_batch_size", "gradient_accumulation_steps"),
+        ("warmup_steps", "warmup_ratio"),
+    )
+    """Pairs of fields that say the same in two ways: a flag (or line of the --config file) for one of them takes back
+    the default (or the line) of the other."""
+
+    NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("dataset_config_name", "dataset_name"),
+        ("validation_file", "train_file"),
+        ("gradient_accumulation_steps", "per_device_train_batch_size"),
+        ("early_stopping_patience", "metric_for_best_model"),
+        ("load_best_model_at_end", "metric_for_best_model"),
+        ("greater_is_better", "metric_for_best_model"),
+        ("hub_model_id", "push_to_hub"),
+    )
+    """Pairs of which the first has no effect without the second."""
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Options)
+
+
+def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> AnyConfig:
+    """The Config that `argv` (None: the command line) describes, checked: defaults < --config FILE.yaml < flags.
+
+    Raises UserError, in one line, for an unknown flag or YAML key, a bad or missing value, a file that cannot be read,
+    and whatever `check` refuses. --help prints the help and exits with 0.
+    """
+    values: dict[str, Any] = {}
+    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv):
+        for one, other in (*config_class.ALTERNATIVES, *(pair[::-1] for pair in config_class.ALTERNATIVES)):
+            if layer.get(one) is not None:
+                layer.setdefault(other, None)
+        values |= layer
+    config = config_class(**values)
+    check(config)
+    return config
+
+
+def check(config: Options) -> None:
+    """Raise UserError for a value, or a combination of values, that is wrong on any data and any machine."""
+    hints = command_line.field_types(type(config))
+    given = {}
+    for name, hint in hints.items():
+        value, kind = getattr(config, name), command_line.kind(hint)
+        if not command_line.fits(value, hint):
+            raise UserError(f"--{name} {value!r}: expected {command_line.expected(hint)}")
+        if value is None or (value is False and hint is bool):
+            continue
+        given[name] = value
+        least = 1 if kind is int and name not in config.MAY_BE_ZERO else 0
+        if kind in (int, float) and value < least:
+            raise UserError(f"--{name} {value}: must be at least {least}")
+        if name in config.RATIOS and value > 1:
+            raise UserError(f"--{name} {value}: must be between 0 and 1")
+
+    steps, percentage = config.checkpointing_steps, config.validation_split_percentage
+    if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
+        raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
+    if percentage > 99:
+        raise UserError(f"--validation_split_percentage {percentage}: must be below 100, to leave data to train on")
+
+    for name, other in config.NEEDS:
+        if name in given and other not in given:
+            raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")
+    for name, other in (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio")):
+        if name in given and other in given:
+            raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")
+    batch, most, cut = config.global_batch_size, config.per_device_train_batch_size, config.micro_batches_per_step
+    if batch is None and config.gradient_accumulation_steps is None:
+        raise UserError("--global_batch_size None: give a number, or --gradient_accumulation_steps instead")
+    if batch is not None and cut is not None:
+        if cut > batch:
+            raise UserError(f"--micro_batches_per_step {cut} is more than the samples of --global_batch_size {batch}")
+        if most is not None and cut * most < batch:
+            raise UserError(
+                f"--global_batch_size {batch} is more than --micro_batches_per_step {cut} x "
+                f"--per_device_train_batch_size {most} = {cut * most}: raise one of these"
+            )
+
+
+def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
+    """What keeps `config` from continuing the run with the settings `stored` (from `load`), as {field: (old, new)}.
+
+    Empty when the run may go on. A field that `stored` lacks, because it is younger than the run, had its default.
+    """
+    new = plain(config)
+    old = plain(type(config)()) | dict(stored)
+    ignored = config.NEVER_MATTERS
+    if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
+        ignored |= config.CHOOSES_THE_MODEL
+    if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
+        ignored |= {"global_batch_size"}  # derived once, at the first launch: a resumed run has the stored one
+    can_grow = config.MAY_GROW if config.lr_scheduler_type == "constant" and config.warmup_ratio is None else ()
+
+    result = {}
+    for name, before in old.items():
+        after = new.get(name)
+        grown = name in can_grow and None not in (before, after) and before < after
+        if before != after and not grown and name not in ignored:
+            result[name] = (before, after)
+    return result
+
+
+def save(config: Options, path: str | Path) -> None:
+    """Write every setting to `path` as YAML, in field order; `parse` with --config PATH gives `config` again, exactly.
+
+    The file appears complete or not at all. No setting is a secret: keys and tokens come from the environment.
+    """
+    command_line.write_yaml(plain(config), path)
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """The settings that `save` wrote to `path`, by field name, tuples as lists; UserError when it cannot be read."""
+    return command_line.read_yaml(path)
+
+
+def plain(config: Options) -> dict[str, Any]:
+    """The settings in field order, tuples as lists: as YAML and JSON hold them."""
+    settings = dataclasses.asdict(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}

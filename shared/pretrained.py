@@ -1,0 +1,42 @@
+"""Loading what `save_pretrained` wrote, from a folder or the Hub, with errors that a user can act on."""
+
+import re
+from typing import Any
+
+import torch
+
+from shared.errors import UserError
+from shared.hub import require_model
+
+
+def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
+    """`transformers.AUTO_CLASS.from_pretrained(name)`; models in float32, with a new head where the old does not fit.
+
+    transformers takes the dtype of the file by default, and half-precision master weights lose small updates: mixed
+    precision is for the forward and backward passes only.
+
+    Raises:
+        UserError: nothing there, no network, or not a model of this kind; names --model_name_or_path.
+    """
+    local_files_only = require_model(name)
+    import transformers
+
+    if auto_class.startswith("AutoModel"):
+        kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
+    try:
+        return getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
+    except Exception as error:  # files and code of other people: whatever it raises, the choice of model is the cause
+        raise UserError(
+            f"--model_name_or_path {name} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
+            "the recipe, saved with its tokenizer or image processor"
+        ) from None
+
+
+def reason(error: Exception) -> str:
+    """What transformers says, in one line that a user can read."""
+    text = " ".join(str(error).split())
+    if match := re.search(r"configuration class <class '[\w.]*?(\w+)Config'>", text):
+        return f"a {match[1]} is no such model"
+    if "instantiate the backend tokenizer" in text:
+        return "there is no tokenizer that can be read"
+    return text[:300] or type(error).__name__

@@ -1,0 +1,64 @@
+"""Where a run is: what `state.json` of a checkpoint holds, and all that a recipe's loop keeps between steps."""
+
+import math
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class BestBy:
+    """The evaluation number that tells which step's model is best."""
+
+    name: str  # as in metrics.jsonl: eval_accuracy
+    greater_is_better: bool
+
+    def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
+        """Whether `new` is better than `best`, empty before the first evaluation. NaN is better only than nothing."""
+        if not best:
+            return True
+        if math.isnan(best[self.name]):
+            return not math.isnan(new[self.name])
+        return new[self.name] > best[self.name] if self.greater_is_better else new[self.name] < best[self.name]
+
+
+@dataclass
+class Progress:
+    """The position of a run and its evaluations; everything else is a function of the config and `step`."""
+
+    step: int = 0  # optimizer steps done
+    seconds: float = 0.0  # of training before this process started
+    results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    best_step: int | None = None
+    best_results: dict[str, float] = field(default_factory=dict)
+    evaluations_since_best: int = 0
+    run_id: str | None = None  # the tracker's
+    monitor: dict[str, Any] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter, repr=False)
+
+    def record(self, results: dict[str, float], best_by: BestBy) -> None:
+        """Take in an evaluation made after `step` steps."""
+        self.results = results
+        if best_by.improves(results, self.best_results):
+            self.best_step, self.best_results, self.evaluations_since_best = self.step, results, 0
+        else:
+            self.evaluations_since_best += 1
+
+    def out_of_patience(self, patience: int | None) -> bool:
+        """Whether `--early_stopping_patience` evaluations have gone by without a better one."""
+        return patience is not None and self.evaluations_since_best >= patience
+
+    def total_seconds(self) -> float:
+        """Seconds of training over all starts of the run."""
+        return self.seconds + time.perf_counter() - self.started
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        state = asdict(self) | {"seconds": self.total_seconds()}
+        del state["started"]
+        return state
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Progress":
+        """The progress that a checkpoint kept; other entries of its state are passed over."""
+        return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

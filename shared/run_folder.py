@@ -1,0 +1,251 @@
+"""The folder a run leaves: opened, checked against what is already in it, and finished with the model in it."""
+
+import dataclasses
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+
+from shared import checkpoints, options
+from shared.errors import UserError
+from shared.hub import require_upload
+from shared.launch import on_main_process
+from shared.progress import Progress
+from shared.tracking import read_metrics
+
+Config = TypeVar("Config", bound=options.Options)
+
+
+def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
+    """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
+
+    Call it on every process; the main one looks and tells the others. Nothing in the folder is changed yet.
+
+    Raises:
+        UserError: the folder cannot be written, or holds a run that another config decided; the model could not be
+            uploaded at the end.
+    """
+    output_dir = Path(config.output_dir)
+
+    def look() -> tuple[Path | None, dict[str, Any]]:
+        check_writable(output_dir)
+        if config.push_to_hub:
+            require_upload()
+        found = checkpoints.find(output_dir, config.resume_from_checkpoint)
+        if found:
+            return found
+        if not (output_dir / "model").exists():
+            return None, {}
+        if not (output_dir / "config.yaml").is_file():
+            raise UserError(
+                f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
+                "its model would be overwritten; name another folder"
+            )
+        return None, {"config": options.load(output_dir / "config.yaml")}
+
+    checkpoint, state = on_main_process(accelerator, look)
+    stored = state.get("config")
+    config = resolve(config, accelerator, stored)
+    if stored:
+        refuse_another_run(stored, config, checkpoint or output_dir)
+    if checkpoint is None:
+        return config, Progress(), None
+    hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
+    for name, now in hardware.items():
+        if state[name] != now:
+            accelerator.print(f"{name} was {state[name]} when {checkpoint.name} was saved, is {now}: equal to rounding")
+    return config, Progress.from_state(state), checkpoint
+
+
+def check_writable(output_dir: Path) -> None:
+    """Write and remove a file of 64 KiB.
+
+    Raises:
+        UserError: the folder cannot be made or written to, or its disk is full.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir) as probe:
+            probe.write(bytes(1 << 16))
+    except OSError as error:
+        raise UserError(
+            f"--output_dir {output_dir} cannot be written ({error.strerror}): name another folder, or free space there"
+        ) from None
+
+
+def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
+    """Settle what the launch decides: precision, and G if it is given by --gradient_accumulation_steps.
+
+    G is derived once, at the first launch; a resumed run keeps it, whatever the number of processes now, and says so.
+
+    Raises:
+        UserError: G and the accumulation are both given and do not fit; shows the equation.
+    """
+    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
+    steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
+    if steps is None or rows is None:
+        return config
+    processes = accelerator.num_processes
+    size = rows * processes * steps
+    equation = f"{rows} per device x {processes} process{'es' * (processes > 1)} x {steps} accumulation steps = {size}"
+    given = config.global_batch_size
+    if stored:
+        if size != stored["global_batch_size"]:
+            accelerator.print(
+                f"the run keeps the global batch of its first launch, {stored['global_batch_size']}, and not {equation}"
+            )
+        size = given or stored["global_batch_size"]  # another one given is refused, with all other differences
+    elif given not in (None, size):
+        raise UserError(
+            f"--global_batch_size {given} is not {equation}: leave out one of --global_batch_size and "
+            "--gradient_accumulation_steps"
+        )
+    return dataclasses.replace(config, global_batch_size=size, gradient_accumulation_steps=None)
+
+
+def refuse_another_run(stored: Mapping[str, Any], config: options.Options, where: Path) -> None:
+    """Refuse to go on with a run that other settings decided.
+
+    Raises:
+        UserError: shows the difference and both ways out.
+    """
+    if changed := options.differences(stored, config):
+        shown = ", ".join(f"--{name} was {old}, is {new}" for name, (old, new) in changed.items())
+        raise UserError(
+            f"{where} holds a run decided by other settings ({shown}): give the old values to go on with it, or "
+            "another --output_dir for a new run"
+        )
+
+
+def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
+    """Write config.yaml and start the clock: everything that could refuse the run has been passed."""
+    progress.started = time.perf_counter()
+
+    def write() -> None:
+        checkpoints.remove_partials(config.output_dir)
+        options.save(config, Path(config.output_dir) / "config.yaml")
+
+    on_main_process(accelerator, write)
+
+
+def finished(accelerator: Any, config: options.Options) -> dict[str, float] | None:
+    """The last evaluation of a finished run: its model is there, and the config does not make the run longer.
+
+    Call it on every process; the main one looks and tells the others.
+    """
+    output_dir = Path(config.output_dir)
+
+    def look() -> dict[str, float] | None:
+        if not (output_dir / "model" / "config.json").is_file() or not (output_dir / "metrics.jsonl").is_file():
+            return None
+        lines = read_metrics(output_dir / "metrics.jsonl")
+        stored = options.load(output_dir / "config.yaml")
+        grown = any(stored[name] != getattr(config, name) for name in config.MAY_GROW)
+        if not lines or "train_runtime" not in lines[-1] or grown:
+            return None
+        last = next(line for line in reversed(lines) if "eval_loss" in line)
+        return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
+
+    return on_main_process(accelerator, look)
+
+
+def export(accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any) -> None:
+    """Write `model/`, complete or not at all: weights in full, config, tokenizer or image processor, model card.
+
+    Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
+
+    Raises:
+        UserError: it could not be written, or not be uploaded.
+    """
+    from transformers.utils import logging
+
+    output_dir = Path(config.output_dir)
+    weights = accelerator.get_state_dict(model)
+
+    def write() -> None:
+        try:
+            write_folder()
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by three libraries
+            raise UserError(
+                f"cannot write {output_dir / 'model'} ({error}): free space and start again, which goes on from the "
+                "newest checkpoint"
+            ) from None
+        if config.push_to_hub:
+            print(f"uploaded to {push(output_dir / 'model', config)}")
+
+    def write_folder() -> None:
+        logging.disable_progress_bar()  # a bar for one file
+        partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
+        try:
+            accelerator.unwrap_model(model).save_pretrained(partial, state_dict=weights)
+            processor.save_pretrained(partial)
+            (partial / "README.md").write_text(model_card(config, progress))
+            partial.chmod(0o755)  # mkdtemp keeps others out
+            shutil.rmtree(output_dir / "model", ignore_errors=True)
+            partial.rename(output_dir / "model")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    on_main_process(accelerator, write)
+
+
+def model_card(config: options.Options, progress: Progress) -> str:
+    """The README.md of an exported model: what it is, its numbers, and the command that made it."""
+    step, results = progress.step, progress.results
+    if config.load_best_model_at_end and progress.best_step is not None:
+        step, results = progress.best_step, progress.best_results
+    rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
+    base = getattr(config, "model_name_or_path", None)
+    data = config.dataset_name or config.train_file or "the embedded data"
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "tags: [accelerate-recipes]",
+            *([f"base_model: {base}"] if base and not Path(base).exists() else []),  # the Hub knows no folders
+            "---",
+            "",
+            f"# {config.run_name or Path(config.output_dir).resolve().name}",
+            "",
+            f"Trained with accelerate-recipes on {data}: {step} steps of {config.global_batch_size} samples, seed "
+            f"{config.seed}.",
+            "",
+            "| metric on the validation data | value |",
+            "|---|---|",
+            rows,
+            "",
+            "Command:",
+            "",
+            f"    {shlex.join(sys.argv)}",
+            "",
+        ]
+    )
+
+
+def push(model_folder: Path, config: options.Options) -> str:
+    """Upload `model/` to the Hub as --hub_model_id, by default the name of the output folder; returns its address.
+
+    Raises:
+        UserError: the Hub did not take it; the model stays where it is.
+    """
+    from huggingface_hub import HfApi
+
+    name = config.hub_model_id or model_folder.resolve().parent.name
+    try:
+        api = HfApi()
+        name = api.create_repo(name, exist_ok=True).repo_id
+        commit = "Train with accelerate-recipes"
+        return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))
+    except Exception as error:  # of a dozen kinds; none of them may cost the model, which is complete
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"--push_to_hub: {name} could not be uploaded ({reason}), and the model is in {model_folder}: start again "
+            "to try it once more, or without the flag"
+        ) from None

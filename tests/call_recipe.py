@@ -1,0 +1,77 @@
+"""Call a recipe's main with one config after the other: call_recipe.py RECIPE JOBS.json.
+
+A job is {"flags": a command line, "mode": ...}: "train" calls main as it is; "record" also writes what the model is
+fed, one line per forward pass, to OUTPUT_DIR/fed-RANK.jsonl; "evaluate" only evaluates the model, on the first 1, 2, 3
+... validation rows, and writes OUTPUT_DIR/evaluations.json.
+"""
+
+import copy
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+from shared import evaluation, launch, options, run_folder, tracking
+from shared.batches import Plan
+
+
+def load(recipe):
+    """Import a recipe from its file."""
+    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[recipe.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(module, config):
+    """Train, and write down the token ids of each row that enters the model on this process."""
+    build_model = module.build_model
+
+    def build_recording_model(*args):
+        model = build_model(*args)
+
+        def write(model, _, batch):
+            padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+            rows = [ids[real].tolist() for ids, real in padded]
+            with fed.open("a") as file:
+                file.write(json.dumps({"training": model.training, "rows": rows}) + "\n")
+
+        model.register_forward_pre_hook(write, with_kwargs=True)
+        return model
+
+    fed = Path(config.output_dir) / f"fed-{os.environ.get('RANK', 0)}.jsonl"
+    module.build_model = build_recording_model
+    module.main(config)
+    module.build_model = build_model
+
+
+def evaluate(module, config):
+    """The recipe's `evaluate` on the first 1, 2, 3 ... rows, in batches of 4: 2 x processes x 4 + 1 sizes."""
+    accelerator = launch.start(config)
+    config = run_folder.resolve(config, accelerator, None)
+    train, validation, labels, tokenizer = module.load_data(config)
+    model = accelerator.prepare(module.build_model(config, labels, tokenizer))
+    metrics = evaluation.resolve(labels.kind, None, False, labels.num_labels)
+    collate = module.Padding(tokenizer.pad_token_id)
+    plan = Plan.of_run(config, accelerator, lengths=train.lengths)
+    plan.max_tokens, plan.max_samples = None, 1  # evaluation takes four times as many
+    found = {}
+    for size in range(1, 2 * accelerator.num_processes * 4 + 2):
+        part = copy.copy(validation)
+        part.targets, part.lengths = validation.targets[:size], validation.lengths[:size]
+        found[size] = module.evaluate(accelerator, model, plan, part, collate, labels, metrics)
+    if accelerator.is_main_process:
+        Path(config.output_dir).mkdir()
+        (Path(config.output_dir) / "evaluations.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    recipe, jobs = map(Path, sys.argv[1:])
+    module = load(recipe)
+    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/test_tracking.py draws it
+    modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
+    for job in json.loads(jobs.read_text()):
+        modes[job["mode"]](options.parse(module.Config, job["flags"]))
+    launch.end()

@@ -1,0 +1,24 @@
+"""Fixtures that several test files use."""
+
+import pytest
+import runs
+
+from shared import options
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """Flags that give a recipe a small data set of real sentences."""
+    return runs.write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def alone(texts, tmp_path_factory):
+    """The folder of a finished run of the NLP recipe, made in this process on one CPU."""
+    output = tmp_path_factory.mktemp("alone") / "run"
+    nlp = runs.load_recipe("nlp")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ACCELERATE_USE_CPU", "true")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        nlp.main(options.parse(nlp.Config, [*runs.TINY, *map(str, texts), "--output_dir", str(output)]))
+    return output

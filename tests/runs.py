@@ -1,0 +1,179 @@
+"""Starting recipes as users start them, and reading what they leave."""
+
+import ast
+import contextlib
+import csv
+import gc
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+# A model that trains in seconds; what a test is about comes behind.
+TINY = [
+    *("--hidden_size", "32", "--num_hidden_layers", "2", "--num_attention_heads", "2", "--vocab_size", "400"),
+    *("--max_length", "48", "--max_tokens_per_micro_batch", "96", "--global_batch_size", "12"),
+    *("--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
+]
+
+
+def start(command, folder=ROOT, **environment):
+    """A process in a session of its own, so that it can be ended with all it has started."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "WANDB_", "OMP_"))}
+    env |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"} | environment
+    if cache := os.environ.get("ACCELERATE_RECIPES_CACHE"):
+        env.setdefault("ACCELERATE_RECIPES_CACHE", cache)
+    return subprocess.Popen(
+        [str(word) for word in command],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(command, folder=ROOT, timeout=240, **environment):
+    """Run to the end; whatever happens, nothing of it stays."""
+    process = start(command, folder, **environment)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        end(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def end(process):
+    """Kill a process and all it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def succeed(command, **kwargs):
+    """Run a command that has to succeed; its output."""
+    done = run(command, **kwargs)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    return done.stdout + done.stderr
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def torchrun(processes, *script):
+    return [BIN / "torchrun", "--nproc-per-node", processes, "--master-port", free_port(), *script]
+
+
+def accelerate_launch(config, *script, flags=()):
+    port = ["--main_process_port", free_port()]
+    return [
+        BIN / "accelerate",
+        "launch",
+        "--config_file",
+        ROOT / f"accelerate_configs/{config}.yaml",
+        *port,
+        *flags,
+        *script,
+    ]
+
+
+def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None):
+    """Call a recipe's `main` with several configs, one after the other, in one launch: {name: its output folder}.
+
+    `modes` gives what call_recipe.py is to do instead of only training, by name. What the launch printed is kept in
+    said-PROCESSES.txt.
+    """
+    jobs = folder / f"jobs-{processes}.json"
+    outputs = {name: folder / f"{name}-{processes}" for name in configs}
+    flags = {name: [*map(str, config), "--output_dir", str(outputs[name])] for name, config in configs.items()}
+    jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
+    script = [ROOT / "tests/call_recipe.py", ROOT / recipe, jobs]
+    command = torchrun(processes, *script) if processes > 1 else [sys.executable, *script]
+    (folder / f"said-{processes}.txt").write_text(succeed(command, OMP_NUM_THREADS="1"))
+    return outputs
+
+
+def load_recipe(name):
+    """A recipe as a module, in this process: its functions, to compute what it should have computed."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"recipes/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_group(function, processes, folder):
+    """What `function(accelerator, folder)` returns on each process of a gloo group, as JSON gives it back."""
+    torch.multiprocessing.spawn(_join, args=(function, processes, folder), nprocs=processes)
+    return [json.loads((folder / f"returned-{rank}.json").read_text()) for rank in range(processes)]
+
+
+def _join(rank, function, processes, folder):
+    from accelerate import Accelerator
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the file does the work
+    store = f"file://{folder / 'store'}"
+    timeout = timedelta(seconds=60)  # processes that no longer agree fail, and do not hang
+    torch.distributed.init_process_group("gloo", timeout=timeout, init_method=store, rank=rank, world_size=processes)
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.num_processes == processes
+    (folder / f"returned-{rank}.json").write_text(json.dumps(function(accelerator, folder)))
+    gc.collect()  # a DDP model that is alive when gloo's threads end aborts the process
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def metrics(output):
+    return [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
+
+
+def training_lines(output):
+    return [line for line in metrics(output) if "loss" in line]
+
+
+def weights(output, without=None):
+    """The exported weights as one vector of float64, but for the tensors that have `without` in their names."""
+    tensors = load_file(Path(output) / "model/model.safetensors")
+    names = [name for name in sorted(tensors) if without is None or without not in name]
+    return torch.cat([tensors[name].flatten().double() for name in names])
+
+
+def distance(a, b):
+    """Relative distance of two vectors."""
+    return ((a - b).norm() / b.norm()).item()
+
+
+def write_texts(folder, rows=160, validation_rows=37):
+    """train.csv and valid.csv: sentences of natural length out of the docstrings of Python's standard library."""
+    found = []
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for label in ("asyncio", "email", "unittest", "xml"):
+        sentences = []
+        for file in sorted((library / label).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+                    sentences.append((" ".join(text.split())[:300], label))
+        found.append([s for s in sentences if len(s[0]) > 20])
+    mixed = [row for group in zip(*found, strict=False) for row in group][: rows + validation_rows]
+    assert len(mixed) == rows + validation_rows
+    for name, part in (("train.csv", mixed[:rows]), ("valid.csv", mixed[rows:])):
+        with (folder / name).open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *part])
+    return ["--train_file", folder / "train.csv", "--validation_file", folder / "valid.csv"]

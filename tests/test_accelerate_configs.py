@@ -1,0 +1,211 @@
+"""Every key of every YAML reaches what `accelerate launch` starts, which ignores some keys without a word.
+
+The check changes one key at a time and looks whether the launch changes: the command, torchrun's arguments, the
+environment of the processes, or an error that accelerate raises over the new value.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psutil
+import pytest
+import torch.distributed.run
+import yaml
+from accelerate.commands import launch
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import launch as launch_environment
+
+FOLDER = Path(__file__).parents[1] / "accelerate_configs"
+CONFIGS = sorted(path.name for path in FOLDER.iterdir())
+
+
+def what_starts(path: Path) -> dict[str, Any]:
+    """What `accelerate launch --config_file PATH` would start: the kind of launcher, its arguments, the environment."""
+    argv = ["--config_file", str(path), "--machine_rank", "1", "--main_process_ip", "10.0.0.1", "script.py"]
+    args, _, _ = launch._validate_launch_command(launch.launch_command_parser().parse_args(argv))
+    if args.multi_gpu or args.use_fsdp:
+        environment = launch_environment.prepare_multi_gpu_env(args)
+        defaults = ["--training_script", "script.py", "--training_script_args", ""]
+        torchrun = launch_environment._filter_args(args, torch.distributed.run.get_args_parser(), defaults)
+        return {"torchrun": vars(torchrun), "environment": environment}
+    command, environment = launch_environment.prepare_simple_launcher_cmd_env(args)
+    return {"command": command, "environment": environment}
+
+
+def ignored_keys(path: Path, tmp_path: Path) -> dict[str, str]:
+    """The keys of the YAML file `path` that have no effect on what starts, with the reason."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    unknown = config.keys() - {*ClusterConfig.__dataclass_fields__}
+    known = {key: value for key, value in config.items() if key not in unknown}
+
+    def outcome(changed: dict[str, Any]) -> Any:
+        (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed), encoding="utf-8")
+        try:
+            return what_starts(tmp_path / "changed.yaml")
+        except Exception as error:  # accelerate has looked at the value, and refuses it
+            return repr(error)
+
+    original = outcome(known)
+    assert isinstance(original, dict), f"{path.name}: {original}"
+    ignored = dict.fromkeys(unknown, "accelerate does not know it")
+    for key, value in known.items():
+        if not isinstance(value, dict):
+            if outcome(known | {key: another(value)}) == original:
+                ignored[key] = "another value of it starts the same"
+            continue
+        for inner in value:
+            if outcome(known | {key: value | {inner: another(value[inner])}}) == original:
+                ignored[f"{key}.{inner}"] = "another value of it starts the same"
+    return ignored
+
+
+def another(value: Any) -> Any:
+    """A value of the same type, and so far off that numbers differ even when shared among machines."""
+    if isinstance(value, bool):
+        return not value
+    return 2 * value + 2 if isinstance(value, int) else f"{value}0"
+
+
+@pytest.fixture(autouse=True)
+def a_large_machine_with_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would start must not depend on this machine: its cores, its open ports, its environment."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
+    monkeypatch.setattr(launch_environment, "is_port_in_use", lambda port: False)
+    monkeypatch.setattr(launch_environment, "get_free_port", lambda: 12345)
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_folder_holds_the_configs_that_are_promised() -> None:
+    promised = {"cpu.yaml", "multi_cpu.yaml", "single_gpu.yaml", "multi_gpu.yaml", "multi_node.yaml", "fsdp.yaml"}
+    assert set(CONFIGS) == promised
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_key_reaches_the_launch(name: str, tmp_path: Path) -> None:
+    assert ignored_keys(FOLDER / name, tmp_path) == {}
+
+
+def test_the_check_finds_keys_that_accelerate_ignores(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(
+        "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 4\nmain_process_port: 29511\n"
+        "mixed_precision: bf16\nrdzv_backend: c10d\nsame_network: true\nmax_restarts: 3\nmain_training_function: main\n"
+        "machine_rank: 1\n"
+    )
+    assert ignored_keys(tmp_path / "bad.yaml", tmp_path) == {
+        "rdzv_backend": "another value of it starts the same",
+        "same_network": "another value of it starts the same",
+        "main_training_function": "another value of it starts the same",
+        "machine_rank": "another value of it starts the same",  # what_starts gives it on the command line
+        "max_restarts": "accelerate does not know it",
+    }
+    (tmp_path / "bad.yaml").write_text(
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n  fsdp_no_such_key: 1\n"
+    )
+    assert ignored_keys(tmp_path / "bad.yaml", tmp_path) == {
+        "fsdp_config.fsdp_no_such_key": "another value of it starts the same"
+    }
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_is_short_and_has_a_comment_for_each_key_and_its_own_command(name: str) -> None:
+    lines = (FOLDER / name).read_text(encoding="utf-8").splitlines()
+    assert 5 <= len(lines) <= 16
+    assert all("#" in line for line in lines)
+    assert any(line.startswith("#") and f"--config_file accelerate_configs/{name}" in line for line in lines)
+
+
+def test_fsdp_yaml_is_what_the_fsdp_plugin_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = what_starts(FOLDER / "fsdp.yaml")["environment"]
+    assert environment["ACCELERATE_USE_FSDP"] == "true"
+    with mock.patch.dict(os.environ, environment):
+        plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.cpu_ram_efficient_loading is False
+    assert plugin.auto_wrap_policy.__name__ == "transformer_auto_wrap_policy"
+    assert plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+
+
+def test_multi_node_yaml_takes_address_and_rank_from_the_command_line() -> None:
+    torchrun = what_starts(FOLDER / "multi_node.yaml")["torchrun"]
+    assert torchrun["rdzv_endpoint"] == "10.0.0.1:29500"
+    assert (torchrun["nnodes"], torchrun["nproc_per_node"], torchrun["node_rank"]) == ("2", "8", 1)
+
+
+def test_the_gpu_configs_agree_in_precision_so_that_the_number_of_gpus_decides_nothing() -> None:
+    names = ("single_gpu", "multi_gpu", "multi_node")
+    environments = [what_starts(FOLDER / f"{name}.yaml")["environment"] for name in names]
+    assert {environment["ACCELERATE_MIXED_PRECISION"] for environment in environments} == {"fp16"}
+
+
+SCRIPT = """
+import json, os, sys
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=not torch.cuda.is_available())
+total = accelerator.reduce(torch.tensor(accelerator.process_index + 1.0))
+line = json.dumps({
+    "index": accelerator.process_index,
+    "processes": accelerator.num_processes,
+    "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else None,
+    "device": accelerator.device.type,
+    "precision": accelerator.mixed_precision,
+    "sum": total.item(),
+})
+os.write(1, f"{line}\\n".encode())  # at once: print would write the end of the line apart, behind the other's
+accelerator.wait_for_everyone()
+os._exit(0)  # gloo aborts now and then while the interpreter shuts down
+"""
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Any]:
+    """A function that launches SCRIPT as a user would, without any GPU, and returns what each process printed."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    processes = []
+
+    def launch_script(*argv: str) -> list[dict[str, Any]]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accelerate.commands.launch", *argv, str(script)],
+            env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that the launcher and its child can be told together to end
+        )
+        processes.append(process)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        return sorted(lines, key=lambda line: line["index"])
+
+    yield launch_script
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)  # not SIGKILL: torchrun's workers would outlive it
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    "argv", [["multi_cpu.yaml"], ["multi_gpu.yaml", "--mixed_precision", "no"]], ids=lambda one: one[0]
+)
+def test_two_processes_form_a_gloo_group_without_gpus(argv: list[str], launched: Any) -> None:
+    seen = launched("--config_file", str(FOLDER / argv[0]), *argv[1:])
+    common = {"processes": 2, "backend": "gloo", "device": "cpu", "precision": "no", "sum": 3.0}
+    assert seen == [{"index": 0, **common}, {"index": 1, **common}]
+
+
+def test_cpu_yaml_starts_one_process(launched: Any) -> None:
+    (seen,) = launched("--config_file", str(FOLDER / "cpu.yaml"))
+    assert (seen["processes"], seen["backend"], seen["device"], seen["precision"]) == (1, None, "cpu", "no")

@@ -1,0 +1,303 @@
+"""A checkpoint is complete or absent, and a run that was killed and started again is the run that was not."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from shared import checkpoints, options, tracking
+from shared.batches import Plan
+from shared.errors import UserError
+from shared.options import Options
+from shared.progress import Progress
+
+STEPS = 21  # of 12 samples: the second epoch of 160 begins within step 13
+FLAGS = [
+    *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--logging_steps", 2),
+    *("--checkpointing_steps", 3, "--save_total_limit", "None"),
+]
+
+
+class Killed(Exception):
+    pass
+
+
+def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
+    """The recipe in this process, which is one process of the world size 1; it may end after some checkpoint."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    save = checkpoints.save
+
+    def save_and_die(accelerator, config, plan, progress):
+        saved = save(accelerator, config, plan, progress)
+        if progress.step == kill_after:
+            raise Killed
+        return saved
+
+    monkeypatch.setattr(checkpoints, "save", save_and_die)
+    try:
+        recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(output_dir)]))
+        assert kill_after is None
+    except Killed:
+        pass
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("nlp")
+
+
+@pytest.fixture(scope="module")
+def outputs(recipe, texts, tmp_path_factory):
+    """Folders of runs of the same config: one whole, on two processes, and others that were killed and resumed."""
+    folder = tmp_path_factory.mktemp("killed")
+    flags = [*texts, *FLAGS]
+    command = runs.torchrun(2, runs.ROOT / "recipes/nlp.py", *flags, "--output_dir", folder / "resumed-2")
+    process = runs.start(command, OMP_NUM_THREADS="1")
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "resumed-2/checkpoints/step_00000006/manifest.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        runs.end(process)
+    assert not (folder / "resumed-2/model").exists(), "it had finished before it was killed"
+    shutil.copytree(folder / "resumed-2", folder / "killed")
+    shutil.copytree(folder / "resumed-2", folder / "shrunk-1")
+    with pytest.MonkeyPatch.context() as patch:
+        call(recipe, flags, folder / "grown-2", patch, kill_after=6)
+    outputs = runs.run_many(2, dict.fromkeys(("resumed", "whole", "grown"), flags), folder)
+    return outputs | {"killed": folder / "killed", "shrunk": folder / "shrunk-1", "flags": flags}
+
+
+def test_killed_and_resumed_the_weights_are_those_of_the_whole_run_bit_by_bit(outputs):
+    whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole", "resumed"))
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_killed_and_resumed_the_metrics_are_those_of_the_whole_run(outputs):
+    whole, resumed = (runs.metrics(outputs[name]) for name in ("whole", "resumed"))
+    assert [line["step"] for line in whole] == [*range(2, STEPS, 2), STEPS, STEPS, STEPS]
+    for key in ("step", "samples", "learning_rate", "grad_norm", "skipped_updates", "eval_loss", "eval_accuracy"):
+        assert [line.get(key) for line in resumed] == [line.get(key) for line in whole], key
+    losses = [[line["loss"] for line in lines if "loss" in line] for lines in (resumed, whole)]
+    newest = max(checkpoints.complete(outputs["killed"]))
+    across = newest // 2  # the one mean over steps before and after the kill is added up in another order
+    assert losses[0][:across] == losses[1][:across]
+    assert losses[0][across] == pytest.approx(losses[1][across], rel=1e-6)
+    assert losses[0][across + 1 :] == losses[1][across + 1 :]
+
+
+def test_resumed_on_more_processes_the_weights_are_the_same_to_1e_5(outputs):
+    assert runs.distance(runs.weights(outputs["grown"]), runs.weights(outputs["whole"])) < 1e-5
+    whole, grown = (runs.training_lines(outputs[name]) for name in ("whole", "grown"))
+    for key in ("step", "samples", "learning_rate"):
+        assert [line[key] for line in grown] == [line[key] for line in whole]
+    state = checkpoints.read_state(checkpoints.complete(outputs["grown"])[6])
+    assert state["world_size"] == 1
+    assert checkpoints.read_state(checkpoints.complete(outputs["grown"])[9])["world_size"] == 2
+
+
+def test_resumed_on_fewer_processes_past_a_damaged_checkpoint_the_weights_are_the_same_to_1e_5(
+    recipe, outputs, monkeypatch, capfd
+):
+    newest = max(checkpoints.complete(outputs["shrunk"]))
+    truncate(checkpoints.complete(outputs["shrunk"])[newest] / "model.safetensors")
+    call(recipe, outputs["flags"], outputs["shrunk"], monkeypatch)
+    said = capfd.readouterr()
+    assert f"step_{newest:08d} is passed over: model.safetensors is damaged" in said.err
+    assert f"resumed from step_{newest - 3:08d}" in said.out
+    assert runs.distance(runs.weights(outputs["shrunk"]), runs.weights(outputs["whole"])) < 1e-5
+    samples = [[line["samples"] for line in runs.training_lines(outputs[name])] for name in ("shrunk", "whole")]
+    assert samples[0] == samples[1]
+
+
+def test_resumed_from_a_path_in_a_new_folder_the_weights_are_the_same_to_1e_5(recipe, outputs, monkeypatch, tmp_path):
+    third = checkpoints.complete(outputs["killed"])[3]
+    call(recipe, [*outputs["flags"], "--resume_from_checkpoint", third], tmp_path / "other", monkeypatch)
+    assert runs.distance(runs.weights(tmp_path / "other"), runs.weights(outputs["whole"])) < 1e-5
+    assert min(line["step"] for line in runs.metrics(tmp_path / "other")) == 4
+    assert set(checkpoints.complete(tmp_path / "other")) == set(range(6, STEPS + 1, 3))
+
+
+def test_never_refuses_a_folder_with_checkpoints_and_changes_nothing(recipe, outputs, monkeypatch):
+    before = {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match=r"--resume_from_checkpoint never, but .* holds checkpoints up to step \d+"):
+        call(recipe, [*outputs["flags"], "--resume_from_checkpoint", "never"], outputs["killed"], monkeypatch)
+    assert {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()} == before
+
+
+def test_what_a_checkpoint_of_a_run_holds(outputs):
+    folder = checkpoints.complete(outputs["whole"])[6]
+    state = json.loads((folder / "state.json").read_text())
+    assert [state[name] for name in ("step", "epoch", "world_size", "threads", "seed")] == [6, 0, 2, 1, 0]
+    assert set(state["versions"]) == {"torch", "accelerate", "transformers", "numpy"}
+    assert state["config"]["global_batch_size"] == 12
+    assert {"run_id", "best_step", "results", "seconds", "monitor"} < set(state)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert set(manifest) == files - {"manifest.json"}
+    assert {"model.safetensors", "optimizer.bin", "state.json"} < files
+    for name, expected in manifest.items():
+        assert expected == {"bytes": (folder / name).stat().st_size, "sha256": checkpoints.digest(folder / name)}
+
+
+# On a tiny model, in this process.
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def flip_a_byte(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.fixture
+def accelerator():
+    accelerator = Accelerator(cpu=True)
+    yield accelerator
+    accelerator.free_memory()
+
+
+@pytest.fixture
+def model(accelerator):
+    torch.manual_seed(0)
+    return accelerator.prepare(nn.Linear(3, 2))
+
+
+def config(output_dir, **values):
+    return Options(output_dir=str(output_dir), **values)
+
+
+PLAN = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=4)
+
+
+def save_all(accelerator, config, steps, **progress):
+    for step in steps:
+        checkpoints.save(accelerator, config, PLAN, Progress(step=step, **progress))
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "says"),
+    [
+        (truncate, "model.safetensors", "model.safetensors is damaged"),
+        (flip_a_byte, "model.safetensors", "model.safetensors is damaged"),
+        (flip_a_byte, "state.json", "state.json is damaged"),
+        (Path.unlink, "state.json", "state.json is missing"),
+        (truncate, "manifest.json", "its manifest cannot be read"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(
+    accelerator, model, tmp_path, capsys, damage, file, says
+):
+    save_all(accelerator, config(tmp_path), (3, 6))
+    damage(tmp_path / "checkpoints/step_00000006" / file)
+    path, state = checkpoints.find(tmp_path, "auto")
+    assert (path.name, state["step"]) == ("step_00000003", 3)
+    said = capsys.readouterr().err
+    assert said.startswith(f"checkpoint {tmp_path}/checkpoints/step_00000006 is passed over: {says}")
+    with pytest.raises(UserError, match=f"--resume_from_checkpoint .*step_00000006: {says}.*use auto"):
+        checkpoints.find(tmp_path, str(tmp_path / "checkpoints/step_00000006"))
+
+
+def test_a_checkpoint_that_was_not_written_to_the_end_is_none(accelerator, model, tmp_path):
+    save_all(accelerator, config(tmp_path), (3, 6))
+    (tmp_path / "checkpoints/step_00000006/manifest.json").unlink()
+    shutil.copytree(tmp_path / "checkpoints/step_00000003", tmp_path / "checkpoints/step_00000009.partial")
+    assert set(checkpoints.complete(tmp_path)) == {3}
+    save_all(accelerator, config(tmp_path), (6, 9))  # what is left of them is in nobody's way
+    assert set(checkpoints.complete(tmp_path)) == {3, 6, 9}
+    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+
+
+def test_an_empty_folder_has_none_and_never_is_then_no_mistake(tmp_path):
+    assert checkpoints.find(tmp_path, "auto") is None
+    assert checkpoints.find(tmp_path, "never") is None
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--resume_from_checkpoint .*nowhere: there is no such folder"):
+        checkpoints.find(tmp_path, str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ({"save_total_limit": 2}, {9, 12}),
+        ({"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "loss"}, {3, 12}),
+        ({"save_total_limit": 1}, {12}),
+        ({"save_total_limit": None}, {3, 6, 9, 12}),
+    ],
+)
+def test_rotation_keeps_the_newest_and_the_best(accelerator, model, tmp_path, values, kept):
+    save_all(accelerator, config(tmp_path, **values), (3, 6, 9, 12), best_step=3)
+    assert set(checkpoints.complete(tmp_path)) == kept
+
+
+def test_what_others_keep_among_the_checkpoints_is_left_alone(accelerator, model, tmp_path):
+    folder = tmp_path / "checkpoints"
+    (folder / "step_final").mkdir(parents=True)
+    (folder / "step_00000001").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "step_final/manifest.json").write_text("{}")
+    save_all(accelerator, config(tmp_path, save_total_limit=1), (3, 6))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"step_final", "step_00000001", "notes.txt", "step_00000006"}
+    assert checkpoints.find(tmp_path, "auto")[1]["step"] == 6
+
+
+def test_a_disk_that_is_full_is_said_and_the_older_checkpoint_stays(accelerator, model, tmp_path, monkeypatch):
+    save_all(accelerator, config(tmp_path, save_total_limit=1), (3,))
+
+    def write(folder):
+        (Path(folder) / "model.safetensors").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(accelerator, "save_state", write)
+    with pytest.raises(UserError, match=r"cannot save .*step_00000006.* \(\[Errno 28\] No space left on device\)"):
+        save_all(accelerator, config(tmp_path, save_total_limit=1), (6,))
+    assert set(checkpoints.complete(tmp_path)) == {3}
+    assert checkpoints.problem_with(checkpoints.complete(tmp_path)[3]) is None
+
+
+def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator, model, tmp_path):
+    best = [p.clone() for p in model.parameters()]
+    asked = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1)
+    save_all(accelerator, asked, (3,), best_step=3)
+    with torch.no_grad():
+        model.weight += 1
+    save_all(accelerator, asked, (6,), best_step=3)
+    last = [p.clone() for p in model.parameters()]
+    checkpoints.load_best(accelerator, config(tmp_path), Progress(step=6, best_step=3))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))
+    checkpoints.load_best(accelerator, asked, Progress(step=6, best_step=6))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))
+    checkpoints.load_best(accelerator, asked, Progress(step=6, best_step=3))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), best, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({"checkpointing_steps": "3"}, [3, 6, 9, 10]),
+        ({"checkpointing_steps": "epoch"}, [5, 10]),
+        ({"checkpointing_steps": "no"}, []),
+        ({"checkpointing_steps": "no", "load_best_model_at_end": True, "metric_for_best_model": "loss"}, [7]),
+    ],
+)
+def test_when_a_checkpoint_is_due(tmp_path, values, steps):
+    plan = Plan(num_samples=50, seed=0, global_batch_size=10, num_epochs=2)
+    due = [
+        step for step in range(1, 11) if checkpoints.due(config(tmp_path, **values), plan, Progress(step, best_step=7))
+    ]
+    assert due == steps

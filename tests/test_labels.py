@@ -1,0 +1,259 @@
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.datasets.labels import Labels
+from shared.datasets.tables import named, split_off
+from shared.errors import UserError
+
+
+def table_of(values, type_=None, source="--train_file a.csv") -> pa.Table:
+    return named(pa.table({"label": pa.array(values, type_)}), source)
+
+
+def class_labels(table: pa.Table, names: list[str], as_list: dict | None = None) -> pa.Table:
+    """`table` with the metadata that `datasets` writes for a column of ClassLabels."""
+    feature = {"names": names, "_type": "ClassLabel"}
+    features = {"label": feature if as_list is None else {"feature": feature, **as_list}}
+    metadata = {**table.schema.metadata, b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    return table.replace_schema_metadata(metadata)
+
+
+def refused(function, *arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "type_", "names", "ids"),
+    [
+        (["pos", "neg", "pos"], pa.string(), ("neg", "pos"), [1, 0, 1]),
+        (["pos", "neg", "pos"], pa.large_string(), ("neg", "pos"), [1, 0, 1]),
+        (["pos", "neg", "pos"], pa.string_view(), ("neg", "pos"), [1, 0, 1]),
+        (["pos", "neg", "pos"], pa.dictionary(pa.int8(), pa.string()), ("neg", "pos"), [1, 0, 1]),
+        ([10, 2, -1], pa.int64(), ("-1", "2", "10"), [2, 1, 0]),
+        ([200, 3, 3], pa.uint8(), ("3", "200"), [1, 0, 0]),
+        ([True, False, True], pa.bool_(), ("false", "true"), [1, 0, 1]),
+    ],
+)
+def test_strings_integers_and_booleans_are_sorted_classes(values, type_, names, ids):
+    table = table_of(values, type_)
+    labels = Labels.from_table(table, "label")
+    assert (labels.kind, labels.names, labels.num_labels) == ("classification", names, len(names))
+    encoded = labels.encode(table)
+    assert encoded.dtype == np.int64
+    assert encoded.tolist() == ids
+
+
+@pytest.mark.parametrize("type_", [pa.float64(), pa.float32(), pa.decimal128(21, 2)])
+def test_floats_are_numbers_to_be_predicted(type_):
+    table = table_of([0, 1, -2], pa.int64())
+    table = named(pa.table({"label": table["label"].cast(type_)}), "x")
+    labels = Labels.from_table(table, "label")
+    assert (labels.kind, labels.names, labels.num_labels) == ("regression", (), 1)
+    assert labels.encode(table).dtype == np.float32
+    assert labels.encode(table).tolist() == [0.0, 1.0, -2.0]
+
+
+@pytest.mark.parametrize("type_", [pa.list_(pa.string()), pa.large_list(pa.string())])
+def test_lists_are_several_labels_at_once(type_):
+    table = table_of([["b"], [], ["c", "a"]], type_)
+    labels = Labels.from_table(table, "label")
+    assert (labels.kind, labels.names) == ("multi_label", ("a", "b", "c"))
+    assert labels.encode(table).dtype == np.float32
+    assert labels.encode(table).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]]
+
+
+@given(st.lists(st.lists(st.sampled_from(["x", "y", "z"]), unique=True), max_size=20))
+def test_label_vectors_hold_exactly_the_labels_of_their_row(rows):
+    train = table_of([["x", "y", "z"]])
+    table = table_of(rows, pa.list_(pa.string()))
+    encoded = Labels.from_table(train, "label").encode(table)
+    assert encoded.shape == (len(rows), 3)
+    assert [{"xyz"[i] for i in np.flatnonzero(vector)} for vector in encoded] == [set(row) for row in rows]
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=50).filter(lambda values: len(set(values)) > 1))
+def test_names_and_ids_give_back_the_column(values):
+    table = table_of(values)
+    labels = Labels.from_table(table, "label")
+    assert [int(labels.names[i]) for i in labels.encode(table)] == values
+    assert list(map(int, labels.names)) == sorted(set(values))
+
+
+# Names that `datasets` keeps
+
+
+def test_class_label_names_are_used_even_for_classes_without_a_row():
+    table = class_labels(table_of([2, 0, 2]), ["bad", "so-so", "good"])
+    labels = Labels.from_table(table, "label")
+    assert labels.names == ("bad", "so-so", "good")
+    assert labels.encode(table).tolist() == [2, 0, 2]
+
+
+@pytest.mark.parametrize("as_list", [{"_type": "List"}, {"length": -1, "_type": "Sequence"}])
+def test_lists_of_class_labels_have_their_names(as_list):
+    table = class_labels(table_of([[1], [0, 1]]), ["calm", "angry", "sad"], as_list)
+    labels = Labels.from_table(table, "label")
+    assert labels.names == ("calm", "angry", "sad")
+    assert labels.encode(table).tolist() == [[0, 1, 0], [1, 1, 0]]
+
+
+def test_the_names_that_the_package_datasets_writes_are_found():
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
+    saved = datasets.Dataset.from_dict({"label": [1, 0]}, features=features)
+    assert Labels.from_table(saved.with_format("arrow")[:], "label").names == ("no", "yes")
+
+
+def test_minus_one_among_class_labels_is_a_missing_label():
+    table = class_labels(table_of([0, 1, -1, -1]), ["no", "yes"])
+    assert refused(Labels.from_table, table, "label").startswith(
+        "row 3 of --train_file a.csv has no label in label (2 such rows)"
+    )
+
+
+# --problem_type
+
+
+def test_integers_can_be_numbers_to_be_predicted():
+    labels = Labels.from_table(table_of([1, 2, 3]), "label", "regression")
+    assert labels.kind == "regression"
+    assert labels.encode(table_of([5])).tolist() == [5.0]
+
+
+def test_whole_floats_can_be_classes_and_match_integers():
+    labels = Labels.from_table(table_of([1.0, 10.0, 2.0]), "label", "single_label_classification")
+    assert labels.names == ("1", "2", "10")
+    assert labels.encode(table_of([10, 1])).tolist() == [2, 0]
+
+
+def test_fractions_cannot_be_classes():
+    message = refused(Labels.from_table, table_of([1.0, 0.37]), "label", "single_label_classification")
+    assert message.startswith("row 2 of --train_file a.csv has 0.37 in label, which is no class")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem_type", "needs"),
+    [
+        (["a", "b"], "regression", "regression needs numbers"),
+        ([True, False], "regression", "regression needs numbers"),
+        ([1, 2], "multi_label_classification", "multi_label needs a list"),
+        ([["a"], ["b"]], "single_label_classification", "classification needs one label"),
+        ([[1], [2]], "regression", "regression needs one label"),
+    ],
+)
+def test_a_problem_type_that_the_column_cannot_have_is_refused(values, problem_type, needs):
+    message = refused(Labels.from_table, table_of(values), "label", problem_type)
+    assert message.startswith("--label_column_name label: --train_file a.csv holds ")
+    assert needs in message
+
+
+@pytest.mark.parametrize("type_", [pa.timestamp("s"), pa.binary(), pa.struct([("a", pa.int64())])])
+@pytest.mark.parametrize("in_list", [False, True])
+def test_a_column_of_another_type_is_refused(type_, in_list):
+    table = table_of([None, None], pa.list_(type_) if in_list else type_)
+    assert "labels are strings, numbers" in refused(Labels.from_table, table, "label")
+
+
+def test_lists_of_lists_are_refused():
+    table = table_of([None, None], pa.list_(pa.list_(pa.int64())))
+    assert "one label for each row" in refused(Labels.from_table, table, "label")
+
+
+# Labels that are wrong
+
+
+def test_a_missing_column_is_refused_with_the_columns():
+    message = refused(Labels.from_table, table_of([1, 2]), "target")
+    assert message == "--label_column_name target: --train_file a.csv has no such column (columns: label)"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b", None],
+        ["a", "b", ""],
+        ["a", "b", "  "],
+        [1, 2, None],
+        [0.5, 1.0, None],
+        [0.5, 1.0, float("nan")],
+        [True, False, None],
+        [["a"], ["b"], None],
+        [["a"], ["b"], ["a", None]],
+        [["a"], ["b"], [""]],
+    ],
+)
+def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
+    message = "row 3 of --train_file a.csv has no label in label: fill it in or leave it out"
+    assert refused(Labels.from_table, table_of(values), "label") == message
+    labels = Labels.from_table(table_of(values[:2]), "label")
+    assert refused(labels.encode, table_of(values)) == message
+
+
+def test_a_column_without_any_label_is_refused():
+    assert refused(Labels.from_table, table_of([None, None]), "label").startswith("row 1 of --train_file a.csv")
+
+
+def test_the_row_is_that_of_the_file_after_a_split():
+    parts = split_off(table_of(["a", "b"] * 10 + [None]), 50, 0)
+    (part,) = (part for part in parts if None in part["label"].to_pylist())
+    labels = Labels.from_table(table_of(["a", "b"]), "label")
+    assert refused(labels.encode, part).startswith("row 21 of --train_file a.csv")
+
+
+@pytest.mark.parametrize("values", [["a", "a"], [3, 3], [True], [["a"], ["a"]], [[], []]])
+def test_fewer_than_two_classes_are_refused(values):
+    table = table_of(values, pa.list_(pa.string()) if values == [[], []] else None)
+    assert "has fewer than two classes" in refused(Labels.from_table, table, "label")
+
+
+def test_labels_that_training_does_not_have_are_listed_up_to_five():
+    labels = Labels.from_table(table_of(["a", "b"]), "label")
+    validation = table_of(["a", "z", "b", "y", "z", "x", "w", "v", "u"], source="--validation_file v.csv")
+    message = refused(labels.encode, validation)
+    assert message.startswith("row 2 of --validation_file v.csv has a label in label that training does not have")
+    assert "(unknown: z, y, x, w, v and 1 more)" in message
+
+
+def test_an_unknown_label_in_a_list_is_named_by_its_row():
+    labels = Labels.from_table(table_of([["a"], ["b"]]), "label")
+    assert refused(labels.encode, table_of([["a", "b"], [], ["b", "c"]])).startswith("row 3 of")
+
+
+def test_a_validation_column_of_another_type_is_compared_by_its_values():
+    labels = Labels.from_table(table_of(["1", "2", "none"]), "label")
+    assert labels.encode(table_of([2, 1])).tolist() == [1, 0]
+    labels = Labels.from_table(table_of([1, 2]), "label")
+    assert labels.encode(table_of(["2", "1"])).tolist() == [1, 0]
+    assert "(unknown: none)" in refused(labels.encode, table_of(["2", "none"]))
+
+
+def test_a_validation_column_of_another_kind_is_refused():
+    labels = Labels.from_table(table_of([0.5, 1.0]), "label")
+    assert "regression needs numbers" in refused(labels.encode, table_of(["a", "b"]))
+
+
+def test_vectors_of_zeros_and_ones_are_not_taken_for_lists_of_labels():
+    table = table_of([[0, 1, 1], [1, 0, 0]])
+    labels = Labels.from_table(table, "label")
+    assert re.match("row 1 of .* has the label 1 twice", refused(labels.encode, table))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), 1e300])
+def test_a_number_that_is_not_finite_in_float32_is_refused(bad):
+    table = table_of([0.5, bad])
+    assert refused(Labels.from_table, table, "label").startswith("row 2 of --train_file a.csv has ")
+    assert "not finite" in refused(Labels("regression", "label").encode, table)
+
+
+def test_a_column_of_ids_is_not_taken_for_classes():
+    assert "too many for classes" in refused(Labels.from_table, table_of(list(range(150))), "label")
+    assert Labels.from_table(table_of([i % 150 for i in range(300)]), "label").num_labels == 150

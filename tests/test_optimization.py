@@ -1,0 +1,112 @@
+"""Schedules are pure functions, and an update with a gradient that is not finite is left out, on the device."""
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from shared.optimization import (
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+    set_learning_rate,
+    skips_on_device,
+    step_if_finite,
+)
+from shared.options import Options
+
+
+def config(**values):
+    return Options(**{"learning_rate": 0.1} | values)
+
+
+@given(
+    st.sampled_from(["linear", "cosine", "constant", "polynomial"]),
+    st.integers(1, 500),
+    st.integers(0, 100),
+)
+def test_a_schedule_rises_to_the_peak_and_never_rises_again(kind, total, warmup):
+    warmup = min(warmup, total - 1)
+    rates = [make_schedule(config(lr_scheduler_type=kind, warmup_steps=warmup), total)(s) for s in range(total)]
+    assert all(0 < rate <= 0.1 for rate in rates)
+    assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+    assert rates[warmup] == pytest.approx(0.1)
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+
+
+def test_the_ends_of_the_schedules():
+    at = {
+        kind: make_schedule(config(lr_scheduler_type=kind, warmup_steps=None, warmup_ratio=0.1), 100)
+        for kind in ("linear", "cosine", "constant", "polynomial")
+    }
+    assert all(schedule(10) == pytest.approx(0.1) for schedule in at.values())
+    assert all(schedule(0) == pytest.approx(0.1 / 11) for schedule in at.values())
+    assert [at[k](55) for k in at] == pytest.approx([0.05, 0.05, 0.1, 0.025])
+    assert [at[k](100) for k in at] == pytest.approx([0, 0, 0.1, 0])
+
+
+def test_matrices_decay_and_biases_and_norms_do_not():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    model[1].weight.requires_grad_(False)
+    decay, rest = parameter_groups(model, 0.3)
+    assert decay["weight_decay"] == 0.3
+    assert [p.shape for p in decay["params"]] == [(5, 4)]
+    assert rest["weight_decay"] == 0
+    assert len(rest["params"]) == 3
+
+
+@pytest.fixture
+def accelerator():
+    return Accelerator(cpu=True)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_is_skipped_whole_and_the_next_one_is_not(accelerator, optim, bad):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = accelerator.prepare(make_optimizer(model, config(optim=optim)))
+    assert skips_on_device(optimizer)
+    set_learning_rate(optimizer, 0.01)
+
+    def update(factor):
+        (model(torch.ones(2, 4)).sum() * factor).backward()
+        skipped = step_if_finite(accelerator, optimizer, accelerator.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.zero_grad()
+        return skipped.item()
+
+    assert update(1.0) == 0
+    before = [p.clone() for p in model.parameters()]
+    state = {k: v.clone() for s in optimizer.state.values() for k, v in s.items()}
+    assert update(bad) == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(
+        torch.equal(state[k], v) for s in optimizer.state.values() for k, v in s.items() if v.shape == state[k].shape
+    )
+    assert update(1.0) == 0
+    assert not torch.equal(before[0], model.weight)
+
+
+def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelerator):
+    model = nn.Linear(2, 1)
+    optimizer = accelerator.prepare(torch.optim.Adagrad(model.parameters(), lr=0.1, foreach=False))
+    assert not skips_on_device(torch.optim.RMSprop(model.parameters()))
+    before = model.weight.clone()
+    (model(torch.ones(1, 2)).sum() * math.nan).backward()
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    assert step_if_finite(accelerator, optimizer, norm).item() == 1
+    assert torch.equal(before, model.weight)
+
+
+def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
+    model = nn.Linear(2, 1)
+    optimizer = accelerator.prepare(make_optimizer(model, config()))
+    model(torch.ones(1, 2)).sum().backward()
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    for name in ("item", "tolist", "__bool__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"{name} reads from the device"))
+    step_if_finite(accelerator, optimizer, norm)

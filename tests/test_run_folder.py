@@ -1,0 +1,300 @@
+"""What the launch settles once for a run, what its folder ends with, and which of its models is the best."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import huggingface_hub
+import pytest
+import runs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared import options, run_folder
+from shared.errors import UserError
+from shared.options import Options
+from shared.progress import BestBy, Progress
+
+
+def accelerator(processes=1, precision="no"):
+    """What the functions here ask of an Accelerator."""
+    return SimpleNamespace(
+        num_processes=processes,
+        is_main_process=True,
+        mixed_precision=precision,
+        print=print,
+        get_state_dict=lambda model: model.state_dict(),
+        unwrap_model=lambda model: model,
+    )
+
+
+# The global batch and the precision
+
+
+def accumulated(steps, rows=4, **more):
+    return Options(
+        **{"global_batch_size": None} | more, per_device_train_batch_size=rows, gradient_accumulation_steps=steps
+    )
+
+
+@given(rows=st.integers(1, 64), processes=st.integers(1, 16), steps=st.integers(1, 16), later=st.integers(1, 16))
+def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_of_processes(
+    rows, processes, steps, later
+):
+    flags = accumulated(steps, rows)
+    first = run_folder.resolve(flags, accelerator(processes), None)
+    assert first.global_batch_size == rows * processes * steps
+    assert first.gradient_accumulation_steps is None
+    stored = options.plain(first)
+    resumed = run_folder.resolve(flags, accelerator(later), stored)
+    assert resumed == first
+    run_folder.refuse_another_run(stored, resumed, Path("run"))  # does not
+
+
+def test_a_resumed_run_says_that_its_global_batch_is_not_that_of_the_flags(capsys):
+    stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
+    run_folder.resolve(accumulated(2), accelerator(2), stored)
+    assert capsys.readouterr().out == ""
+    run_folder.resolve(accumulated(2), accelerator(1), stored)
+    assert capsys.readouterr().out == (
+        "the run keeps the global batch of its first launch, 16, and not 4 per device x 1 process x 2 accumulation "
+        "steps = 8\n"
+    )
+
+
+def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_equation():
+    with pytest.raises(UserError, match=r"--global_batch_size 12 is not 4 per device x 2 processes x 2 .* = 16: leave"):
+        run_folder.resolve(accumulated(2, global_batch_size=12), accelerator(2), None)
+    assert run_folder.resolve(accumulated(2, global_batch_size=16), accelerator(2), None).global_batch_size == 16
+
+
+def test_another_global_batch_is_no_continuation_of_a_run():
+    stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
+    config = run_folder.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
+    with pytest.raises(UserError, match=r"run holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
+        run_folder.refuse_another_run(stored, config, Path("run"))
+
+
+def test_the_precision_of_the_launcher_becomes_part_of_the_run():
+    config = run_folder.resolve(Options(), accelerator(precision="bf16"), None)
+    assert config.mixed_precision == "bf16"
+    with pytest.raises(UserError, match="--mixed_precision was bf16, is no"):
+        run_folder.refuse_another_run(
+            options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("run")
+        )
+
+
+# The finished run
+
+
+def finished_run(folder, *lines):
+    """A folder as a run leaves it, with these lines in metrics.jsonl."""
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text("{}")
+    config = Options(output_dir=str(folder), lr_scheduler_type="constant")
+    options.save(config, folder / "config.yaml")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return config
+
+
+EVALUATED = {"step": 4, "eval_loss": 0.5, "eval_accuracy": "NaN"}
+LAST = {"step": 8, "train_runtime": 1.0}
+
+
+def test_a_finished_run_gives_its_last_evaluation(tmp_path):
+    config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
+    result = run_folder.finished(accelerator(), config)
+    assert result["eval_loss"] == 0.5
+    assert math.isnan(result["eval_accuracy"])
+    assert len(result) == 2
+
+
+@pytest.mark.parametrize("what", ["no last line", "no model", "no record", "longer"])
+def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
+    config = finished_run(tmp_path, EVALUATED, *([] if what == "no last line" else [LAST]))
+    if what == "no model":
+        (tmp_path / "model/config.json").unlink()
+    if what == "no record":
+        (tmp_path / "metrics.jsonl").unlink()
+    if what == "longer":
+        config = Options(output_dir=str(tmp_path), lr_scheduler_type="constant", num_train_epochs=4)
+    assert run_folder.finished(accelerator(), config) is None
+
+
+# The exported model
+
+
+class Model:
+    """Saves itself as a file."""
+
+    content = "weights"
+
+    def state_dict(self):
+        return {"all": self.content}
+
+    def save_pretrained(self, folder, state_dict=None):
+        (folder / "weights").write_text((state_dict or {"all": "tokenizer"})["all"])
+
+
+class Processor:
+    def save_pretrained(self, folder):
+        (folder / "tokenizer").write_text("words")
+
+
+@pytest.fixture
+def finished_progress():
+    return Progress(step=8, results={"eval_accuracy": 0.5}, best_step=4, best_results={"eval_accuracy": 0.75})
+
+
+def test_an_export_is_complete_and_replaces_the_older_one(tmp_path, finished_progress):
+    config = Options(output_dir=str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/old").write_text("old")
+    run_folder.export(accelerator(), config, finished_progress, Model(), Processor())
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"weights", "tokenizer", "README.md"}
+    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_export_that_fails_leaves_the_older_model_and_nothing_half_written(tmp_path, finished_progress):
+    class Full(Processor):
+        def save_pretrained(self, folder):
+            raise OSError(28, "No space left on device")
+
+    config = Options(output_dir=str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/old").write_text("old")
+    with pytest.raises(UserError, match=r"cannot write .*/model .*No space left on device.*: free space"):
+        run_folder.export(accelerator(), config, finished_progress, Model(), Full())
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "old"]
+
+
+def test_the_model_card_has_the_numbers_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress):
+    monkeypatch.setattr(sys, "argv", ["recipes/nlp.py", "--train_file", "my data.csv", "--seed", "3"])
+    nlp = runs.load_recipe("nlp")
+    config = nlp.Config(output_dir=str(tmp_path / "name"), train_file="my data.csv", seed=3)
+    card = run_folder.model_card(config, finished_progress)
+    assert card.startswith("---\nlibrary_name: transformers\ntags: [accelerate-recipes]\n---\n\n# name\n")
+    assert "on my data.csv: 8 steps of 32 samples, seed 3." in card
+    assert "\n| accuracy | 0.5000 |\n" in card
+    assert "    recipes/nlp.py --train_file 'my data.csv' --seed 3\n" in card  # can be pasted into a shell
+
+    best = nlp.Config(
+        model_name_or_path="owner/model", load_best_model_at_end=True, metric_for_best_model="accuracy", run_name="mine"
+    )
+    card = run_folder.model_card(best, finished_progress)
+    assert "\nbase_model: owner/model\n" in card
+    assert "\n# mine\n" in card
+    assert "on the embedded data: 4 steps" in card
+    assert "| accuracy | 0.7500 |" in card
+    assert "base_model" not in run_folder.model_card(nlp.Config(model_name_or_path=str(tmp_path)), finished_progress)
+
+
+class Hub:
+    """Stands in for the Hub's client: keeps what it is asked for, or fails."""
+
+    asked: ClassVar[list] = []
+    failure: Exception | None = None
+
+    def create_repo(self, name, exist_ok):
+        assert exist_ok
+        if self.failure:
+            raise self.failure
+        self.asked.append(name)
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload_folder(self, folder_path, repo_id, commit_message):
+        self.asked.append((sorted(path.name for path in folder_path.iterdir()), repo_id))
+        return f"https://hub/{repo_id}"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(Hub, "asked", [])
+    monkeypatch.setattr(Hub, "failure", None)
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    return Hub
+
+
+@pytest.mark.parametrize(("given", "name"), [(None, "run"), ("mine", "mine")])
+def test_the_model_is_uploaded_under_its_name(hub, tmp_path, capsys, finished_progress, given, name):
+    (tmp_path / "run").mkdir()
+    config = Options(output_dir=str(tmp_path / "run"), push_to_hub=True, hub_model_id=given)
+    run_folder.export(accelerator(), config, finished_progress, Model(), Processor())
+    assert hub.asked == [name, (["README.md", "tokenizer", "weights"], f"me/{name}")]
+    assert f"uploaded to https://hub/me/{name}" in capsys.readouterr().out
+
+
+def test_without_the_flag_nothing_is_uploaded(hub, tmp_path, finished_progress):
+    run_folder.export(accelerator(), Options(output_dir=str(tmp_path)), finished_progress, Model(), Processor())
+    assert hub.asked == []
+
+
+def test_an_upload_that_fails_keeps_the_model_and_says_how_to_try_again(hub, monkeypatch, tmp_path, finished_progress):
+    monkeypatch.setattr(hub, "failure", ConnectionError("401 Client Error.\n\nInvalid token"))
+    config = Options(output_dir=str(tmp_path), push_to_hub=True, hub_model_id="mine")
+    with pytest.raises(UserError) as caught:
+        run_folder.export(accelerator(), config, finished_progress, Model(), Processor())
+    assert str(caught.value) == (
+        "--push_to_hub: mine could not be uploaded (401 Client Error. Invalid token), and the model is in "
+        f"{tmp_path / 'model'}: start again to try it once more, or without the flag"
+    )
+    assert (tmp_path / "model/weights").read_text() == "weights"
+
+
+# Progress
+
+accuracy = BestBy("eval_accuracy", greater_is_better=True)
+loss = BestBy("eval_loss", greater_is_better=False)
+
+
+def recorded(values, best_by):
+    """A progress that took in one evaluation after each step."""
+    progress = Progress()
+    for progress.step, value in enumerate(values, start=1):
+        progress.record({best_by.name: value}, best_by)
+    return progress
+
+
+@given(values=st.lists(st.floats(allow_infinity=True), min_size=1), greater=st.booleans())
+def test_the_best_step_is_the_first_with_the_best_number(values, greater):
+    progress = recorded(values, BestBy("eval_x", greater))
+    numbers = [value for value in values if not math.isnan(value)]
+    best = (max if greater else min)(numbers) if numbers else values[0]
+    assert progress.best_step == 1 + (values.index(best) if numbers else 0)
+    assert progress.best_results["eval_x"] is values[progress.best_step - 1]
+    assert progress.evaluations_since_best == len(values) - progress.best_step
+    assert progress.results == {"eval_x": values[-1]} or math.isnan(values[-1])
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "out"),
+    [
+        ([0.5, 0.5, 0.5], 2, True),
+        ([0.5, 0.4, 0.6], 1, False),
+        ([0.5, 0.4], 2, False),
+        ([0.5, 0.4], None, False),
+        ([math.nan] * 3, 2, True),  # a run that has diverged does not come back
+        ([0.5, math.nan, math.nan], 2, True),
+        ([math.nan, 0.1], 1, False),
+    ],
+)
+def test_patience_counts_evaluations_without_a_better_one(values, patience, out):
+    assert recorded(values, accuracy).out_of_patience(patience) is out
+
+
+def test_less_loss_is_better():
+    assert recorded([0.5, 0.3, 0.4], loss).best_step == 2
+
+
+def test_a_progress_comes_back_from_a_checkpoint_with_the_time_it_took():
+    progress = recorded([0.5, 0.4], accuracy)
+    progress.run_id, progress.monitor, progress.seconds = "abc", {"digest": "00"}, 5.0
+    state = json.loads(json.dumps(progress.state() | {"config": {}, "world_size": 2}))
+    again = Progress.from_state(state)
+    assert again.seconds >= 5.0
+    for name in ("step", "results", "best_step", "best_results", "evaluations_since_best", "run_id", "monitor"):
+        assert getattr(again, name) == getattr(progress, name)

@@ -1,0 +1,392 @@
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.datasets import docstrings, tables
+from shared.datasets.tables import column_of, load_tables, read_file, read_hub, read_saved, source_of, split_off, where
+from shared.errors import UserError
+
+NOTHING_GIVEN = {"dataset_name": None, "dataset_config_name": None, "train_file": None, "validation_file": None}
+ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
+
+
+def refusal(path: Path) -> str:
+    """The message with which reading `path` as --train_file is refused: one line that begins with flag and path."""
+    with pytest.raises(UserError) as caught:
+        read_file(str(path), "--train_file")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"--train_file {path}")
+    return message.removeprefix(f"--train_file {path}")
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may read everything, so that nothing is unreadable to it."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+# Files that are right
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'text,label\n"a, b",1\n"says ""no""\nand é",2\n'),
+        ("a.CSV", '\ufefftext,label\r\n"a, b",1\r\n"says ""no""\nand é",2\r\n'),
+        ("a.tsv", 'text\tlabel\na, b\t1\n"says ""no""\nand é"\t2\n'),
+        ("a.jsonl", "\n".join(map(json.dumps, ROWS))),
+        ("a.json", "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\n"),
+        ("array.json", json.dumps(ROWS, indent=2)),
+        ("bom.json", "\ufeff" + json.dumps(ROWS)),
+    ],
+)
+def test_the_same_rows_are_read_from_every_kind_of_text_file(tmp_path, name, content):
+    table = read_file(str(write(tmp_path / name, content)), "--train_file")
+    assert table.to_pylist() == ROWS
+    assert source_of(table) == f"--train_file {tmp_path / name}"
+
+
+def test_a_parquet_file_is_read(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    assert read_file(str(tmp_path / "a.parquet"), "--train_file").to_pylist() == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_types_are_inferred_from_the_whole_file_and_not_from_its_beginning(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 64)
+    rows = [{"label": 1}] * 100 + [{"label": 2.5}]
+    lines = [json.dumps(row) for row in rows] if name.endswith("jsonl") else ["label"] + [str(r["label"]) for r in rows]
+    table = read_file(str(write(tmp_path / name, "\n".join(lines))), "--train_file")
+    assert table["label"].to_pylist() == [row["label"] for row in rows]
+
+
+# Files that are wrong
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    assert refusal(tmp_path / "gone.csv") == ": no such file"
+
+
+def test_a_folder_is_refused(tmp_path):
+    (tmp_path / "folder.csv").mkdir()
+    assert "is a folder" in refusal(tmp_path / "folder.csv")
+
+
+def test_an_unreadable_file_is_refused(tmp_path):
+    path = write(tmp_path / "secret.csv", "text,label\na,1\n")
+    path.chmod(0)
+    with without_privileges():
+        message = refusal(path)
+    assert message == " cannot be read: Permission denied"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl", "a.parquet"])
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_an_empty_file_is_refused(tmp_path, name, content):
+    assert refusal(write(tmp_path / name, content)) == " is empty"
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.csv", "text,label\n"), ("a.json", "[]")])
+def test_a_file_without_rows_is_refused(tmp_path, name, content):
+    assert refusal(write(tmp_path / name, content)) == " has no rows"
+
+
+def test_a_parquet_file_without_rows_is_refused(tmp_path):
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "a.parquet")
+    assert refusal(tmp_path / "a.parquet") == " has no rows"
+
+
+def test_an_unknown_extension_is_refused_with_the_known_ones(tmp_path):
+    assert refusal(tmp_path / "a.xlsx") == ": unknown kind of file, known are .csv, .tsv, .json, .jsonl, .parquet"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl"])
+def test_binary_garbage_is_refused(tmp_path, name):
+    assert "is not text (byte 4 is zero)" in refusal(write(tmp_path / name, b"\x89PNG\x00\xff\xfe\x01"))
+
+
+def test_what_is_no_parquet_file_is_refused(tmp_path):
+    assert "is malformed: " in refusal(write(tmp_path / "a.parquet", b"text,label\na,1\n"))
+
+
+def test_a_parquet_file_that_was_cut_off_is_refused(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    assert "is malformed: " in refusal(write(tmp_path / "a.parquet", content[: len(content) // 2]))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_non_utf8_is_refused_with_byte_and_line(tmp_path, name):
+    path = write(tmp_path / name, "text,label\nvéry\n".encode() + "café,1\n".encode("latin-1"))
+    assert "is not UTF-8 (byte 20, line 3): convert it" in refusal(path)
+
+
+def test_utf16_is_called_by_its_name(tmp_path):
+    assert "is UTF-16" in refusal(write(tmp_path / "a.csv", "text,label\na,1\n".encode("utf-16")))
+
+
+@given(prefix=st.text(max_size=20), block=st.integers(1, 9))
+def test_the_first_byte_that_is_not_utf8_is_found_wherever_blocks_end(prefix, block):
+    good = prefix.replace("\0", "").encode()
+    line = good.count(b"\n") + 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "BLOCK_BYTES", block)
+        tables._refuse_non_utf8(good, "x")
+        with pytest.raises(UserError, match=rf"\(byte {len(good)}, line {line}\)"):
+            tables._refuse_non_utf8(good + b"\xff" + good, "x")
+
+
+def test_a_row_of_a_csv_file_with_too_many_fields_is_named(tmp_path):
+    path = write(tmp_path / "a.csv", "text,label\nab,1\nde,2,3\n")
+    assert "is malformed: CSV parse error: Row #3: Expected 2 columns, got 3" in refusal(path)
+
+
+def test_a_quotation_mark_that_is_never_closed_is_refused(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", 'text,label\n"ab,1\n' + "de,2\n" * 50)
+    assert "is malformed: " in refusal(path)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 64)
+    assert "quotation mark" in refusal(path)
+
+
+@pytest.mark.parametrize("bad", ['{"text": "b" "label": 2}', '{"text": "b', "[1]", "1"])
+def test_a_broken_line_of_json_is_named(tmp_path, bad):
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n\n' + bad + '\n{"text": "c", "label": 1}\n')
+    assert "is malformed in line 3: " in refusal(path)
+
+
+def test_json_rows_that_disagree_about_a_type_are_refused_with_the_column(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n')
+    assert refusal(path).endswith("Column(/label) changed from number to string")
+
+
+@pytest.mark.parametrize(("content", "reason"), [('[{"a": 1}, 2]', "element 2 "), ('[{"a": 1}, {"a"', "line 1")])
+def test_a_broken_json_array_is_refused(tmp_path, content, reason):
+    assert reason in refusal(write(tmp_path / "a.json", content))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    assert "two columns of the name text" in refusal(write(tmp_path / "a.csv", "text,text\na,b\n"))
+
+
+# Rows and columns
+
+
+def test_a_missing_column_is_refused_with_those_there_are(tmp_path):
+    table, _ = split_off(
+        read_file(str(write(tmp_path / "a.csv", "sentence,target\na,1\nb,2\n")), "--train_file"), 50, 0
+    )
+    with pytest.raises(UserError, match=r"--label_column_name label: --train_file .*\(columns: sentence, target\)$"):
+        column_of(table, "label", "--label_column_name")
+
+
+def test_a_categorical_column_is_read_as_its_values():
+    table = pa.table({"label": pa.array(["a", "b", "a"]).dictionary_encode()})
+    assert column_of(table, "label", "--label_column_name").type == pa.string()
+
+
+@given(rows=st.integers(2, 300), percentage=st.integers(1, 99), seed=st.integers(-5, 2**64))
+def test_the_split_keeps_every_row_once_in_order_and_knows_its_number(rows, percentage, seed):
+    table = tables.named(pa.table({"x": np.arange(rows)}), "--train_file a.csv")
+    train, validation = split_off(table, percentage, seed)
+    assert sorted(train["x"].to_pylist() + validation["x"].to_pylist()) == list(range(rows))
+    for part in (train, validation):
+        numbers = part["x"].to_pylist()
+        assert numbers == sorted(numbers)
+        assert where(part, len(numbers) - 1) == f"row {numbers[-1] + 1} of --train_file a.csv"
+    assert abs(validation.num_rows - rows * percentage / 100) <= 1
+
+
+def test_the_split_is_a_function_of_the_seed_and_of_nothing_else():
+    table = pa.table({"x": np.arange(20)})
+    assert split_off(table, 25, 0)[1]["x"].to_pylist() == [4, 8, 13, 14, 17]
+    assert split_off(table, 25, 1)[1]["x"].to_pylist() != [4, 8, 13, 14, 17]
+
+
+def test_one_row_cannot_be_split():
+    with pytest.raises(UserError, match="one row"):
+        split_off(pa.table({"x": [1]}), 10, 0)
+
+
+# Which source
+
+
+def test_without_flags_the_embedded_docstrings_are_loaded(monkeypatch):
+    parts = (pa.table({"text": ["a"], "label": ["x"], "file": ["f"]}), pa.table({"text": ["b"], "label": ["y"]}))
+    monkeypatch.setattr(docstrings, "load", lambda: parts)
+    train, validation = load_tables(**NOTHING_GIVEN)
+    assert (train["text"].to_pylist(), validation["text"].to_pylist()) == (["a"], ["b"])
+    assert where(validation, 0) == "row 1 of the embedded docstrings"
+
+
+def test_two_files_are_two_parts(tmp_path):
+    train_file, validation_file = write(tmp_path / "a.csv", "x\n1\n"), write(tmp_path / "b.jsonl", '{"x": 2}\n')
+    flags = NOTHING_GIVEN | {"train_file": str(train_file), "validation_file": str(validation_file)}
+    train, validation = load_tables(**flags)
+    assert (train["x"].to_pylist(), validation["x"].to_pylist()) == ([1], [2])
+    assert where(validation, 0) == f"row 1 of --validation_file {validation_file}"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_file_alone_is_split_and_one_process_says_so(tmp_path, monkeypatch, capsys, rank):
+    monkeypatch.setenv("RANK", rank)
+    path = write(tmp_path / "a.csv", "x\n" + "\n".join(map(str, range(40))))
+    train, validation = load_tables(**NOTHING_GIVEN | {"train_file": str(path)}, seed=3)
+    assert (train.num_rows, validation.num_rows) == (36, 4)
+    said = f"--train_file {path} has no validation part: 4 of its rows (10 %, chosen by --seed 3) are kept for it\n"
+    assert capsys.readouterr().err == (said if rank == "0" else "")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"dataset_name": "a/b", "train_file": "c.csv"}, "--dataset_name a/b and --train_file c.csv"),
+        ({"dataset_name": "a/b", "validation_file": "c.csv"}, "--dataset_name a/b and --validation_file c.csv"),
+        ({"validation_file": "c.csv"}, "--validation_file c.csv needs a --train_file"),
+        ({"dataset_config_name": "mrpc"}, "--dataset_config_name mrpc"),
+        ({"dataset_config_name": "mrpc", "train_file": "c.csv"}, "--dataset_config_name mrpc"),
+        ({"validation_split_percentage": 0}, "--validation_split_percentage 0"),
+        ({"validation_split_percentage": 100}, "--validation_split_percentage 100"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags, reason):
+    with pytest.raises(UserError, match=reason):
+        load_tables(**NOTHING_GIVEN | flags)
+
+
+# Folders of save_to_disk and the Hub, which need the package datasets
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path_factory.mktemp("saved")
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = {"text": [f"text {i}" for i in range(10)], "label": [i % 2 for i in range(10)]}
+    data = datasets.Dataset.from_dict(rows, features=features)
+    data.select([3, 1, 2]).save_to_disk(folder / "one")
+    datasets.DatasetDict(train=data, validation=data.select([7, 5])).save_to_disk(folder / "dict")
+    datasets.DatasetDict(test=data).save_to_disk(folder / "test_only")
+    return folder
+
+
+def test_a_saved_dataset_is_read_in_its_order_with_its_label_names(saved):
+    table = read_saved(str(saved / "one"))["train"]
+    assert table["text"].to_pylist() == ["text 3", "text 1", "text 2"]
+    assert b'"names": ["no", "yes"]' in table.schema.metadata[b"huggingface"]
+    assert source_of(table) == f"--dataset_name {saved / 'one'} (split train)"
+
+
+def test_a_saved_dictionary_gives_its_train_and_validation_split(saved):
+    train, validation = load_tables(**NOTHING_GIVEN | {"dataset_name": str(saved / "dict")})
+    assert train.num_rows == 10
+    assert validation["text"].to_pylist() == ["text 7", "text 5"]
+
+
+def test_a_saved_dataset_without_validation_is_split(saved):
+    train, validation = load_tables(**NOTHING_GIVEN | {"dataset_name": str(saved / "one")})
+    assert (train.num_rows, validation.num_rows) == (2, 1)
+
+
+def test_a_dataset_without_a_train_split_is_refused(saved):
+    with pytest.raises(UserError, match=r"no train split \(splits: test\)"):
+        load_tables(**NOTHING_GIVEN | {"dataset_name": str(saved / "test_only")})
+
+
+def test_a_folder_that_save_to_disk_did_not_write_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--dataset_name .* not one that datasets' save_to_disk wrote"):
+        load_tables(**NOTHING_GIVEN | {"dataset_name": str(tmp_path)})
+
+
+def test_a_saved_dataset_that_was_cut_off_is_refused(saved, tmp_path):
+    for path in (saved / "one").iterdir():
+        content = path.read_bytes()
+        write(tmp_path / path.name, content[:40] if path.suffix == ".arrow" else content)
+    with pytest.raises(UserError, match="save_to_disk"):
+        read_saved(str(tmp_path))
+
+
+def test_a_config_name_for_a_folder_is_refused(saved):
+    with pytest.raises(UserError, match="--dataset_config_name mrpc"):
+        load_tables(**NOTHING_GIVEN | {"dataset_name": str(saved / "one"), "dataset_config_name": "mrpc"})
+
+
+@pytest.mark.parametrize("name", ["./gone", "/gone/folder", "~/gone", "out/some/folder"])
+def test_a_missing_folder_is_no_hub_name(name):
+    with pytest.raises(UserError, match=f"--dataset_name {name}: no such folder"):
+        read_hub(name, None)
+
+
+def test_a_file_as_dataset_name_is_refused(tmp_path):
+    with pytest.raises(UserError, match="give it as --train_file"):
+        read_hub(str(write(tmp_path / "a.csv", "x\n1\n")), None)
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> None:
+    """The Hub is at a closed port, and a call of its client fails the test."""
+    datasets = pytest.importorskip("datasets")
+
+    def call(*_args, **_kwargs):
+        raise AssertionError("asked the Hub, which retries for 24 s")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(datasets, "load_dataset", call)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_a_network_the_embedded_data_are_offered():
+    with pytest.raises(UserError, match=r"--dataset_name a/b --dataset_config_name c is .*leave out --dataset_name"):
+        read_hub("a/b", "c")
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_dataset_that_was_loaded_before_needs_no_network(monkeypatch, tmp_path):
+    import datasets
+
+    class Tiny(datasets.GeneratorBasedBuilder):
+        def _info(self):
+            return datasets.DatasetInfo(features=datasets.Features({"text": datasets.Value("string")}))
+
+        def _split_generators(self, _dl_manager):
+            return [datasets.SplitGenerator("train", {"count": 4}), datasets.SplitGenerator("validation", {"count": 2})]
+
+        def _generate_examples(self, count):
+            yield from ((i, {"text": f"text {i}"}) for i in range(count))
+
+    Tiny(cache_dir=str(tmp_path), repo_id="someone/tiny", dataset_name="tiny", hash="abc").download_and_prepare()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    train, validation = load_tables(**NOTHING_GIVEN | {"dataset_name": "someone/tiny"})
+    assert (train.num_rows, validation.num_rows) == (4, 2)
+    assert where(train, 1) == "row 2 of --dataset_name someone/tiny (split train)"
+
+
+def test_without_the_package_datasets_a_hub_name_is_refused(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(UserError, match="--dataset_name a/b needs the package datasets: pip install datasets"):
+        read_hub("a/b", None)

@@ -71,6 +71,7 @@ def start(config: options.Options) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, it warns at every fork of a loader worker
     if on_cpu:
         torch.set_num_threads(threads_per_process())
+        keep_freed_memory()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -164,6 +165,19 @@ def threads_per_process() -> int:
     if given and not (given == 1 and launcher):
         return given
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep the memory of freed tensors for the next step instead of handing it back to the kernel.
+
+    By default it returns every large block when it is freed, and each step faults its activations in again, page by
+    page: 40,000 page faults and 3-4 % of the time of a step of a 4-layer x 256 encoder.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # of glibc; a preloaded allocator has rules of its own
+        m_trim_threshold, m_mmap_threshold = -1, -3
+        libc.mallopt(m_mmap_threshold, 2**30)
+        libc.mallopt(m_trim_threshold, 2**31 - 1)
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -> None:

@@ -301,6 +301,26 @@ def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):
     assert leaving.codes == []
 
 
+def test_freed_memory_is_kept_for_the_next_step():
+    # In a process of its own: the setting stays.
+    script = """
+import resource, torch
+from shared import launch
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step():
+    before = faults()
+    torch.ones(2**23).sum()  # 32 MiB, 8,192 pages
+    return faults() - before
+step()
+fresh = step()
+launch.keep_freed_memory()
+step()
+print(fresh, step())
+"""
+    fresh, kept = map(int, runs.succeed([sys.executable, "-c", script]).split())
+    assert kept < fresh / 10
+
+
 # Guards
 
 

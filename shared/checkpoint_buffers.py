@@ -38,7 +38,7 @@ class Flat:
 
 
 class Buffers:
-    """Files laid out for the state dicts of models and optimizers, by file name.
+    """Files laid out for the state dicts of models and optimizers, by file name; their values come with `copy`.
 
     Raises:
         MemoryError: there is not enough memory.
@@ -137,7 +137,7 @@ def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[
 
 
 def zip_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
-    """Of each record of torch's archive where its content starts and ends, and the two places of its checksum."""
+    """Of each record of torch's archive that has content: where it starts and ends, and the places of its checksum."""
     records = {}
     with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
         entry = archive.start_dir
@@ -145,8 +145,9 @@ def zip_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
             header = os.pread(descriptor, 30, info.header_offset)
             start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
             end = start + info.file_size
-            assert os.pread(descriptor, 4, end) == b"PK\x07\x08"  # the checksum follows behind this
-            records[info.filename] = start, end, (end + 4, entry + 16)
+            if info.file_size:
+                assert os.pread(descriptor, 4, end) == b"PK\x07\x08"  # the checksum follows behind this
+                records[info.filename] = start, end, (end + 4, entry + 16)
             entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
     return records
 

@@ -88,7 +88,9 @@ def write(job: Job) -> None:
 def attempt(partial: Path, fill: Callable[[], object]) -> None:
     """Make the folder `partial` and fill it; when that fails, nothing is left of it."""
     try:
-        partial.parent.mkdir(exist_ok=True)  # not its parents: they would be made where a mount was lost
+        if not partial.parent.exists():
+            partial.parent.mkdir()  # not its parents: they would be made where a mount was lost
+            sync(partial.parent.parent)
         partial.mkdir()
         fill()
     except BaseException:
@@ -259,14 +261,14 @@ class Writer:
 
 def serve(parent: int) -> None:
     """Write what the parent asks for until it closes the pipe or ends."""
-    for number in NOT_FOR_THE_WRITER:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_WRITER)
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
         return
     os.nice(NICENESS)
+    for number in NOT_FOR_THE_WRITER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_WRITER)
     jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     while True:
         try:

@@ -79,10 +79,9 @@ class Saver:
             contents=contents,
             keep=self.config.save_total_limit,
             best=progress.best_step if self.config.load_best_model_at_end else None,
-            needed_from=min(step for _, step in everybody if step is not None)
-            if self.config.save_on_each_node
-            else None,
         )
+        if self.config.save_on_each_node:
+            self.job.needed_from = min(step for _, step in everybody if step is not None)
         self.progress, self.step = progress, progress.step
         if self.writes and self.in_background:
             self._copy()

@@ -31,6 +31,7 @@ from shared.optimization import clip_gradients, make_optimizer, make_schedule, s
 from shared.options import Options
 from shared.pretrained import load_pretrained
 from shared.rehearsal import rehearse
+from shared.saving import Saver
 from shared.tracking import Tracker
 
 
@@ -106,6 +107,7 @@ def main(config: Config) -> dict[str, float]:
         return {}
     run_folder.begin(accelerator, config, progress)
     tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
+    saver = Saver(accelerator, config, plan)
     monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor)
 
     for step in range(progress.step, plan.total_steps):
@@ -129,12 +131,13 @@ def main(config: Config) -> dict[str, float]:
             progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by)
             tracker.log(progress.step, progress.results)
         stop = progress.out_of_patience(config.early_stopping_patience)
-        if stop or checkpoints.due(config, plan, progress):
+        if saver.due(progress) or stop:
             progress.monitor = monitor.state()
-            checkpoints.save(accelerator, config, plan, progress)
+            saver.save(progress)
         if stop:
             break
 
+    saver.finish()
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, model, tokenizer)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))

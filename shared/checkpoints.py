@@ -1,27 +1,24 @@
 """Save and resume: a checkpoint is complete or absent, and continues the run it came from or is refused.
 
 A checkpoint holds what `accelerator.save_state` writes, `state.json` (where the run is, what decided it) and, last,
-`manifest.json` with the size and digest of every file. Nothing random is restored from it: every draw of a run is a
-function of (seed, step or epoch, sample or micro-batch).
+`manifest.json` with the size and digest of every file; shared/saving.py makes them. Nothing random is restored: every
+draw of a run is a function of (seed, step or epoch, sample or micro-batch).
 """
 
 import hashlib
 import json
-import os
-import shutil
-import sys
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors.torch import load_model
 
-from shared import options
+from shared import checkpoint_writer, sharded_checkpoints
 from shared.batches import Plan
 from shared.errors import UserError
-from shared.launch import agree, on_main_process
+from shared.launch import on_main_process
+from shared.machines import on_writers
+from shared.optimization import inner
 from shared.options import Options
 from shared.progress import Progress
 
@@ -33,61 +30,15 @@ def folder(output_dir: str | Path) -> Path:
     return Path(output_dir) / "checkpoints"
 
 
-def save(accelerator: Any, config: Options, plan: Plan, progress: Progress) -> Path:
-    """Write the checkpoint of `progress.step`; call it on every process.
-
-    The files go to a folder of a temporary name, which is renamed when every process has written its own; only then are
-    older checkpoints removed, down to the newest --save_total_limit and the best one if the run ends with it.
-
-    Raises:
-        UserError: some process could not write, on all of them.
-    """
-    final = folder(config.output_dir) / f"step_{progress.step:08d}"
-    partial = final.with_name(final.name + ".partial")
-
-    def begin() -> None:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-
-    def commit() -> None:
-        state = progress.state() | {
-            "epoch": plan.epochs_completed(progress.step),
-            "seed": config.seed,
-            "config": options.plain(config),
-            "world_size": accelerator.num_processes,
-            "threads": torch.get_num_threads(),
-            "versions": {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")},
-        }
-        (partial / "state.json").write_text(json.dumps(state, indent=1))
-        write_manifest(partial)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        sync(final.parent)
-        best = progress.best_step if config.load_best_model_at_end else None
-        rotate(config.output_dir, config.save_total_limit, best)
-
-    on_main_process(accelerator, lambda: _writing(partial, begin))
-    error = None
-    try:
-        _writing(partial, lambda: accelerator.save_state(str(partial)))
-    except UserError as problem:
-        error = problem
-    try:
-        agree(accelerator, error)
-        on_main_process(accelerator, lambda: _writing(partial, commit))
-    except UserError:
-        if accelerator.is_main_process:
-            shutil.rmtree(partial, ignore_errors=True)  # what did not fit need not take the space
-        raise
-    return final
+def path_of(output_dir: str | Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return folder(output_dir) / f"step_{step:08d}"
 
 
-def _writing(path: Path, write: Callable[[], object]) -> None:
-    """Turn a failure to write into a UserError."""
-    try:
-        write()
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as Python, torch and safetensors report it
-        raise UserError(f"cannot save {path} ({error}): free space, or set another --output_dir") from None
+def numbered(name: str, index: int) -> str:
+    """The name of a file as Accelerate numbers it: model.safetensors, model_1.safetensors."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}_{index}.{suffix}" if index else name
 
 
 def due(config: Options, plan: Plan, progress: Progress) -> bool:
@@ -98,41 +49,25 @@ def due(config: Options, plan: Plan, progress: Progress) -> bool:
     return every != "no" and plan.due(None if every == "epoch" else int(every), progress.step - 1)
 
 
-def rotate(output_dir: str | Path, keep: int | None, best: int | None) -> None:
-    """Remove all complete checkpoints but the newest `keep` and that of step `best`."""
-    found = complete(output_dir)
-    for step in sorted(found)[: -keep if keep else 0]:
-        if step != best:
-            shutil.rmtree(found[step])
-
-
 def complete(output_dir: str | Path) -> dict[int, Path]:
     """The checkpoints that were written to the end, by step; other things in the folder are left alone."""
-    found = {}
-    for path in folder(output_dir).glob("step_*"):
-        number = path.name.removeprefix("step_")
-        if number.isdigit() and (path / "manifest.json").is_file():
-            found[int(number)] = path
-    return found
+    return checkpoint_writer.complete_in(folder(output_dir))
 
 
 def remove_partials(output_dir: str | Path) -> None:
-    """Remove what saves of a run that is dead left unfinished, and say so. Only the main process calls it."""
-    for partial in folder(output_dir).glob("step_*.partial"):
-        shutil.rmtree(partial)
+    """Remove what saves of a run that is dead left unfinished, and say so. Only processes that write call it."""
+    for partial in checkpoint_writer.partials_in(folder(output_dir)):
+        checkpoint_writer.remove(partial)
         print(f"removed {partial}, a checkpoint that was never finished")
 
 
-def write_manifest(path: Path) -> None:
-    """Record size and SHA-256 of every file of a checkpoint, after making sure that they are on disk."""
-    files = {}
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        sync(file)
-        files[str(file.relative_to(path))] = {"bytes": file.stat().st_size, "sha256": digest(file)}
-    manifest = path / "manifest.json"
-    manifest.write_text(json.dumps(files, indent=1))
-    sync(manifest)
-    sync(path)
+def manifest_of(path: Path, rank: int | None = None) -> dict[str, Any]:
+    """Size and SHA-256 of the files in a folder (those that process `rank` wrote), which are then on disk."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    mine = [file for file in files if rank is None or sharded_checkpoints.is_mine(file, rank)]
+    for file in mine:
+        checkpoint_writer.sync(file)
+    return {str(file.relative_to(path)): {"bytes": file.stat().st_size, "sha256": digest(file)} for file in mine}
 
 
 def problem_with(path: Path) -> str | None:
@@ -146,38 +81,56 @@ def problem_with(path: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != expected["bytes"] or digest(file) != expected["sha256"]:
                 return f"{name} is damaged"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read ({error})"
     return None
 
 
-def find(output_dir: str | Path, resume_from: str) -> tuple[Path, State] | None:
-    """The checkpoint to go on from and its state; None for a run from the start. Only the main process asks.
+def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
+    """The checkpoint to go on from and its state; None for a run from the start. Call it on every process.
 
-    It looks from the newest backwards and says why it passes one over; `resume_from` is auto, never or the path of a
-    checkpoint.
+    The processes that write look from the newest backwards, together, and say why one is passed over: with
+    --save_on_each_node it has to be intact on every machine.
 
     Raises:
         UserError: the checkpoint named by a path is missing or damaged; `never`, but there are checkpoints.
     """
-    found = complete(output_dir)
-    if resume_from == "never":
-        if found:
+    output_dir, resume_from = config.output_dir, config.resume_from_checkpoint
+
+    def refuse_any() -> None:
+        if found := complete(output_dir):
             raise UserError(
                 f"--resume_from_checkpoint never, but {folder(output_dir)} holds checkpoints up to step {max(found)}: "
                 "set another --output_dir, or remove them"
             )
-        return None
-    if resume_from != "auto":
+
+    def refuse_damaged() -> None:
+        if problem := problem_with(Path(resume_from)):
+            raise UserError(f"--resume_from_checkpoint {resume_from}: {problem}; use auto for the newest complete one")
+
+    path: Path | None = None
+    if resume_from == "never":
+        on_writers(accelerator, config, refuse_any)
+    elif resume_from == "auto":
+        path = newest_intact(accelerator, config)
+    else:
+        on_writers(accelerator, config, refuse_damaged)
         path = Path(resume_from)
-        if problem := problem_with(path):
-            raise UserError(f"--resume_from_checkpoint {path}: {problem}; use auto for the newest complete one")
-        return path, read_state(path)
-    for step in sorted(found, reverse=True):
-        if problem := problem_with(found[step]):
-            print(f"checkpoint {found[step]} is passed over: {problem}", file=sys.stderr)
-        else:
-            return found[step], read_state(found[step])
+    return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
+
+
+def newest_intact(accelerator: Any, config: Options) -> Path | None:
+    """The newest checkpoint in --output_dir that everybody who writes there finds intact."""
+    found = on_writers(accelerator, config, lambda: list(complete(config.output_dir)))
+    for step in sorted(set().union(*found), reverse=True):
+        path = path_of(config.output_dir, step)
+        problems = on_writers(accelerator, config, lambda path=path: problem_with(path))  # type: ignore[misc]
+        if not any(problems):
+            return path
+        if accelerator.is_main_process:
+            where = [machine for machine, problem in enumerate(problems) if problem]
+            on = f" on machine {where[0]}" if config.save_on_each_node else ""
+            checkpoint_writer.complain(f"checkpoint {path} is passed over{on}: {problems[where[0]]}")
     return None
 
 
@@ -187,26 +140,40 @@ def read_state(path: Path) -> State:
 
 
 def load(accelerator: Any, path: Path) -> None:
-    """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`."""
-    accelerator.load_state(str(path))
+    """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
+
+    `accelerator.load_state` reads the same files, but the random states as well, and passes over those it cannot read.
+    """
+    if any(map(sharded_checkpoints.is_sharded, accelerator._models)):
+        sharded_checkpoints.load(path, accelerator._models, accelerator._optimizers)
+    else:
+        for i, model in enumerate(accelerator._models):
+            load_model(model, path / numbered("model.safetensors", i))
+        for i, optimizer in enumerate(accelerator._optimizers):
+            state = torch.load(path / numbered("optimizer.bin", i), map_location="cpu", weights_only=True)
+            inner(optimizer).load_state_dict(state)
+    if accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(torch.load(path / "scaler.pt", weights_only=True))
 
 
 def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
-    """Go back to the best step's model, if the run ends with it and it is not the last step's."""
-    if config.load_best_model_at_end and progress.best_step not in (None, progress.step):
-        load(accelerator, complete(config.output_dir)[progress.best_step])
+    """Go back to the best step's model, if the run ends with it and it is not the last step's.
+
+    If it could not be saved, which was said then, the run ends with the last step's, and says so.
+    """
+    step = progress.best_step
+    if not config.load_best_model_at_end or step in (None, progress.step):
+        return
+    if all(on_writers(accelerator, config, lambda: step in complete(config.output_dir))):
+        load(accelerator, path_of(config.output_dir, step))
+        return
+    accelerator.print(
+        f"warning: the best model, of step {step}, is not in {folder(config.output_dir)}: ending with the last"
+    )
+    progress.best_step, progress.best_results = progress.step, progress.results
 
 
 def digest(file: Path) -> str:
     """SHA-256 of a file, hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Have a file or folder written to disk before going on."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

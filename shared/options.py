@@ -81,6 +81,8 @@ class Options:
     """Save at every that many optimizer steps. epoch: at the first step that completes an epoch. no: never."""
     save_total_limit: int | None = 3
     """Checkpoints kept, besides the best one. None: all."""
+    save_on_each_node: bool = False
+    """Each machine keeps checkpoints of its own, in an --output_dir that the machines do not share."""
     eval_steps: int | None = None
     """Evaluate at every that many optimizer steps. None: at the first step that completes an epoch."""
     logging_steps: int = 10
@@ -119,6 +121,7 @@ class Options:
             "resume_from_checkpoint",
             "checkpointing_steps",
             "save_total_limit",
+            "save_on_each_node",
             "logging_steps",
             "report_to",
             "run_name",

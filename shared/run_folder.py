@@ -17,6 +17,7 @@ from shared import checkpoints, options
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import on_main_process
+from shared.machines import check_shared, on_writers
 from shared.progress import Progress
 from shared.tracking import read_metrics
 
@@ -26,31 +27,29 @@ Config = TypeVar("Config", bound=options.Options)
 def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
     """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
 
-    Call it on every process; the main one looks and tells the others. Nothing in the folder is changed yet.
+    Call it on every process; those that write look and tell the others. Nothing in the folder is changed yet.
 
     Raises:
-        UserError: the folder cannot be written, or holds a run that another config decided; the model could not be
-            uploaded at the end.
+        UserError: the folder cannot be written, holds a run that another config decided, or is not what
+            --save_on_each_node says; the model could not be uploaded at the end.
     """
     output_dir = Path(config.output_dir)
 
-    def look() -> tuple[Path | None, dict[str, Any]]:
-        check_writable(output_dir)
-        if config.push_to_hub:
-            require_upload()
-        found = checkpoints.find(output_dir, config.resume_from_checkpoint)
-        if found:
-            return found
+    def look() -> dict[str, Any]:
         if not (output_dir / "model").exists():
-            return None, {}
+            return {}
         if not (output_dir / "config.yaml").is_file():
             raise UserError(
                 f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
                 "its model would be overwritten; name another folder"
             )
-        return None, {"config": options.load(output_dir / "config.yaml")}
+        return {"config": options.load(output_dir / "config.yaml")}
 
-    checkpoint, state = on_main_process(accelerator, look)
+    on_writers(accelerator, config, lambda: check_writable(output_dir))
+    check_shared(accelerator, config)
+    if config.push_to_hub:
+        on_main_process(accelerator, require_upload)
+    checkpoint, state = checkpoints.find(accelerator, config) or (None, on_main_process(accelerator, look))
     stored = state.get("config")
     config = resolve(config, accelerator, stored)
     if stored:
@@ -128,11 +127,8 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     """Write config.yaml and start the clock: everything that could refuse the run has been passed."""
     progress.started = time.perf_counter()
 
-    def write() -> None:
-        checkpoints.remove_partials(config.output_dir)
-        options.save(config, Path(config.output_dir) / "config.yaml")
-
-    on_main_process(accelerator, write)
+    on_writers(accelerator, config, lambda: checkpoints.remove_partials(config.output_dir))
+    on_main_process(accelerator, lambda: options.save(config, Path(config.output_dir) / "config.yaml"))
 
 
 def finished(accelerator: Any, config: options.Options) -> dict[str, float] | None:

@@ -117,17 +117,20 @@ def load_recipe(name):
     return module
 
 
-def in_group(function, processes, folder):
-    """What `function(accelerator, folder)` returns on each process of a gloo group, as JSON gives it back."""
-    torch.multiprocessing.spawn(_join, args=(function, processes, folder), nprocs=processes)
+def in_group(function, processes, folder, machines=False):
+    """What `function(accelerator, folder)` returns on each process of a gloo group, as JSON gives it back.
+
+    With `machines` each process is told that it is the only one of its machine.
+    """
+    torch.multiprocessing.spawn(_join, args=(function, processes, folder, machines), nprocs=processes)
     return [json.loads((folder / f"returned-{rank}.json").read_text()) for rank in range(processes)]
 
 
-def _join(rank, function, processes, folder):
+def _join(rank, function, processes, folder, machines):
     from accelerate import Accelerator
 
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0" if machines else str(rank), "WORLD_SIZE": str(processes)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the file does the work
     store = f"file://{folder / 'store'}"
     timeout = timedelta(seconds=60)  # processes that no longer agree fail, and do not hang

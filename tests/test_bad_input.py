@@ -17,7 +17,7 @@ import pytest
 import runs
 from huggingface_hub import constants
 
-from shared import options, tracking
+from shared import options, saving, tracking
 from shared.errors import UserError
 
 
@@ -246,10 +246,11 @@ def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("flags", "what"), [([], "checkpoints/step_00000008.partial"), (["--checkpointing_steps", "no"], "model")]
+    ("flags", "what"), [([], "checkpoints/step_00000008"), (["--checkpointing_steps", "no"], "model")]
 )
-def test_a_disk_that_fills_up_during_the_run_ends_it_in_one_line(train, tmp_path, flags, what):
+def test_a_disk_that_fills_up_during_the_run_ends_it_in_one_line(train, tmp_path, monkeypatch, flags, what):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights have 138 kB
     try:
         message = refusal(train, tmp_path, *flags)

@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import runs
@@ -16,6 +17,7 @@ from shared.batches import Plan
 from shared.errors import UserError
 from shared.options import Options
 from shared.progress import Progress
+from shared.saving import Saver
 
 STEPS = 21  # of 12 samples: the second epoch of 160 begins within step 13
 FLAGS = [
@@ -32,15 +34,15 @@ def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
     """The recipe in this process, which is one process of the world size 1; it may end after some checkpoint."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
-    save = checkpoints.save
+    save = Saver.save
 
-    def save_and_die(accelerator, config, plan, progress):
-        saved = save(accelerator, config, plan, progress)
+    def save_and_die(saver, progress):
+        save(saver, progress)
         if progress.step == kill_after:
+            saver.finish()
             raise Killed
-        return saved
 
-    monkeypatch.setattr(checkpoints, "save", save_and_die)
+    monkeypatch.setattr(Saver, "save", save_and_die)
     try:
         recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(output_dir)]))
         assert kill_after is None
@@ -183,8 +185,16 @@ PLAN = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=4)
 
 
 def save_all(accelerator, config, steps, **progress):
+    saver = Saver(accelerator, config, PLAN)
     for step in steps:
-        checkpoints.save(accelerator, config, PLAN, Progress(step=step, **progress))
+        saver.save(Progress(step=step, **progress))
+    saver.finish()
+
+
+def find(output_dir, resume_from="auto"):
+    """What one process that runs alone finds."""
+    alone = SimpleNamespace(num_processes=1, is_main_process=True, is_local_main_process=True)
+    return checkpoints.find(alone, config(output_dir, resume_from_checkpoint=str(resume_from)))
 
 
 @pytest.mark.parametrize(
@@ -202,32 +212,35 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(
 ):
     save_all(accelerator, config(tmp_path), (3, 6))
     damage(tmp_path / "checkpoints/step_00000006" / file)
-    path, state = checkpoints.find(tmp_path, "auto")
+    path, state = find(tmp_path)
     assert (path.name, state["step"]) == ("step_00000003", 3)
     said = capsys.readouterr().err
     assert said.startswith(f"checkpoint {tmp_path}/checkpoints/step_00000006 is passed over: {says}")
     with pytest.raises(UserError, match=f"--resume_from_checkpoint .*step_00000006: {says}.*use auto"):
-        checkpoints.find(tmp_path, str(tmp_path / "checkpoints/step_00000006"))
+        find(tmp_path, tmp_path / "checkpoints/step_00000006")
 
 
-def test_a_checkpoint_that_was_not_written_to_the_end_is_none(accelerator, model, tmp_path):
+def test_a_checkpoint_that_was_not_written_to_the_end_is_none(accelerator, model, tmp_path, capsys):
     save_all(accelerator, config(tmp_path), (3, 6))
     (tmp_path / "checkpoints/step_00000006/manifest.json").unlink()
-    shutil.copytree(tmp_path / "checkpoints/step_00000003", tmp_path / "checkpoints/step_00000009.partial")
+    left = tmp_path / "checkpoints/step_00000009.partial-0123abcd"
+    shutil.copytree(tmp_path / "checkpoints/step_00000003", left)
     assert set(checkpoints.complete(tmp_path)) == {3}
     save_all(accelerator, config(tmp_path), (6, 9))  # what is left of them is in nobody's way
     assert set(checkpoints.complete(tmp_path)) == {3, 6, 9}
-    assert not list((tmp_path / "checkpoints").glob("*.partial"))
+    checkpoints.remove_partials(tmp_path)
+    assert capsys.readouterr().out == f"removed {left}, a checkpoint that was never finished\n"
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step_{step:08d}" for step in (3, 6, 9)}
 
 
 def test_an_empty_folder_has_none_and_never_is_then_no_mistake(tmp_path):
-    assert checkpoints.find(tmp_path, "auto") is None
-    assert checkpoints.find(tmp_path, "never") is None
+    assert find(tmp_path) is None
+    assert find(tmp_path, "never") is None
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--resume_from_checkpoint .*nowhere: there is no such folder"):
-        checkpoints.find(tmp_path, str(tmp_path / "nowhere"))
+        find(tmp_path, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
@@ -253,21 +266,7 @@ def test_what_others_keep_among_the_checkpoints_is_left_alone(accelerator, model
     save_all(accelerator, config(tmp_path, save_total_limit=1), (3, 6))
     names = {path.name for path in folder.iterdir()}
     assert names == {"step_final", "step_00000001", "notes.txt", "step_00000006"}
-    assert checkpoints.find(tmp_path, "auto")[1]["step"] == 6
-
-
-def test_a_disk_that_is_full_is_said_and_the_older_checkpoint_stays(accelerator, model, tmp_path, monkeypatch):
-    save_all(accelerator, config(tmp_path, save_total_limit=1), (3,))
-
-    def write(folder):
-        (Path(folder) / "model.safetensors").write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(accelerator, "save_state", write)
-    with pytest.raises(UserError, match=r"cannot save .*step_00000006.* \(\[Errno 28\] No space left on device\)"):
-        save_all(accelerator, config(tmp_path, save_total_limit=1), (6,))
-    assert set(checkpoints.complete(tmp_path)) == {3}
-    assert checkpoints.problem_with(checkpoints.complete(tmp_path)[3]) is None
+    assert find(tmp_path)[1]["step"] == 6
 
 
 def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator, model, tmp_path):

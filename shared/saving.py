@@ -1,0 +1,270 @@
+"""Saving: the loop stands still for a copy of the state in memory, and a process beside it writes the checkpoint."""
+
+import io
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from shared import checkpoint_writer, options, sharded_checkpoints
+from shared.batches import Plan
+from shared.checkpoint_buffers import Buffers, distinct, flatten
+from shared.checkpoint_writer import Job, Writer
+from shared.checkpoints import due, manifest_of, numbered, path_of
+from shared.errors import UserError
+from shared.launch import agree, on_main_process
+from shared.machines import gather, writes
+from shared.optimization import inner
+from shared.options import Options
+from shared.progress import Progress
+
+ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
+CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)  # a full disk, as Python, torch and safetensors report it
+
+
+class Saver:
+    """Saves the model and optimizer that `accelerator` prepared; made, and called, on every process.
+
+    `save` returns when the state is copied to memory, and a process beside this one writes it; at most one save is
+    under way. Sharded models, and those for which there is not enough memory, are written before `save` returns. A save
+    that fails is said, the run goes on, and the next one tries again. `finish` waits for the last and insists on it.
+    """
+
+    def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
+        # Everything else that Accelerate can save is a function of the config and the step, and must not be prepared.
+        assert not [*accelerator._schedulers, *accelerator._dataloaders, *accelerator._custom_objects]
+        self.accelerator, self.config, self.plan = accelerator, config, plan
+        self.models, self.optimizers = accelerator._models, accelerator._optimizers
+        self.sharded = any(map(sharded_checkpoints.is_sharded, self.models))
+        if self.sharded and config.save_on_each_node:
+            raise UserError(
+                "--save_on_each_node, but each process writes its part of a sharded model (FSDP), and a machine alone "
+                "has not all of them: leave the flag out, and name an --output_dir on a shared file system"
+            )
+        self.writes = writes(accelerator, config)
+        self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
+        self.in_background = not self.sharded
+        self.buffers: Buffers | None = None
+        self.writer: Writer | None = None
+        self.job: Job | None = None  # the last one
+        self.under_way = False
+        self.problem: str | None = None  # with the last save
+        self.committed = -1  # the newest step that this process has saved
+
+    def due(self, progress: Progress) -> bool:
+        """Whether a checkpoint is to be saved now; in any case, says if the one under way has failed meanwhile."""
+        self._look()
+        return due(self.config, self.plan, progress)
+
+    def save(self, progress: Progress) -> None:
+        """Save the state after `progress.step` steps; call it on every process."""
+        self._look(wait=True)
+        mine = (random_states(self.accelerator), self.committed if self.writes else None)
+        everybody = gather(self.accelerator, mine)
+        contents = {f"random_states_{rank}.pkl": states for rank, (states, _) in enumerate(everybody)}
+        if self.accelerator.scaler is not None:
+            contents["scaler.pt"] = saved(self.accelerator.scaler.state_dict())
+        contents["state.json"] = json.dumps(self._state(progress), indent=1).encode()
+        self.job = Job(
+            path_of(self.config.output_dir, progress.step),
+            images={},
+            contents=contents,
+            keep=self.config.save_total_limit,
+            best=progress.best_step if self.config.load_best_model_at_end else None,
+        )
+        if self.config.save_on_each_node:
+            self.job.needed_from = min(step for _, step in everybody if step is not None)
+        self.progress, self.step = progress, progress.step
+        if self.writes and self.in_background:
+            self._copy()
+        self._write()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is complete; one that failed is tried again. Call it on every process.
+
+        Raises:
+            UserError: it could not be saved, by some process, on all of them.
+        """
+        self._look(wait=True, last=True)
+        for _ in range(ATTEMPTS - 1):
+            if self.problem and self._can_repeat():
+                checkpoint_writer.complain(f"{self.problem}; trying again in {SECONDS_BETWEEN:g} s")
+                time.sleep(SECONDS_BETWEEN)
+                self._write()
+                self._look(wait=True, last=True)
+        problem = UserError(f"{self.problem}: free space, or set another --output_dir") if self.problem else None
+        self.close()
+        agree(self.accelerator, problem)
+        if self.config.save_on_each_node and self.writes and self.job:  # by now every machine has the last one
+            checkpoint_writer.rotate(self.job.final, self.job.keep, self.job.best)
+
+    def close(self) -> None:
+        """End the writer and give its memory back; what is under way is finished."""
+        if self.writer:
+            self.writer.end()
+        if self.buffers:
+            self.buffers.close()
+        self.writer = self.buffers = None
+
+    def _copy(self) -> None:
+        """Take the state of now into memory, or find out that there is not enough of it."""
+        models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
+        optimizers = {numbered("optimizer.bin", i): inner(o).state_dict() for i, o in enumerate(self.optimizers)}
+        if self.buffers and self.buffers.copy(models | optimizers):
+            return
+        self.close()
+        try:
+            self.buffers = Buffers(models, optimizers)
+            self.buffers.copy(models | optimizers)
+        except (MemoryError, OSError) as error:
+            checkpoint_writer.complain(f"checkpoints are written while the training waits: {error}")
+            self.in_background = False
+
+    def _write(self) -> None:
+        """Write the last job, in the background if its content is in memory."""
+        assert self.job
+        self.job.partial = checkpoint_writer.partial_of(self.job.final)
+        if self.sharded:
+            self._settle(self._write_shards(self.job))
+        elif self.buffers:
+            self.job.images = self.buffers.images
+            self.writer = self.writer or Writer([image.descriptor for image in self.buffers.images.values()])
+            self.writer.start(self.job)
+            self.under_way = True
+        elif self.writes:
+            self._settle(self._write_files(self.job))
+
+    def _look(self, wait: bool = False, last: bool = False) -> None:
+        """See how the save under way has gone, if it has ended."""
+        if self.under_way:
+            assert self.writer
+            assert self.job
+            if (problem := self.writer.reply(wait)) is None:
+                return
+            self.under_way = False
+            if self.writer.process.poll() is not None:
+                self.writer = None
+                shutil.rmtree(self.job.partial, ignore_errors=True)
+            self._settle(problem, last)
+
+    def _settle(self, problem: str, last: bool = False) -> None:
+        """Keep how a save has gone; a failure is said."""
+        assert self.job
+        if not problem:
+            self.committed, self.problem = self.step, None
+            return
+        self.problem = f"cannot save {self.job.final} ({problem})"
+        if self.writes and not last:
+            checkpoint_writer.complain(f"warning: {self.problem}; the next save tries again")
+
+    def _write_files(self, job: Job) -> str:
+        """Write a checkpoint in this process, from where its tensors are; what went wrong, if anything."""
+
+        def fill() -> None:
+            checkpoint_writer.require_space(job.final.parent, self._bytes(job))
+            for i, model in enumerate(self.models):
+                tensors = {name: tensor.contiguous() for name, tensor in distinct(model.state_dict()).items()}
+                save_file(tensors, job.partial / numbered("model.safetensors", i), {"format": "pt"})
+            for i, optimizer in enumerate(self.optimizers):
+                torch.save(inner(optimizer).state_dict(), job.partial / numbered("optimizer.bin", i))
+            for name, content in job.contents.items():
+                (job.partial / name).write_bytes(content)
+            checkpoint_writer.commit(job.partial, job.final, manifest_of(job.partial))
+
+        try:
+            checkpoint_writer.attempt(job.partial, fill)
+        except CANNOT_WRITE as error:
+            return f"{error}; {checkpoint_writer.space(job.final.parent, self._bytes(job))}"
+        checkpoint_writer.rotate(job.final, job.keep, job.best, job.needed_from)
+        return ""
+
+    def _write_shards(self, job: Job) -> str:
+        """Write a checkpoint by all processes; what went wrong with any of them, if anything, on all of them."""
+        accelerator = self.accelerator
+        job.partial = on_main_process(accelerator, lambda: job.partial)
+
+        def begin() -> None:
+            if accelerator.is_main_process:
+                checkpoint_writer.attempt(job.partial, lambda: None)
+                checkpoint_writer.require_space(job.final.parent, self._bytes(job))
+
+        def write() -> dict[str, Any]:
+            sharded_checkpoints.save(job.partial, self.models, self.optimizers)
+            if accelerator.is_main_process:
+                for name, content in job.contents.items():
+                    (job.partial / name).write_bytes(content)
+            return manifest_of(job.partial, accelerator.process_index)
+
+        def commit() -> None:
+            if accelerator.is_main_process:
+                lines = {name: line for part in parts for name, line in part.items()}
+                checkpoint_writer.commit(job.partial, job.final, lines)
+                checkpoint_writer.rotate(job.final, job.keep, job.best)
+
+        problem, _ = self._together(begin)
+        if not problem:
+            problem, parts = self._together(write)
+        if not problem:
+            problem, _ = self._together(commit)
+        if problem and accelerator.is_main_process:
+            shutil.rmtree(job.partial, ignore_errors=True)
+            problem += f"; {checkpoint_writer.space(job.final.parent, self._bytes(job))}"
+        return problem
+
+    def _together(self, function: Callable[[], Any]) -> tuple[str, list[Any]]:
+        """Call `function` on every process: the first failure to write, on all of them, and what each returned."""
+        result, problem = None, ""
+        try:
+            result = function()
+        except CANNOT_WRITE as error:
+            problem = str(error) or type(error).__name__
+        problems, results = zip(*gather(self.accelerator, (problem, result)), strict=True)
+        return next(filter(None, problems), ""), list(results)
+
+    def _bytes(self, job: Job) -> int:
+        """What a checkpoint takes on disk, but for its smallest files."""
+        states = [each.state_dict() for each in (*self.models, *map(inner, self.optimizers))]
+        return job.bytes() + sum(tensor.nbytes for state in states for tensor in flatten(state).tensors)
+
+    def _can_repeat(self) -> bool:
+        """Whether the state of the last save is still there."""
+        return self.buffers is not None or self.progress.step == self.step
+
+    def _state(self, progress: Progress) -> dict[str, Any]:
+        """What state.json holds."""
+        return progress.state() | {
+            "epoch": self.plan.epochs_completed(progress.step),
+            "seed": self.config.seed,
+            "config": options.plain(self.config),
+            "world_size": self.accelerator.num_processes,
+            "threads": torch.get_num_threads(),
+            "versions": self.versions,
+        }
+
+
+def random_states(accelerator: Any) -> bytes:
+    """This process's random_states file as Accelerate writes it, for its load_state; nothing here ever reads it."""
+    states = {
+        "step": accelerator.step,
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+    return saved(states)
+
+
+def saved(content: Any) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()

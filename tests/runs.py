@@ -122,6 +122,7 @@ def in_group(function, processes, folder, machines=False):
 
     With `machines` each process is told that it is the only one of its machine.
     """
+    (folder / "store").unlink(missing_ok=True)
     torch.multiprocessing.spawn(_join, args=(function, processes, folder, machines), nprocs=processes)
     return [json.loads((folder / f"returned-{rank}.json").read_text()) for rank in range(processes)]
 

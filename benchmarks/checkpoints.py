@@ -1,0 +1,259 @@
+"""What a save costs the training loop, beside other ways of saving: seconds the loop stands still, CPU, recovery.
+
+    python benchmarks/checkpoints.py --rounds 15 --output_dir out/checkpoints
+
+The same BERT (4 layers x 256) and fused AdamW for all, in one process; the contestants take turns, in a random order in
+each round, with three training steps before each save. Before a contestant is timed everything that is under way is
+waited for, so that nobody's background work slows somebody else down. Leaves checkpoints_cpu.json in the output folder.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+LABELS = {
+    "copy": "plain copy of the same bytes into memory",
+    "ours": "Saver.save",
+    "save_state": "accelerator.save_state",
+    "async_save": "torch.distributed.checkpoint.async_save",
+    "async_save_staged": "the same with a DefaultStager, which keeps its memory",
+}
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    mine, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
+
+
+def cpu_of(pid: int) -> float:
+    """CPU time of a process that runs."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Seconds the loop stands still for each way of saving, in turns; CPU seconds of ours, and of training steps."""
+    import torch
+    import transformers
+    from accelerate import Accelerator
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    from shared.batches import Plan
+    from shared.checkpoint_buffers import distinct, flatten
+    from shared.optimization import inner, make_optimizer
+    from shared.options import Options
+    from shared.progress import Progress
+    from shared.saving import Saver
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+    config = Options(output_dir=str(folder / "ours"), save_total_limit=1, global_batch_size=arguments.global_batch_size)
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8192, **sizes))
+    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
+    (folder / "ours").mkdir()
+    plan = Plan(num_samples=10**6, seed=0, global_batch_size=config.global_batch_size, num_epochs=1)
+    saver = Saver(accelerator, config, plan)
+    progress = Progress()
+
+    def train(steps: int, samples: int) -> None:
+        """Steps on random tokens; the length is about the mean of the docstrings."""
+        for _ in range(steps):
+            for _ in range(samples // 8):
+                model(torch.randint(8192, (8, 64)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def tensors() -> list[torch.Tensor]:
+        return [*distinct(model.state_dict()).values(), *flatten(inner(optimizer).state_dict()).tensors]
+
+    train(1, 8)
+    places = [torch.empty_like(tensor) for tensor in tensors()]
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
+    pending: list[Any] = []
+
+    def plain_copy(_: int) -> None:
+        for place, tensor in zip(places, tensors(), strict=True):
+            place.copy_(tensor)
+
+    def ours(step: int) -> None:
+        progress.step = step
+        saver.save(progress)
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": inner(optimizer).state_dict()}
+
+    def async_save(step: int) -> None:
+        pending.append(checkpoint.async_save(state(), checkpoint_id=folder / f"async-{step}"))
+
+    def async_save_staged(step: int) -> None:
+        pending.append(checkpoint.async_save(state(), checkpoint_id=folder / f"staged-{step}", async_stager=stager))
+
+    ways: dict[str, Callable[[int], object]] = {
+        "copy": plain_copy,
+        "ours": ours,
+        "save_state": lambda step: accelerator.save_state(str(folder / f"state-{step}")),
+        "async_save": async_save,
+        "async_save_staged": async_save_staged,
+    }
+
+    def drain() -> None:
+        saver._look(wait=True)
+        while pending:
+            pending.pop().result()
+        for path in folder.iterdir():
+            if path.name.startswith(("async-", "staged-", "state-")):
+                shutil.rmtree(path)
+
+    rows, step = [], 0
+    for round_ in range(-2, arguments.rounds):  # two to warm up: the layouts, and each way's own preparations
+        for way in random.Random(round_).sample(sorted(ways), len(ways)):
+            train(3, 8)
+            drain()
+            step += 1
+            writer = saver.writer.process.pid if saver.writer else None
+            before = cpu_seconds(), cpu_of(writer) if writer else 0.0
+            started = time.perf_counter()
+            ways[way](step)
+            stall = time.perf_counter() - started
+            stall_cpu = cpu_seconds() - before[0]
+            drain()
+            whole = time.perf_counter() - started
+            background = cpu_of(writer) - before[1] if way == "ours" and writer else None
+            if round_ >= 0:
+                rows.append(
+                    {
+                        "way": way,
+                        "round": round_,
+                        "stall": stall,
+                        "stall_cpu": stall_cpu,
+                        "writer_cpu": background,
+                        "until_complete": whole,
+                    }
+                )
+    before_steps = cpu_seconds()
+    train(2, config.global_batch_size)
+    cpu_of_a_step = (cpu_seconds() - before_steps) / 2
+    saver.finish()
+    megabytes = sum(tensor.nbytes for tensor in tensors()) / 1e6
+    accelerator.free_memory()
+    torch.distributed.destroy_process_group()
+    return {"megabytes": megabytes, "rows": rows, "cpu_seconds_of_a_step": cpu_of_a_step}
+
+
+def summarize(stall: dict[str, Any]) -> dict[str, Any]:
+    """Medians, and ours against the others round by round."""
+    by_way = {way: [row["stall"] for row in stall["rows"] if row["way"] == way] for way in LABELS}
+    ratios = {
+        way: [mine / other for mine, other in zip(by_way["ours"], by_way[way], strict=True)]
+        for way in LABELS
+        if way != "ours"
+    }
+    cpu = [row["stall_cpu"] + row["writer_cpu"] for row in stall["rows"] if row["way"] == "ours"]
+    return {
+        "median_stall_ms": {way: round(1e3 * statistics.median(times), 2) for way, times in by_way.items()},
+        "ours_against": {
+            way: {name: round(f(values), 3) for name, f in (("median", statistics.median), ("min", min), ("max", max))}
+            for way, values in ratios.items()
+        },
+        "cpu_seconds_per_save": round(statistics.median(cpu), 4),
+        "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),
+    }
+
+
+def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
+    """Kill a run of the recipe with SIGKILL and start it again: seconds until its next step, and until a new one."""
+    from shared.checkpoints import complete
+
+    rows = []
+    for round_ in range(arguments.recoveries):
+        output = folder / f"recovery-{round_}"
+        metrics = output / "metrics.jsonl"
+        words = ["recipes/nlp.py", "--max_train_steps", "100000", "--checkpointing_steps", "20", "--logging_steps", "1"]
+        command = [sys.executable, *words, "--eval_steps", "100000", "--output_dir", str(output)]
+
+        def start(log: Path = folder / "recovery.log") -> subprocess.Popen:
+            with log.open("a") as file:
+                return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, start_new_session=True)  # noqa: B023
+
+        def last_step(metrics: Path = metrics) -> int:
+            lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+            whole = [line for line in lines if line.endswith("\n")]
+            return json.loads(whole[-1])["step"] if whole else 0
+
+        def kill(process: subprocess.Popen) -> float:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return time.perf_counter()
+
+        process = start()
+        while last_step() < 50:
+            time.sleep(0.02)
+        killed = kill(process)
+        reached, saved, file = last_step(), max(complete(output)), metrics.stat().st_ino
+        process = start()
+        while metrics.stat().st_ino == file or last_step() <= saved:  # the lines after the checkpoint are cut first
+            time.sleep(0.005)
+        first = time.perf_counter() - killed
+        while last_step() <= reached:
+            time.sleep(0.005)
+        rows.append({"repeated": reached - saved, "next_step": first, "new_step": time.perf_counter() - killed})
+        kill(process)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--global_batch_size", type=int, default=32, help="samples of the steps that a save is set against"
+    )
+    parser.add_argument("--recoveries", type=int, default=0, help="kills of the recipe; 0: not measured")
+    parser.add_argument("--output_dir", type=Path, required=True)
+    arguments = parser.parse_args()
+    folder = arguments.output_dir / "files"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    from peers import machine
+
+    stall = measure_stall(arguments, folder)
+    report = {
+        "machine": machine(1),
+        "command": shlex.join(["python", "benchmarks/checkpoints.py", *sys.argv[1:]]),
+        "load_average": os.getloadavg(),
+        "summary": summarize(stall),
+        **stall,
+        "recovery": measure_recovery(arguments, folder),
+    }
+    (arguments.output_dir / "checkpoints_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    shutil.rmtree(folder)
+    print(json.dumps(report["summary"] | {"recovery": report["recovery"]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

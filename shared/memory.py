@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,14 +22,20 @@ KEPT_FREE = 8  # an eighth of what fits: the allocator loses some of it to batch
 class Fed:
     """What this process computes on: there is one of these, `fed`, for the message when memory runs out."""
 
-    shape = ""
+    batch: Any = None  # on the host
 
     def note(self, batch: Any) -> None:
-        """Keep the shape of the largest tensor of a batch."""
-        values = batch.values() if hasattr(batch, "values") else batch
+        """Keep a batch to ask for its shape."""
+        self.batch = batch
+
+    @property
+    def shape(self) -> str:
+        """The shape of the batch's largest tensor, empty if it has none."""
+        values = self.batch.values() if isinstance(self.batch, Mapping) else self.batch
+        values = [values] if isinstance(values, Tensor) else values or []
         tensors = [value for value in values if isinstance(value, Tensor)]
         largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
-        self.shape = " x ".join(map(str, largest.shape))
+        return " x ".join(map(str, largest.shape)) if tensors else ""
 
 
 fed = Fed()
@@ -96,8 +102,10 @@ def find_budget(
     most = min(plan.global_batch_size, plan.num_samples, plan.max_samples or plan.global_batch_size)
 
     def everywhere(act: Callable[[], object]) -> bool:
-        mine = torch.tensor(float(succeeds(act)), device=accelerator.device)
-        clear_device_cache(garbage_collection=True)
+        success = succeeds(act)
+        if not success:
+            clear_device_cache(garbage_collection=True)
+        mine = torch.tensor(float(success), device=accelerator.device)
         return bool(accelerator.reduce(mine, reduction="sum") == accelerator.num_processes)
 
     def fits(rows: int) -> bool:

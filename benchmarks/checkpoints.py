@@ -3,7 +3,7 @@
     python benchmarks/checkpoints.py --rounds 15 --output_dir out/checkpoints
 
 The same BERT (4 layers x 256) and fused AdamW for all, in one process; the contestants take turns, in a random order in
-each round, with three training steps before each save. Before a contestant is timed everything that is under way is
+each round, with a training step before each save. Before a contestant is timed everything that is under way is
 waited for, so that nobody's background work slows somebody else down. Leaves checkpoints_cpu.json in the output folder.
 """
 
@@ -44,8 +44,7 @@ def cpu_seconds() -> float:
 
 def cpu_of(pid: int) -> float:
     """CPU time of a process that runs."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -78,10 +77,10 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     progress = Progress()
 
     def train(steps: int, samples: int) -> None:
-        """Steps on random tokens; the length is about the mean of the docstrings."""
+        """Steps on random tokens; the length is the mean of the docstrings in peers.py."""
         for _ in range(steps):
             for _ in range(samples // 8):
-                model(torch.randint(8192, (8, 64)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
+                model(torch.randint(8192, (8, 231)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -133,7 +132,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     rows, step = [], 0
     for round_ in range(-2, arguments.rounds):  # two to warm up: the layouts, and each way's own preparations
         for way in random.Random(round_).sample(sorted(ways), len(ways)):
-            train(3, 8)
+            train(1, 8)
             drain()
             step += 1
             writer = saver.writer.process.pid if saver.writer else None
@@ -156,6 +155,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
                         "until_complete": whole,
                     }
                 )
+    drain()
     before_steps = cpu_seconds()
     train(2, config.global_batch_size)
     cpu_of_a_step = (cpu_seconds() - before_steps) / 2
@@ -180,6 +180,10 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         "ours_against": {
             way: {name: round(f(values), 3) for name, f in (("median", statistics.median), ("min", min), ("max", max))}
             for way, values in ratios.items()
+        },
+        "median_stall_cpu_ms": {
+            way: round(1e3 * statistics.median(row["stall_cpu"] for row in stall["rows"] if row["way"] == way), 2)
+            for way in LABELS
         },
         "cpu_seconds_per_save": round(statistics.median(cpu), 4),
         "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),

@@ -19,7 +19,7 @@ from shared.options import Options
 from shared.progress import Progress
 from shared.saving import Saver
 
-STEPS = 21  # of 12 samples: the second epoch of 160 begins within step 13
+STEPS = 24  # of 12 samples: the second epoch of 160 begins within step 13
 FLAGS = [
     *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--logging_steps", 2),
     *("--checkpointing_steps", 3, "--save_total_limit", "None"),
@@ -73,15 +73,62 @@ def outputs(recipe, texts, tmp_path_factory):
     assert not (folder / "resumed-2/model").exists(), "it had finished before it was killed"
     shutil.copytree(folder / "resumed-2", folder / "killed")
     shutil.copytree(folder / "resumed-2", folder / "shrunk-1")
+    shutil.copytree(folder / "resumed-2", folder / "elastic-3")
     with pytest.MonkeyPatch.context() as patch:
         call(recipe, flags, folder / "grown-2", patch, kill_after=6)
+        call(recipe, flags, folder / "elastic-3", patch, kill_after=15)
     outputs = runs.run_many(2, dict.fromkeys(("resumed", "whole", "grown"), flags), folder)
+    ninth = folder / "whole3-3/checkpoints/step_00000009"
+    three = {"elastic": flags, "whole3": flags, "resumed3": [*flags, "--resume_from_checkpoint", ninth]}
+    outputs |= runs.run_many(3, three, folder)
     return outputs | {"killed": folder / "killed", "shrunk": folder / "shrunk-1", "flags": flags}
 
 
 def test_killed_and_resumed_the_weights_are_those_of_the_whole_run_bit_by_bit(outputs):
     whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole", "resumed"))
     assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_on_three_processes_too(outputs):
+    """From three on, the order in which gradients are added up depends on what DDP has seen before."""
+    whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole3", "resumed3"))
+    assert set(checkpoints.complete(outputs["resumed3"])) == set(range(12, STEPS + 1, 3))
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_on_two_then_one_then_three_processes_the_samples_are_the_same_and_the_weights_to_1e_5(outputs):
+    worlds = [
+        checkpoints.read_state(path)["world_size"]
+        for _, path in sorted(checkpoints.complete(outputs["elastic"]).items())
+    ]
+    assert sorted(set(worlds), key=worlds.index) == [2, 1, 3]
+    assert runs.distance(runs.weights(outputs["elastic"]), runs.weights(outputs["whole"])) < 1e-5
+    whole, elastic = (runs.training_lines(outputs[name]) for name in ("whole", "elastic"))
+    for key in ("step", "samples", "learning_rate"):
+        assert [line[key] for line in elastic] == [line[key] for line in whole]
+
+
+def without_random_states(output):
+    """Delete the generators' states from all checkpoints of a run, as if they had never been there."""
+    for checkpoint in checkpoints.complete(output).values():
+        for file in checkpoint.glob("random_states_*.pkl"):
+            file.unlink()
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        kept = {name: line for name, line in manifest.items() if not name.startswith("random_states")}
+        (checkpoint / "manifest.json").write_text(json.dumps(kept))
+
+
+def test_killed_at_any_step_again_and_again_the_weights_are_the_same_bit_by_bit(recipe, outputs, monkeypatch, tmp_path):
+    """In the first step of the run and of an epoch, twice in one, with and without workers, nothing random restored."""
+    flags = [*outputs["flags"], "--save_total_limit", 2]
+    call(recipe, flags, tmp_path / "whole", monkeypatch)
+    for step, workers in ((1, 0), (5, 2), (14, 0), (15, 2), (None, 0)):
+        often = [*flags, "--checkpointing_steps", 1, "--dataloader_num_workers", workers]
+        call(recipe, often, tmp_path / "killed", monkeypatch, kill_after=step)
+        without_random_states(tmp_path / "killed")
+    whole, killed = (tmp_path / name / "model/model.safetensors" for name in ("whole", "killed"))
+    assert killed.read_bytes() == whole.read_bytes()
+    assert set(checkpoints.complete(tmp_path / "killed")) == {STEPS - 1, STEPS}
 
 
 def test_killed_and_resumed_the_metrics_are_those_of_the_whole_run(outputs):
@@ -158,7 +205,7 @@ def truncate(file):
     file.write_bytes(file.read_bytes()[:-10])
 
 
-def flip_a_byte(file):
+def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -197,20 +244,31 @@ def find(output_dir, resume_from="auto"):
     return checkpoints.find(alone, config(output_dir, resume_from_checkpoint=str(resume_from)))
 
 
+@pytest.fixture(scope="module")
+def two_saved(tmp_path_factory):
+    """A folder with the checkpoints of steps 3 and 6."""
+    folder, accelerator = tmp_path_factory.mktemp("two"), Accelerator(cpu=True)
+    accelerator.prepare(model := nn.Linear(3, 2), torch.optim.AdamW(model.parameters()))
+    save_all(accelerator, config(folder), (3, 6))
+    accelerator.free_memory()
+    return folder
+
+
+FILES = ("model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json")
+
+
 @pytest.mark.parametrize(
     ("damage", "file", "says"),
     [
-        (truncate, "model.safetensors", "model.safetensors is damaged"),
-        (flip_a_byte, "model.safetensors", "model.safetensors is damaged"),
-        (flip_a_byte, "state.json", "state.json is damaged"),
-        (Path.unlink, "state.json", "state.json is missing"),
+        *((truncate, file, f"{file} is damaged") for file in FILES),
+        *((flip_a_bit, file, f"{file} is damaged") for file in FILES),
+        *((Path.unlink, file, f"{file} is missing") for file in FILES),
         (truncate, "manifest.json", "its manifest cannot be read"),
+        (flip_a_bit, "manifest.json", ""),
     ],
 )
-def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(
-    accelerator, model, tmp_path, capsys, damage, file, says
-):
-    save_all(accelerator, config(tmp_path), (3, 6))
+def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(two_saved, tmp_path, capsys, damage, file, says):
+    shutil.copytree(two_saved, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "checkpoints/step_00000006" / file)
     path, state = find(tmp_path)
     assert (path.name, state["step"]) == ("step_00000003", 3)

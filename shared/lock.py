@@ -32,7 +32,9 @@ def acquire(output_dir: str | Path) -> Callable[[], None]:
         release(path, _held[path])
     waiting = False
     while (stream := try_to_lock(path)) is None:
-        holder = path.read_text().strip() if path.exists() else ""
+        holder = ""
+        with contextlib.suppress(FileNotFoundError):  # it has ended just now
+            holder = path.read_text().partition("\n")[0][:300]
         if time.monotonic() > deadline:
             raise UserError(
                 f"--output_dir {output_dir} is in use by {holder or 'another run'}: wait until it has ended, or name "

@@ -78,7 +78,12 @@ def listen(output_dir: str | None, leave: Callable[[int], object], peer_failed: 
     signal.set_wakeup_fd(outgoing, warn_on_full_buffer=False)
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # the handler only makes the interpreter write to the pipe
-    os.register_at_fork(after_in_child=listen_no_more)
+    # Until it has its own handlers, a child's signals would go to the pipe, and so to this process.
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
+        after_in_child=start_child,
+    )
 
 
 def listen_no_more() -> None:
@@ -86,6 +91,12 @@ def listen_no_more() -> None:
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
+
+
+def start_child() -> None:
+    """What a process does first that was forked from one that listens."""
+    listen_no_more()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def ignore_in_child() -> None:

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import runs
 
-from shared import lock
+from shared import lock, run_folder
 from shared.errors import UserError
+from shared.options import Options
 
 HOLD = """
 import sys, time
@@ -53,6 +54,22 @@ def test_a_holder_that_lives_is_waited_for_said_once_and_then_refused(holder, tm
     with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder.pid} on .*another folder"):
         lock.acquire(tmp_path)
     assert capsys.readouterr().out.count("is in use by process") == 1
+
+
+def test_a_run_in_a_folder_in_use_is_refused_and_changes_nothing(holder, tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    alone = SimpleNamespace(num_processes=1, is_main_process=True, mixed_precision="no", print=print)
+    with pytest.raises(UserError, match="is in use by"):
+        run_folder.open_run(alone, Options(output_dir=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_run_has_its_folder_as_long_as_somebody_has_its_progress(tmp_path):
+    alone = SimpleNamespace(num_processes=1, is_main_process=True, mixed_precision="no", print=print)
+    _, progress, _ = run_folder.open_run(alone, Options(output_dir=str(tmp_path)))
+    assert lock.try_to_lock(tmp_path / ".lock") is None
+    del progress, _
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ class Loader:
         self.seconds_waited = 0.0  # for data, since the start: monitoring reads the difference
         if num_workers is None:
             num_workers = 0 if device.type == "cpu" else 2
+        self.num_workers = num_workers
         self._feed = (dataset, collate_fn, device, num_workers, plan.seed)
         self._stream: Iterator[tuple[MicroBatch, Any]] = iter(())
         self._next_step = -1
@@ -104,11 +105,19 @@ def feed(
         )
     else:
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
-    for micro_batch, batch in batches:
+    for micro_batch, batch in _one_line_errors(batches):
         if device.type == "cpu":
             yield micro_batch, batch
         else:  # from pinned memory the copy does not make the host wait
             yield micro_batch, send_to_device(batch, device, non_blocking=pin and num_workers > 0)
+
+
+def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
+    """`batches`; a UserError that a worker met loses the traceback that the DataLoader puts before it."""
+    try:
+        yield from batches
+    except UserError as error:
+        raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
 
 
 class _Source:

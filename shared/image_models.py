@@ -42,7 +42,7 @@ def load_processor(config: Any) -> tuple[Any, Geometry]:
     from transformers import BitImageProcessorPil
 
     if config.model_name_or_path is None:
-        size = config.image_size or 32
+        size = config.image_size or 16
         geometry = Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
     else:
         given = load_pretrained("AutoImageProcessor", config.model_name_or_path, backend="pil")

@@ -93,9 +93,15 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
 
 
 def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
-    """A model of new weights: that of --model_name_or_path --from_scratch, or a ResNet of the config's sizes."""
+    """A model of new weights: that of --model_name_or_path --from_scratch, or a ResNet of the config's sizes.
+
+    Raises:
+        UserError: sizes that do not fit each other, or a new backbone that is to be frozen.
+    """
     from transformers import AutoModelForImageClassification, ResNetConfig
 
+    if config.freeze_backbone:
+        raise UserError("--freeze_backbone with --from_scratch would never train the new backbone: leave out one")
     if config.model_name_or_path:
         sizes = load_pretrained("AutoConfig", config.model_name_or_path, **head)
     else:

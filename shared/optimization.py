@@ -46,12 +46,12 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
 def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
     """Trainable parameters in three groups: Muon for matrices and kernels inside the model, AdamW for the rest.
 
-    The first layers ("embeddings") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One learning rate
-    does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
+    The first layers ("embeddings", "embedder") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One
+    learning rate does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
     """
     inside = {f"{model.base_model_prefix}.{name}" for name, _ in model.base_model.named_parameters()}
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    hidden = {name for name, p in trainable if p.ndim >= 2 and name in inside and "embeddings" not in name}
+    hidden = {name for name, p in trainable if p.ndim >= 2 and name in inside and "embed" not in name}
     outer = [p for name, p in trainable if name not in hidden]
     groups = [
         {"params": [p for name, p in trainable if name in hidden], "weight_decay": weight_decay, "use_muon": True},

@@ -1,6 +1,6 @@
 """Whether large batches learn as well as small ones: five-fold cross-validation of the digits, several seeds.
 
-    python benchmarks/large_batches.py --results benchmarks/results/large_batches.json
+    python benchmarks/large_batches.py --results out/large_batches.json
 
 Every image is held out once for each seed and setting. Runs that the results file already has are not repeated; with
 --report_only none are, and only the table is printed and docs/images/large_batches.png drawn.

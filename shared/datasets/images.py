@@ -115,6 +115,6 @@ def worst(data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], 
     wrong = np.flatnonzero(ranked[:, 0] != data.targets)
     names = data.source.names
     return [
-        Picture(data[i][0], f"{names[int(ranked[i, 0])]}, is {names[data.targets[i]]}")
+        Picture(data[i][0], f"says {names[int(ranked[i, 0])]}, is {names[data.targets[i]]}")
         for i in wrong[np.argsort(-losses[wrong], kind="stable")][:count]
     ]

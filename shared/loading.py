@@ -128,6 +128,8 @@ class _Source:
         self.draws_random = getattr(dataset, "draws_random", True)
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, list[Any]]:
+        if not self.draws_random and hasattr(self.dataset, "__getitems__"):  # reads a batch at once
+            return micro_batch, self.dataset.__getitems__(micro_batch.samples)
         if not self.draws_random:
             return micro_batch, [self.dataset[sample] for sample in micro_batch.samples.tolist()]
         rows = []

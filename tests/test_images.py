@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -299,6 +300,8 @@ def test_batches_and_the_worst_images():
     source = digits()
     data = prepare(source, config(), 8)
     batch = collate([data[i] for i in range(3)])
+    at_once = collate(data.__getitems__(np.arange(3)))
+    assert all(torch.equal(batch[name], at_once[name]) for name in batch)
     assert batch["images"].shape == (3, 8, 8, 3)
     assert batch["aspects"].tolist() == [1, 1, 1]
     assert batch["labels"].tolist() == source.targets[:3].tolist()

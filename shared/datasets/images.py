@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,19 +44,26 @@ class Images(Dataset):
         except CorruptImage as problem:
             raise UserError(refusal(self.source, i, problem)) from None
 
+    def __getitems__(self, samples: NDArray[np.int64]) -> Any:
+        """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes."""
+        if self.pixels is None or self.aspects is None:
+            return [self[i] for i in samples.tolist()]
+        rows = self.source.rows[samples]
+        return self.pixels[rows], self.aspects[rows], self.source.targets[samples]
+
     @property
     def targets(self) -> NDArray[np.int64]:
         """int64 [N] class ids."""
         return self.source.targets
 
 
-def collate(items: Sequence[tuple[Pixels, float, int]]) -> dict[str, torch.Tensor]:
-    """images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows]."""
-    pixels, aspects, targets = zip(*items, strict=True)
+def collate(items: Any) -> dict[str, torch.Tensor]:
+    """images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows], from items or their arrays."""
+    pixels, aspects, targets = items if isinstance(items, tuple) else zip(*items, strict=True)
     return {
-        "images": torch.from_numpy(np.stack(pixels)),
-        "aspects": torch.tensor(aspects, dtype=torch.float32),
-        "labels": torch.tensor(targets),
+        "images": torch.from_numpy(np.stack(pixels) if isinstance(pixels, tuple) else pixels),
+        "aspects": torch.from_numpy(np.asarray(aspects, np.float32)),
+        "labels": torch.from_numpy(np.asarray(targets)),
     }
 
 

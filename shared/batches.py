@@ -139,7 +139,7 @@ class Plan:
             micro_batches=config.micro_batches_per_step or 1,
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
-            equal_counts=accelerator.is_fsdp2,
+            equal_counts=accelerator.is_fsdp2 or getattr(config, "sync_batchnorm", False),
         )
 
     def evaluation(self, lengths: NDArray[np.integer], times: int = 2) -> list[MicroBatch]:

@@ -9,6 +9,7 @@ from typing import Any
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # apart for color-blind readers, too
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys not in the scores' panel
+IN_A_ROW = 8  # pictures
 FEW = 40  # points; a series of so few gets dots, so that a single one is seen
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -43,11 +44,20 @@ class Panel:
     legend: bool = False
 
 
-def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
+@dataclass(frozen=True)
+class Picture:
+    """An image of the data, as uint8 [height, width, 3], and what is said about it."""
+
+    pixels: Any
+    caption: str
+
+
+def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Sequence[Picture] = ()) -> None:
     """Draw the lines of a metrics.jsonl (`tracking.read_metrics`) into the PNG file `picture`.
 
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, waiting for data.
-    A value that is not finite leaves a gap, and text, such as the digest of the samples, is passed over.
+    A value that is not finite leaves a gap, and text, such as the digest of the samples, is passed over. Below them
+    stand `pictures`, in rows of eight.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
@@ -59,9 +69,17 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path) -> None:
     last_step = max([1, *(line["step"] for line in lines)])
     with rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
-        figure = Figure(figsize=(3.6 * columns, 2.5 * rows), dpi=150, layout=layout)
+        below = math.ceil(len(pictures) / IN_A_ROW)
+        heights = [2.5 * rows, 1.6 * below]  # inches
+        figure = Figure(figsize=(3.6 * columns, sum(heights)), dpi=150, layout=layout)
+        upper, lower = figure.subfigures(2, 1, height_ratios=heights) if below else (figure, figure)  # type: ignore[misc]
         for position, panel in enumerate(panels, start=1):
-            draw_panel(figure.add_subplot(rows, columns, position), panel, last_step)
+            draw_panel(upper.add_subplot(rows, columns, position), panel, last_step)
+        for position, shown in enumerate(pictures, start=1):
+            axes = lower.add_subplot(below, IN_A_ROW, position)
+            axes.imshow(shown.pixels)
+            axes.set_title(shown.caption, fontsize=7, loc="center")
+            axes.axis("off")
         figure.savefig(picture)
 
 

@@ -24,9 +24,11 @@ METRICS_FOLDER = Path(__file__).parent / "metrics"
 # The metrics of each kind of task; the first decides which checkpoint is best.
 DEFAULT_METRICS = {
     "classification": ("accuracy", "macro_f1", "matthews_correlation"),
+    "image_classification": ("accuracy", "top_5_accuracy", "macro_f1"),
     "multi_label": ("micro_f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman", "mean_squared_error"),
 }
+RANKED = {"top_5_accuracy"}  # metrics that take the best classes of each sample, not the best one only
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
 
 
@@ -121,15 +123,17 @@ class Metrics:
         """The values by name, without the prefix "eval_", on the process that calls.
 
         Args:
-            predictions: [n] class ids or numbers, or [n, labels] of 0 and 1.
-            references: the same shape.
+            predictions: [n] class ids or numbers, [n, labels] of 0 and 1, or [n, k] class ids, the likeliest first.
+            references: the same shape; [n] class ids beside the last.
         """
-        assert predictions.shape == references.shape, f"predictions {predictions.shape}, references {references.shape}"
+        assert len(predictions) == len(references), f"predictions {predictions.shape}, references {references.shape}"
         if not self._modules:
             self._modules = [load(source, self.config_name) for source in self.sources]
         values: dict[str, Any] = {}
-        for module in self._modules:
-            values |= module.compute(predictions=predictions, references=references)
+        first = predictions if predictions.shape == references.shape else predictions[:, 0]
+        for source, module in zip(self.sources, self._modules, strict=True):
+            given = predictions if Path(source).stem in RANKED else first
+            values |= module.compute(predictions=given, references=references)
         return {name: float(value) for name, value in values.items()}
 
 
@@ -152,7 +156,7 @@ def resolve(kind: str, metric_name: str | None, trust_remote_code: bool, num_lab
     on perfect predictions: what would fail after the first epoch (F1 that wants an average) fails here.
 
     Args:
-        kind: "classification", "multi_label" or "regression".
+        kind: "classification", "image_classification", "multi_label" or "regression".
         metric_name: `--metric_name`, the one metric to use: a folder under shared/metrics, a file or a folder NAME
             with NAME.py in it, or a name on the Hub; None for all defaults of this kind.
         trust_remote_code: `--trust_remote_code`, without which nothing is loaded from the Hub.
@@ -169,7 +173,12 @@ def resolve(kind: str, metric_name: str | None, trust_remote_code: bool, num_lab
         return Metrics(tuple(str(METRICS_FOLDER / name / f"{name}.py") for name in names), config_name, names)
 
     metrics = Metrics((find_source(kind, metric_name, trust_remote_code),), config_name, names=())
-    perfect = {"classification": np.arange(num_labels), "multi_label": np.eye(num_labels, dtype=np.int64)}
+    classes = np.arange(num_labels)
+    perfect = {
+        "classification": classes,
+        "image_classification": classes,
+        "multi_label": np.eye(num_labels, dtype=np.int64),
+    }
     sample = perfect.get(kind, np.array([0.0, 1.0, 2.0]))
     try:
         metrics.names = tuple(metrics.compute(sample, sample))

@@ -57,6 +57,7 @@ class Loader:
         self.seconds_waited = 0.0  # for data, since the start: monitoring reads the difference
         if num_workers is None:
             num_workers = 0 if device.type == "cpu" else 2
+        self.num_workers = num_workers
         self._feed = (dataset, collate_fn, device, num_workers, plan.seed)
         self._stream: Iterator[tuple[MicroBatch, Any]] = iter(())
         self._next_step = -1
@@ -110,12 +111,20 @@ def feed(
         )
     else:
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
-    for micro_batch, batch in batches:
+    for micro_batch, batch in _one_line_errors(batches):
         fed.note(batch)
         if device.type == "cpu":
             yield micro_batch, batch
         else:  # from pinned memory the copy does not make the host wait
             yield micro_batch, send_to_device(batch, device, non_blocking=pin and num_workers > 0)
+
+
+def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
+    """`batches`; a UserError that a worker met loses the traceback that the DataLoader puts before it."""
+    try:
+        yield from batches
+    except UserError as error:
+        raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
 
 
 class _Source:
@@ -126,6 +135,8 @@ class _Source:
         self.draws_random = getattr(dataset, "draws_random", True)
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, list[Any]]:
+        if not self.draws_random and hasattr(self.dataset, "__getitems__"):  # reads a batch at once
+            return micro_batch, self.dataset.__getitems__(micro_batch.samples)
         if not self.draws_random:
             return micro_batch, [self.dataset[sample] for sample in micro_batch.samples.tolist()]
         rows = []

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from shared.options import Options
 
 Schedule = Callable[[int], float]
+BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
@@ -22,11 +24,52 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
-    """`--optim` over the parameter groups, fused: one kernel per step, 5 times faster than the loop on a CPU."""
+    """`--optim` over the parameter groups, fused: one kernel per step, 5 times faster than the loop on a CPU.
+
+    LARS and Muon are pytorch_optimizer's, a library that has both and needs torch and NumPy only: torch has no LARS,
+    its Muon takes no convolutions, and timm, which has both, needs torchvision.
+    """
     groups = parameter_groups(model, config.weight_decay)
+    if config.optim == "lars":
+        from pytorch_optimizer import LARS
+
+        return LARS(groups, lr=config.learning_rate, momentum=0.9)
+    if config.optim == "muon":
+        from pytorch_optimizer import Muon
+
+        return Muon(muon_groups(model, config.weight_decay), lr=config.learning_rate, use_adjusted_lr=True)
     if config.optim == "sgd":
         return torch.optim.SGD(groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True)
     return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+
+
+def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
+    """Trainable parameters in three groups: Muon for matrices and kernels inside the model, AdamW for the rest.
+
+    The first layers ("embeddings", "embedder") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One
+    learning rate does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
+    """
+    inside = {f"{model.base_model_prefix}.{name}" for name, _ in model.base_model.named_parameters()}
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = {name for name, p in trainable if p.ndim >= 2 and name in inside and "embed" not in name}
+    outer = [p for name, p in trainable if name not in hidden]
+    groups = [
+        {"params": [p for name, p in trainable if name in hidden], "weight_decay": weight_decay, "use_muon": True},
+        {"params": [p for p in outer if p.ndim >= 2], "weight_decay": weight_decay, "use_muon": False},
+        {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0, "use_muon": False},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def peak_learning_rate(config: Options) -> float:
+    """--learning_rate as --scale_learning_rate scales it from a global batch of 256 to that of the run.
+
+    linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and LARS.
+    """
+    assert config.global_batch_size is not None, "the run folder settles the global batch"
+    ratio = config.global_batch_size / BASE_BATCH
+    scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[getattr(config, "scale_learning_rate", "none")]
+    return config.learning_rate * scale
 
 
 def make_schedule(config: Options, total_steps: int) -> Schedule:
@@ -35,12 +78,13 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
     Warm-up is linear and reaches the peak with step `warmup_steps`; then linear and cosine go to 0 at `total_steps`,
     polynomial goes there with the square of what is left, constant stays.
     """
+    peak = peak_learning_rate(config)
     warmup = config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
     decay_steps = max(1, total_steps - warmup)
 
     def schedule(step: int) -> float:
         if step < warmup:
-            return config.learning_rate * (step + 1) / (warmup + 1)
+            return peak * (step + 1) / (warmup + 1)
         left = max(0.0, 1 - (step - warmup) / decay_steps)
         share = {
             "linear": left,
@@ -48,7 +92,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
             "polynomial": left**2,
             "constant": 1.0,
         }[config.lr_scheduler_type]
-        return config.learning_rate * share
+        return peak * share
 
     return schedule
 

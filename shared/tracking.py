@@ -10,13 +10,13 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from shared.curves import draw_curves
+from shared.curves import Picture, draw_curves
 from shared.errors import UserError
 from shared.launch import on_main_process
 from shared.options import Options, plain
@@ -115,12 +115,12 @@ class Tracker:
         numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
         self.guarded("was dropped", lambda tracker: send(tracker, step, numbers))
 
-    def finish(self, step: int, summary: Mapping[str, float]) -> None:
-        """Write the last line of a run that has reached its end, draw curves.png, close."""
+    def finish(self, step: int, summary: Mapping[str, float], pictures: Sequence[Picture] = ()) -> None:
+        """Write the last line of a run that has reached its end, draw curves.png with `pictures` below, close."""
         self.log(step, summary)
         if self.accelerator.is_main_process:
             try:
-                draw_curves(read_metrics(self.metrics_file), self.metrics_file.with_name("curves.png"))
+                draw_curves(read_metrics(self.metrics_file), self.metrics_file.with_name("curves.png"), pictures)
             except Exception as error:  # the run is complete; no picture is no reason to say that it failed
                 warn(f"curves.png was not drawn: {first_line(error)}")
         self.close()

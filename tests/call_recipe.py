@@ -2,7 +2,8 @@
 
 A job is {"flags": a command line, "mode": ...}: "train" calls main as it is; "record" also writes what the model is
 fed, one line per forward pass, to OUTPUT_DIR/fed-RANK.jsonl; "evaluate" only evaluates the model, on the first 1, 2, 3
-... validation rows, and writes OUTPUT_DIR/evaluations.json.
+... validation rows, and writes OUTPUT_DIR/evaluations.json; "dropout" trains an image classifier with dropout before
+its last layer.
 """
 
 import copy
@@ -11,6 +12,8 @@ import json
 import os
 import sys
 from pathlib import Path
+
+from torch import nn
 
 from shared import evaluation, launch, options, run_folder, tracking
 from shared.batches import Plan
@@ -47,6 +50,24 @@ def record(module, config):
     module.build_model = build_model
 
 
+def with_dropout(build_model):
+    """A recipe's `build_model` with dropout before the last layer, which no ResNet of transformers has."""
+
+    def build(*args):
+        model = build_model(*args)
+        model.classifier = nn.Sequential(*model.classifier[:-1], nn.Dropout(0.2), model.classifier[-1])
+        return model
+
+    return build
+
+
+def dropout(module, config):
+    """Train with dropout."""
+    build_model, module.build_model = module.build_model, with_dropout(module.build_model)
+    module.main(config)
+    module.build_model = build_model
+
+
 def evaluate(module, config):
     """The recipe's `evaluate` on the first 1, 2, 3 ... rows, in batches of 4: 2 x processes x 4 + 1 sizes."""
     accelerator = launch.start(config)
@@ -72,6 +93,7 @@ if __name__ == "__main__":
     module = load(recipe)
     tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/test_tracking.py draws it
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
+    modes["dropout"] = lambda c: dropout(module, c)
     for job in json.loads(jobs.read_text()):
         modes[job["mode"]](options.parse(module.Config, job["flags"]))
     launch.end()

@@ -28,6 +28,13 @@ TINY = [
 ]
 
 
+# The same for images; the micro-batches of a step are four, and so shared out unevenly among three processes.
+TINY_IMAGES = [
+    *("--embedding_size", "8", "--hidden_sizes", "8", "16", "--image_size", "16", "--global_batch_size", "48"),
+    *("--per_device_train_batch_size", "12", "--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
+]
+
+
 def start(command, folder=ROOT, **environment):
     """A process in a session of its own, so that it can be ended with all it has started."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "WANDB_", "OMP_"))}

@@ -163,7 +163,8 @@ def test_real_groups_of_3_2_and_1_process_count_as_scikit_learn_does_for_every_s
 def test_the_defaults_of_each_kind_are_computed_under_their_folders_names(kind: str) -> None:
     metrics = evaluation.resolve(kind, None, trust_remote_code=False, num_labels=3)
     true = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]]) if kind == "multi_label" else np.array([0, 1, 2])
-    values = metrics.compute(true, true)
+    ranked = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the likeliest first
+    values = metrics.compute(ranked if kind == "image_classification" else true, true)
     assert tuple(values) == evaluation.DEFAULT_METRICS[kind]
     perfect = {name: 0.0 if name == "mean_squared_error" else 1.0 for name in values}
     assert values == pytest.approx(perfect)

@@ -1,0 +1,126 @@
+"""Images as the loader reads them: squares of RGB bytes, decoded when asked for or once for all, and their targets."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from shared.curves import Picture
+from shared.datasets import image_cache
+from shared.datasets.decoding import CorruptImage, Pixels, decode
+from shared.datasets.image_sources import Source, load_sources
+from shared.errors import UserError
+
+
+@dataclass
+class Images(Dataset):
+    """Items are (uint8 [side, side, 3], width over height, class id).
+
+    `pixels` and `aspects` are there when all are decoded already: the digits, or a memory-mapped cache.
+    """
+
+    source: Source
+    size: int
+    pixels: Pixels | None = None
+    aspects: NDArray[np.float32] | None = None
+
+    draws_random = False  # augmentation draws for whole batches: shared/augmentation.py
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, i: int) -> tuple[Pixels, float, int]:
+        target = int(self.source.targets[i])
+        if self.pixels is not None and self.aspects is not None:
+            row = self.source.rows[i]
+            return self.pixels[row], self.aspects[row], target
+        try:
+            return *decode(self.source.stored(i), self.size), target
+        except CorruptImage as problem:
+            raise UserError(refusal(self.source, i, problem)) from None
+
+    def __getitems__(self, samples: NDArray[np.int64]) -> Any:
+        """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes."""
+        if self.pixels is None or self.aspects is None:
+            return [self[i] for i in samples.tolist()]
+        rows = self.source.rows[samples]
+        return self.pixels[rows], self.aspects[rows], self.source.targets[samples]
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """int64 [N] class ids."""
+        return self.source.targets
+
+
+def collate(items: Any) -> dict[str, torch.Tensor]:
+    """images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows], from items or their arrays."""
+    pixels, aspects, targets = items if isinstance(items, tuple) else zip(*items, strict=True)
+    return {
+        "images": torch.from_numpy(np.stack(pixels) if isinstance(pixels, tuple) else pixels),
+        "aspects": torch.from_numpy(np.asarray(aspects, np.float32)),
+        "labels": torch.from_numpy(np.asarray(targets)),
+    }
+
+
+def load_images(config: Any, size: int) -> tuple[Images, Images]:
+    """Training and validation images of a config, their squares `size` pixels wide.
+
+    With --skip_corrupt_images each is decoded once, and what cannot be is left out and listed; without it, and without
+    --cache, a corrupt image ends the run when its turn comes.
+
+    Raises:
+        UserError: data that cannot be read, or a corrupt image.
+    """
+    train, validation = (prepare(source, config, size) for source in load_sources(config))
+    return train, validation
+
+
+def prepare(source: Source, config: Any, size: int) -> Images:
+    """The images of a source, cached or checked as the config says."""
+    if source.arrays is not None:
+        return Images(source, source.arrays.shape[1], source.arrays, np.ones(len(source.arrays), np.float32))
+    if config.cache == "none" and not config.skip_corrupt_images:
+        return Images(source, size)
+    folder = image_cache.build(source, size, keep_pixels=config.cache == "uint8")
+    corrupt = image_cache.corrupt_images(folder)
+    if corrupt and not config.skip_corrupt_images:
+        raise UserError(refusal(source, corrupt[0][0], corrupt[0][1]))
+    if corrupt and os.environ.get("RANK", "0") == "0":  # every process comes here, one speaks
+        print(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:", file=sys.stderr)
+        for i, problem in corrupt:
+            print(f"  {source.where(i)} ({problem})", file=sys.stderr)
+    good = np.ones(len(source), bool)
+    good[[i for i, _ in corrupt]] = False
+    if len(np.unique(source.targets[good])) < len(np.unique(source.targets)):
+        raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
+    if config.cache == "none":
+        return Images(source.take(good), size)
+    pixels, aspects = image_cache.read(folder)
+    source = Source(source.name, source.names, source.targets, np.arange(len(source)))  # row i of the cache
+    return Images(source.take(good), size, pixels, aspects)
+
+
+def refusal(source: Source, i: int, problem: object) -> str:
+    """How a corrupt image ends a run."""
+    return f"{source.where(i)} is corrupt ({problem}): replace it, or leave such images out with --skip_corrupt_images"
+
+
+def worst(data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16) -> list[Picture]:
+    """The wrongly classified images with the largest losses, each with what it was taken for and what it is.
+
+    Args:
+        ranked: [N, k] the classes predicted for each image, the likeliest first.
+        losses: [N]
+        count: most pictures.
+    """
+    wrong = np.flatnonzero(ranked[:, 0] != data.targets)
+    names = data.source.names
+    return [
+        Picture(data[i][0], f"says {names[int(ranked[i, 0])]}, is {names[data.targets[i]]}")
+        for i in wrong[np.argsort(-losses[wrong], kind="stable")][:count]
+    ]

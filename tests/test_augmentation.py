@@ -1,0 +1,247 @@
+"""Each transform against Pillow's or a formula; and draws that belong to the sample."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from shared import color, trivial_augment
+from shared.augmentation import DRAWS, Augmentation, Draws, beta_quantile, crop_boxes, erased, mix
+from shared.batches import MicroBatch
+from shared.image_models import Geometry
+from shared.resampling import center_boxes, crop_and_resize
+
+CPU = torch.device("cpu")
+GEOMETRY = Geometry(size=12, resize=16, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), interpolation="bilinear")
+
+
+def photo(side, seed=0):
+    """Something smooth with edges, in Pillow."""
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def stored(*images):
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+
+
+def batch(*images):
+    """float32 [rows, 3, height, width]."""
+    return stored(*images).permute(0, 3, 1, 2).float()
+
+
+def arrays(images):
+    return images.permute(0, 2, 3, 1).numpy()
+
+
+def micro_batch(samples, epochs=None):
+    samples = np.asarray(samples)
+    epochs = np.zeros_like(samples) if epochs is None else np.asarray(epochs)
+    return MicroBatch(0, 0, samples, epochs, len(samples))
+
+
+# Crops
+
+
+@pytest.mark.parametrize(
+    ("name", "pillow"), [("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)]
+)
+@pytest.mark.parametrize(("side", "size"), [(64, 24), (24, 64), (33, 32), (8, 32)])
+def test_crop_and_resize_is_that_of_pillow(name, pillow, side, size):
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.1, 0.2, 0.8, 0.95], [0.9, 0.3, 0.4, 0.6]])
+    images = [photo(side, seed) for seed in range(3)]
+    found = arrays(crop_and_resize(stored(*images), boxes, size, name))
+    for image, box, cut in zip(images, boxes, found, strict=True):
+        left, top, right, bottom = (box.double() * side).tolist()
+        expected = np.asarray(image.resize((size, size), pillow, box=(min(left, right), top, max(left, right), bottom)))
+        expected = expected[:, ::-1] if left > right else expected
+        assert np.abs(cut - expected).max() <= 2  # Pillow computes in whole numbers
+        assert np.abs(cut - expected).mean() < 0.3
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 40), (60, 40), (30, 45)])
+def test_evaluation_is_resize_and_center_crop(width, height):
+    """Of an image stored in full; a stored one that is squeezed shows the same part of it."""
+    image = photo(64).resize((width, height), Image.Resampling.BICUBIC)
+    short = min(width, height)
+    resized = image.resize((round(width * 32 / short), round(height * 32 / short)), Image.Resampling.BILINEAR)
+    left, top = (resized.width - 24) / 2, (resized.height - 24) / 2
+    expected = np.asarray(resized.crop((int(left), int(top), int(left) + 24, int(top) + 24)), float)
+    boxes = center_boxes(torch.tensor([width / height]), 24 / 32)
+    exact = arrays(crop_and_resize(stored(image), boxes, 24))[0]
+    squeezed = arrays(crop_and_resize(stored(image.resize((48, 48), Image.Resampling.BILINEAR)), boxes, 24))[0]
+    assert np.abs(exact - expected).mean() < 2.5  # places are rounded to pixels there, and not here
+    assert np.abs(squeezed - expected).mean() < 5
+
+
+@given(st.integers(0, 2**31), st.floats(0.08, 0.99), st.floats(0.3, 3))
+@settings(max_examples=30, deadline=None)
+def test_random_crops_lie_in_the_image_and_have_the_area_and_shape_asked_for(seed, area, aspect):
+    draw = Draws(seed, micro_batch(range(64)), CPU)
+    left, top, right, bottom = crop_boxes(draw, torch.full((64,), aspect), area).unbind(1)
+    assert min(left.min(), top.min()) >= 0
+    assert max(right.max(), bottom.max()) <= 1 + 1e-6
+    wide, high = right - left, bottom - top
+    whole = (wide < 0.999) & (high < 0.999)
+    shapes = (wide / high * aspect)[whole]
+    assert ((wide * high)[whole] >= area - 1e-5).all()
+    assert ((shapes > 3 / 4 - 1e-4) & (shapes < 4 / 3 + 1e-4)).all()
+
+
+def test_crops_of_the_whole_area_are_the_whole_image():
+    boxes = crop_boxes(Draws(0, micro_batch([1, 2]), CPU), torch.tensor([0.5, 2.0]), 1.0)
+    assert boxes.tolist() == [[0, 0, 1, 1]] * 2
+
+
+# Colors and TrivialAugment
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
+@pytest.mark.parametrize(
+    ("ours", "pillow"),
+    [
+        (color.brightness, ImageEnhance.Brightness),
+        (color.contrast, ImageEnhance.Contrast),
+        (color.saturation, ImageEnhance.Color),
+        (color.sharpness, ImageEnhance.Sharpness),
+    ],
+)
+def test_enhancers_are_those_of_pillow(ours, pillow, factor):
+    images = [photo(20), photo(20, 1)]
+    found = arrays(ours(batch(*images), torch.full((2, 1, 1, 1), factor)))
+    for image, changed in zip(images, found, strict=True):
+        assert np.abs(changed - np.asarray(pillow(image).enhance(factor))).max() <= 1
+
+
+def test_operations_on_values_are_those_of_pillow():
+    flat = Image.new("RGB", (20, 20), (10, 200, 30))
+    images = [photo(20), photo(20, 1).point(lambda v: 60 + v // 3), flat]
+    each = lambda value: torch.full((3, 1, 1, 1), value)  # noqa: E731
+    for found, pillow in (
+        (color.posterize(batch(*images), each(3.0)), lambda image: ImageOps.posterize(image, 3)),
+        (color.solarize(batch(*images), each(100.0)), lambda image: ImageOps.solarize(image, 100)),
+        (color.autocontrast(batch(*images)), ImageOps.autocontrast),
+        (color.equalize(batch(*images)), ImageOps.equalize),
+    ):
+        for image, changed in zip(images, arrays(found), strict=True):
+            assert np.abs(changed - np.asarray(pillow(image))).max() <= 1
+
+
+@pytest.mark.parametrize("name", trivial_augment.GEOMETRY)
+@pytest.mark.parametrize("strength", [-0.9, 0.37])
+def test_shears_shifts_and_rotations_are_those_of_pillow(name, strength):
+    image, signed = photo(40), np.array([strength])
+    if name == "rotate":
+        expected = image.rotate(strength * trivial_augment.MOST_TURN)
+    else:
+        matrix = trivial_augment.inverse(name, signed, 40)[0]
+        expected = image.transform((40, 40), Image.Transform.AFFINE, tuple(matrix.ravel()))
+    found = arrays(trivial_augment.change(batch(image), name, abs(signed), signed))[0]
+    assert (found != np.asarray(expected)).mean() < 0.01  # a place between two pixels may be rounded the other way
+
+
+def test_each_image_gets_its_operation_as_it_would_alone():
+    count = len(trivial_augment.OPERATIONS)
+    images = batch(*(photo(20, seed) for seed in range(count)))
+    operation = (np.arange(count) + 0.5) / count
+    magnitude, sign = np.full(count, 0.8), np.tile([0.2, 0.7], count)[:count]
+    together = trivial_augment.apply(images, operation, magnitude, sign)
+    for i in range(count):
+        alone = trivial_augment.apply(images[i : i + 1], operation[i : i + 1], magnitude[i : i + 1], sign[i : i + 1])
+        assert torch.equal(alone[0], together[i]), trivial_augment.OPERATIONS[i]
+    changed = [not torch.equal(a, b) for a, b in zip(images, together, strict=True)]
+    assert changed == [name != "identity" for name in trivial_augment.OPERATIONS]
+
+
+# Erasing and mixing
+
+
+def test_random_erasing_blanks_one_box_of_a_share_of_the_images():
+    masks = erased(Draws(0, micro_batch(range(2000)), CPU), 32, 0.25)
+    hit = masks.flatten(1).any(1)
+    assert 0.2 < hit.float().mean() < 0.3
+    for mask in masks[hit][:50]:
+        rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+        height, width = len(rows), len(columns)
+        assert mask.sum() == height * width
+        assert rows[-1] - rows[0] + 1 == height
+        assert columns[-1] - columns[0] + 1 == width
+        assert 0.01 < height * width / 32**2 < 0.4
+    assert not erased(Draws(0, micro_batch(range(100)), CPU), 32, 0.0).any()
+
+
+def mixed(mixup, cutmix, count=400):
+    images = torch.arange(count, dtype=torch.float32)[:, None, None, None].expand(count, 3, 16, 16)
+    return mix(images, torch.eye(count), Draws(0, micro_batch(range(count)), CPU), mixup, cutmix)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
+def test_targets_are_mixed_as_the_pixels_are(mixup, cutmix):
+    """Image i is all i, its partner all i - 1: so the mean of the pixels gives the share."""
+    images, targets = mixed(mixup, cutmix)
+    own = torch.arange(1, 400)
+    shares = targets[own, own]
+    assert torch.allclose(targets.sum(1), torch.ones(400))
+    assert torch.allclose(targets[own, own - 1], 1 - shares, atol=1e-6)
+    assert torch.allclose(images[1:].mean((1, 2, 3)), own - (1 - shares), atol=1e-3)
+    pasted = torch.tensor([len(image.unique()) > 1 for image in images[1:]])
+    expected = {(0.4, 0.0): 0.0, (0.0, 1.0): 0.97, (0.4, 1.0): 0.48}[mixup, cutmix]
+    assert pasted.float().mean().item() == pytest.approx(expected, abs=0.06)
+
+
+def test_shares_of_mixup_are_from_a_beta_distribution():
+    shares = beta_quantile((np.arange(10000) + 0.5) / 10000, 0.2)
+    assert shares.mean() == pytest.approx(0.5, abs=1e-3)
+    assert shares.var() == pytest.approx(1 / (4 * (2 * 0.2 + 1)), rel=1e-2)
+
+
+# Draws
+
+
+def test_draws_are_a_function_of_seed_epoch_and_sample_whatever_the_batch():
+    whole = Draws(3, micro_batch(range(50), [7] * 50), CPU)
+    part = Draws(3, micro_batch([40, 2, 11], [7] * 3), CPU)
+    for name in DRAWS:
+        assert np.array_equal(whole.on_cpu(name)[[40, 2, 11]], part.on_cpu(name))
+    assert Draws(0, micro_batch([0, 1]), CPU).on_cpu("area").tolist() == [
+        0.3614932133401947,
+        0.17991185039053526,
+    ]  # golden
+
+
+def test_draws_are_uniform_and_unlike_each_other():
+    drawn = {name: Draws(0, micro_batch(range(4000)), CPU).on_cpu(name) for name in DRAWS}
+    drawn |= {"epoch 1": Draws(0, micro_batch(range(4000), [1] * 4000), CPU).on_cpu("area")}
+    drawn |= {"seed 1": Draws(1, micro_batch(range(4000)), CPU).on_cpu("area")}
+    values = np.stack(list(drawn.values()))
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert np.abs(values.mean(1) - 0.5).max() < 0.03
+    assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 0.08
+
+
+def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
+    every = Augmentation(0, GEOMETRY, 0.3, True, 0.4, True, 0.5)
+    images, aspects = stored(*(photo(20, seed) for seed in range(6))), torch.linspace(0.5, 2, 6)
+    labels = torch.arange(6)
+
+    def augment(rows):
+        batch = {"images": images[rows], "aspects": aspects[rows], "labels": labels[rows]}
+        return every.training(micro_batch(rows), batch, 6)[0]
+
+    together = augment([0, 1, 2, 3, 4, 5])
+    assert together.shape == (6, 3, 12, 12)
+    apart = torch.cat([augment([3, 1]), augment([0])])
+    assert torch.allclose(together[[3, 1, 0]], apart, atol=1e-5)
+    plain = Augmentation(0, GEOMETRY).training(
+        micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels}, 6
+    )
+    assert not torch.allclose(plain[0], together)
+
+
+def test_images_reach_the_model_normalized():
+    images = torch.full((1, 20, 20, 3), 255, dtype=torch.uint8)
+    found = Augmentation(0, GEOMETRY).evaluation({"images": images, "aspects": torch.ones(1)})
+    assert found[0, :, 5, 5].tolist() == pytest.approx([0.5 / 0.2, 0.6 / 0.3, 0.7 / 0.4])

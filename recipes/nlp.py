@@ -139,7 +139,7 @@ def main(config: Config) -> dict[str, float]:
             monitor.refuse_divergence(config.output_dir)
         if plan.due(config.eval_steps, step):
             assess()
-        preempted = signals.agreed() or progress.evaluation_owed
+        preempted = signals.agreed()
         stop = progress.out_of_patience(config.early_stopping_patience)
         if saver.due(progress) or stop or preempted:
             progress.monitor = monitor.state()

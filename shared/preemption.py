@@ -40,17 +40,17 @@ class Preemption:
         """Whether some process was signalled, the same answer on all; every process calls this once per step.
 
         A signal that comes during one step is answered after the next: the maximum over processes is read a step later
-        than it was asked for, so that no step waits for it. One process knows at once. Before the first call there is
-        nothing to save, and a signal has ended the process by itself.
+        than it was asked for, so that no step waits for it. One process knows at once, and all do after an evaluation
+        that was cut short. Before the first call there is nothing to save: a signal has ended the process by itself.
         """
         heard.something_to_save = True
         if self._group is None:
             return bool(heard.signal)
-        answer = False
+        answer = heard.cut_short
         if self._pending:
             work, flag = self._pending
             work.wait()
-            answer = bool(flag)
+            answer = answer or bool(flag)
         flag = torch.tensor(int(heard.signal > 0))
         self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
         return answer
@@ -109,7 +109,8 @@ def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def cut_short(accelerator: Any) -> bool:
     """Whether the evaluation just watched is incomplete on some process, the same answer on all; all call it."""
-    return on_any(accelerator, heard.cut_short)
+    heard.cut_short = on_any(accelerator, heard.cut_short)
+    return heard.cut_short
 
 
 def on_any(accelerator: Any, flag: bool) -> bool:

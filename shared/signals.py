@@ -30,7 +30,7 @@ class Heard:
     def __init__(self) -> None:
         self.signal = 0  # number of the first one
         self.first = 0.0  # when it came, on the monotonic clock
-        self.cut_short = False  # whether this process has left an evaluation for it
+        self.cut_short = False  # whether an evaluation was left for it: this process's answer, then everybody's
         self.something_to_save = False  # set by the training loop, which then sees to the end itself
         self.output_dir: Path | None = None  # for the marker; None in a dry run, which leaves nothing
         self.peer_failed: Callable[[], bool] = lambda: False  # whether the signal is only the launcher clearing up

@@ -52,6 +52,7 @@ def together(accelerator, folder):
     for n in preemption.watch(accelerator, few if rank == 1 else endless):
         heard.signal = signal.SIGTERM if rank == 1 and n == 1 else 0
     found["left an endless evaluation"] = preemption.cut_short(accelerator)
+    found["saves after it"] = Preemption(accelerator, str(folder)).agreed()
 
     heard.signal, seen = 0, 0
     communicating = SimpleNamespace(is_fsdp2=True, device=accelerator.device, reduce=accelerator.reduce)
@@ -75,6 +76,8 @@ def test_processes_agree_on_a_signal_that_only_one_of_them_got(tmp_path):
     assert one["all batches"] == [0, 1, 2, 3, False]
     assert zero["left an endless evaluation"]
     assert one["left an endless evaluation"]
+    assert zero["saves after it"]
+    assert one["saves after it"], "it would train a step on, and evaluate that one when it is started again"
     assert zero["batches under FSDP"] == one["batches under FSDP"] == [5, True]
     assert zero["left"]
     assert one["left"]

@@ -106,7 +106,7 @@ def main(config: Config) -> dict[str, float]:
         return {}
     run_folder.begin(accelerator, config, progress)
     tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
-    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor)
+    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor, model, config)
 
     for step in range(progress.step, plan.total_steps):
         set_learning_rate(optimizer, schedule(step))
@@ -126,12 +126,14 @@ def main(config: Config) -> dict[str, float]:
             tracker.log(progress.step, figures)
             monitor.refuse_divergence(config.output_dir)
         if plan.due(config.eval_steps, step):
-            progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by)
+            with monitor.timed("evaluation"):
+                progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by)
             tracker.log(progress.step, progress.results)
         stop = progress.out_of_patience(config.early_stopping_patience)
         if stop or checkpoints.due(config, plan, progress):
             progress.monitor = monitor.state()
-            checkpoints.save(accelerator, config, plan, progress)
+            with monitor.timed("checkpoint"):
+                checkpoints.save(accelerator, config, plan, progress)
         if stop:
             break
 

@@ -97,7 +97,7 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
         Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
         Panel("Where a step's time goes", series(PARTS, 100), "% of the time", top=100),
         Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB", lambda value: f"{value:,.0f}"),
-        Panel("Use of what is computed", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
+        Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
     ]
 
 

@@ -4,6 +4,7 @@ MFU as in PaLM's appendix B (Chowdhery et al., 2022): floating-point operations 
 real tokens need, over what the devices could have done in the same time. Recomputation and padding earn nothing.
 """
 
+import math
 import time
 from typing import Any
 
@@ -35,8 +36,8 @@ class FlopCounter:
 
     def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if module.training:
-            per_output = module.weight[0].numel()  # type: ignore[index]
-            self.counted += 2 * output.numel() * per_output
+            assert isinstance(module.weight, Tensor)
+            self.counted += 2 * output.numel() * math.prod(module.weight.shape[1:])  # the whole one's, under FSDP, too
 
 
 def attention_flops(model: nn.Module) -> int:

@@ -74,7 +74,10 @@ def predict(ranks: int, link: argparse.Namespace) -> dict[str, float]:
 
 
 def check(measured: list[dict[str, Any]], link: argparse.Namespace) -> list[dict[str, float]]:
-    """Rows of scaling.py on limited links against the prediction: the step without a limit, and what the link adds."""
+    """Rows of scaling.py on limited links against the prediction, which takes the computation from the unlimited one.
+
+    What that waited for the other process and for copies goes on while a slower link is at work: the longer counts.
+    """
     rows = []
     for row in measured:
         same = [r for r in measured if (r["processes"], r["variant"]) == (row["processes"], row["variant"])]
@@ -82,9 +85,10 @@ def check(measured: list[dict[str, Any]], link: argparse.Namespace) -> list[dict
         if not row["link_mbit"] or not free or row["processes"] == 1:
             continue
         link.bandwidth = links.GOODPUT * row["link_mbit"] * 1e6 / 8
-        free_step = free[0]["step_seconds"]
-        backward = BACKWARD * free_step * (1 - free[0]["communication_share"]) / link.micro_batches
-        rows.append(compared(row, free_step + exposed_seconds(row["processes"], backward, link), row["step_seconds"]))
+        waiting = free[0]["step_seconds"] * free[0]["communication_share"]
+        computation = free[0]["step_seconds"] - waiting
+        exposed = exposed_seconds(row["processes"], BACKWARD * computation / link.micro_batches, link)
+        rows.append(compared(row, computation + max(waiting, exposed), row["step_seconds"]))
     return rows
 
 

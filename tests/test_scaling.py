@@ -120,11 +120,11 @@ def test_more_micro_batches_and_faster_links_are_never_less_efficient_and_more_p
     assert predict.predict(1, link())["efficiency"] == 1
 
 
-def test_a_check_adds_the_link_to_the_step_without_one():
-    rows = [row(2, 1.0, step=1.0, share=0.2), row(2, 1.0, link=80.0, step=2.0), row(1, 1.0)]
-    (found,) = predict.check(rows, link(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0))
-    assert found["predicted"] == pytest.approx(2)  # 9.5 MB at 0.95 x 10 MB/s
-    assert found["error"] == pytest.approx(0)
+def test_a_check_adds_the_link_to_the_computation_unless_the_processes_waited_longer():
+    free, slow, fast = row(2, 1.0, share=0.2), row(2, 1.0, link=80.0, step=1.8), row(2, 1.0, link=8000.0, step=2.0)
+    found = predict.check([free, slow, fast, row(1, 1.0)], link(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0))
+    assert [line["predicted"] for line in found] == pytest.approx([1.8, 1.0])  # 9.5 MB at 0.95 x 10 MB/s: 1 s
+    assert [line["error"] for line in found] == pytest.approx([0, -0.5])
 
 
 def test_the_table_of_a_prediction_goes_from_8_to_4096(tmp_path):

@@ -1,8 +1,9 @@
-# make setup · demo · demo-images · test · lint: see README.md. Everything happens in .venv, which the first target to need it makes.
+# make setup · demo · demo-images · test · lint · bench: see README.md. Everything happens in .venv, which the first target
+# to need it makes.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-images test test-clusters lint campaign gpu clean
+.PHONY: help setup demo demo-images test test-clusters lint bench campaign gpu clean
 help:
 	@echo "make setup     make .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
@@ -10,6 +11,7 @@ help:
 	@echo "make test      install what the tests need and run them"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
 	@echo "make lint      ruff, ruff format, mypy"
+	@echo "make bench     measure everything in docs/performance.md again, on a machine that does nothing else"
 	@echo "make campaign  the long tests"
 	@echo "make gpu       the tests that need a GPU"
 
@@ -52,6 +54,27 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Every table and picture of docs/performance.md. Limited links take root. What is measured replaces what is committed.
+LINKS := 1000 300 100
+bench: setup
+	rm -rf out/bench
+	$(BIN)/torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/bench/collectives
+	$(BIN)/python benchmarks/scaling.py --processes 1 2 --strong --repeats 5 --output_dir out/bench/strong
+	$(BIN)/python benchmarks/scaling.py --processes 1 2 --weak --repeats 5 --output_dir out/bench/weak
+	$(BIN)/python benchmarks/scaling.py --processes 2 --links 0 $(LINKS) --repeats 5 --output_dir out/bench/links
+	$(BIN)/python benchmarks/scaling.py --processes 2 --links 1000 100 --repeats 3 --output_dir out/bench/variants \
+		--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients power_sgd buckets1 buckets100
+	$(BIN)/python benchmarks/predict.py --measured out/bench/links/scaling.json --gradient_bytes 5576212 \
+		--late_bytes 4527636 --output_dir out/bench/predict_links
+	$(BIN)/python benchmarks/predict.py --sleep 0.2 --processes 3 --links $(LINKS) --gradient_bytes 5576212 \
+		--output_dir out/bench/predict_sleep
+	$(BIN)/torchrun --nproc-per-node 2 benchmarks/exposed.py --output_dir out/bench/exposed
+	for folder in collectives strong weak links variants predict_links predict_sleep exposed; do \
+		for file in out/bench/$$folder/*.json out/bench/$$folder/*.md out/bench/$$folder/*.png; do \
+			[ ! -f $$file ] || cp $$file benchmarks/results/$$folder.$${file##*.}; \
+		done; \
+	done
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

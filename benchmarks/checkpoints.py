@@ -102,7 +102,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     def ours(step: int) -> None:
         progress.step = step
-        saver.save(progress)
+        saver.save(progress, {})
 
     def state() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": inner(optimizer).state_dict()}

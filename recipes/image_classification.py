@@ -19,24 +19,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import batch_norm, checkpoints, evaluation, launch, run_folder
-from shared.augmentation import Augmentation
+from shared import batch_norm, checkpoints, evaluation, launch, preemption, run_folder
+from shared.augmentation import Augmentation, AugmentationOptions
 from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
 from shared.card import launch_card
 from shared.datasets.images import Images, collate, load_images, worst
 from shared.image_models import for_device, freeze_backbone, load_processor, new_classifier
 from shared.loading import Loader, feed
+from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options
 from shared.pretrained import load_pretrained
 from shared.rehearsal import rehearse
+from shared.saving import Saver
 from shared.tracking import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Options):
+class Config(AugmentationOptions):
     """Image classification."""
 
     train_dir: str | None = None
@@ -51,12 +53,6 @@ class Config(Options):
     """Decode all images before the run, leave out those that cannot be, and list them."""
     cache: Literal["none", "uint8"] = "none"
     """uint8: decode each image once per machine into a memory map, and read from there."""
-    decode_size: int | None = None
-    """Side of the square that an image is squeezed to when it is read, to be cut later. None: --resize_size."""
-    image_size: int | None = None
-    """Side of the model's input. None: what the pretrained model's image processor says, or 16."""
-    resize_size: int | None = None
-    """Length the shorter side gets before the middle is cut out for evaluation. None: as the processor says, or all."""
     model_name_or_path: str | None = None
     """Image classifier on the Hub or in a local folder. None: a new ResNet of the sizes below."""
     from_scratch: bool = False
@@ -73,22 +69,6 @@ class Config(Options):
     """Kind of its blocks."""
     zero_init_last_norm: bool = True
     """Start each residual block of a new ResNet as the identity."""
-    min_crop_area: float = 0.7
-    """Random crops take this share of an image's area, or more. 1: the whole image."""
-    horizontal_flip: bool = False
-    """Mirror half of the training images; not for digits."""
-    color_jitter: float = 0.0
-    """Change brightness, contrast and saturation by up to this share."""
-    trivial_augment: bool = False
-    """One random operation of random strength on each training image."""
-    random_erasing: float = 0.0
-    """Share of the training images of which a box is blanked."""
-    mixup: float = 0.0
-    """Alpha of mixup, such as 0.2. 0: none. With --cutmix, each is done to half of the images."""
-    cutmix: float = 0.0
-    """Alpha of CutMix, such as 1. 0: none."""
-    label_smoothing: float = 0.0
-    """Share of each target that is spread over all classes."""
     ema_decay: float | None = None
     """Evaluate and export a moving average of the weights, of which this share stays at each step. None: the last."""
     sync_batchnorm: bool = False
@@ -119,7 +99,7 @@ class Config(Options):
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
-    RATIOS: ClassVar = Options.RATIOS | {"min_crop_area", "random_erasing", "label_smoothing", "ema_decay"}
+    RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
         *Options.NEEDS,
         ("validation_dir", "train_dir"),
@@ -155,8 +135,9 @@ def main(config: Config) -> dict[str, float]:
 
     model.train()
     statistics = batch_norm.RunningAverages(accelerator, model)
-    first = next(feed(plan.micro_batches(0), train, collate, accelerator.device))
-    rehearse(accelerator, model, lambda: compute_loss(*first))
+    if config.auto_micro_batch and not checkpoint:
+        config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
+    rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
         statistics.begin()
@@ -168,9 +149,22 @@ def main(config: Config) -> dict[str, float]:
         return {}
     run_folder.begin(accelerator, config, progress)
     tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
-    monitor = Monitor(accelerator, None, lambda: loader.seconds_waited, progress.monitor)
+    saver = Saver(accelerator, config, plan)
+    monitor = Monitor(accelerator, None, lambda: loader.seconds_waited, progress.monitor, model, config)
+    signals = preemption.Preemption(accelerator, config.output_dir)
 
+    def assess() -> None:
+        with monitor.timed("evaluation"):
+            results = evaluate(accelerator, evaluated, loader, validation, augmentation, metrics)
+        if progress.record(results, best_by):
+            tracker.log(progress.step, results)
+
+    if progress.evaluation_owed:
+        assess()
+    stop = progress.out_of_patience(config.early_stopping_patience)
     for step in range(progress.step, plan.total_steps):
+        if stop:
+            break
         set_learning_rate(optimizer, schedule(step))
         for micro_batch, batch in loader.micro_batches(step):
             launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
@@ -191,15 +185,17 @@ def main(config: Config) -> dict[str, float]:
             tracker.log(progress.step, figures)
             monitor.refuse_divergence(config.output_dir)
         if plan.due(config.eval_steps, step):
-            progress.record(evaluate(accelerator, evaluated, loader, validation, augmentation, metrics), best_by)
-            tracker.log(progress.step, progress.results)
+            assess()
+        preempted = signals.agreed()
         stop = progress.out_of_patience(config.early_stopping_patience)
-        if stop or checkpoints.due(config, plan, progress):
-            progress.monitor = monitor.state()
-            checkpoints.save(accelerator, config, plan, progress)
-        if stop:
-            break
+        if saver.due(progress) or stop or preempted:
+            with monitor.timed("checkpoint"):
+                saver.save(progress, monitor.state())
+        if preempted:
+            signals.leave(progress.step, saver, tracker)
 
+    saver.finish()
+    signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, evaluated, processor)
     ranked, losses = predict(accelerator, evaluated, loader, validation, augmentation)
@@ -210,25 +206,28 @@ def main(config: Config) -> dict[str, float]:
 def evaluate(
     accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation, metrics: Any
 ) -> dict[str, float]:
-    """Loss and metrics on `data`, each sample counted once: the same numbers on any number of processes."""
-    ranked, losses = predict(accelerator, model, loader, data, augmentation)
+    """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
+    if (predicted := predict(accelerator, model, loader, data, augmentation)) is None:
+        return {}
+    ranked, losses = predicted
     scores = evaluation.compute_on_main(accelerator, metrics, ranked, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in scores.items()}
 
 
 @torch.inference_mode()
-def predict(accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation) -> tuple[Any, Any]:
-    """The classes of each sample, the likeliest first [samples, at most 5], and its loss [samples]."""
+def predict(accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation) -> Any:
+    """The likeliest classes of each sample [samples, at most 5], its loss [samples]; None if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
     rows = evaluation.Rows((len(data), best := min(5, len(data.source.names))))
     schedule = loader.plan.evaluation(np.ones(len(data), int))
-    for micro_batch, batch in feed(schedule, data, collate, accelerator.device, loader.num_workers):
+    batches = feed(schedule, data, collate, accelerator.device, loader.num_workers)
+    for micro_batch, batch in preemption.watch(accelerator, batches):
         with accelerator.autocast():  # `prepare` has given it to the model, but not to the average
             logits = model(pixel_values=augmentation.evaluation(batch)).logits.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         rows.add(micro_batch, logits.topk(best).indices, losses)
     model.train()
-    return rows.gather(accelerator)
+    return None if preemption.cut_short(accelerator) else rows.gather(accelerator)
 
 
 # Replace from here down to train on your own data and model.

@@ -108,12 +108,14 @@ def main(config: Config) -> dict[str, float]:
     run_folder.begin(accelerator, config, progress)
     tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
     saver = Saver(accelerator, config, plan)
-    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor)
+    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor, model, config)
     signals = preemption.Preemption(accelerator, config.output_dir)
 
     def assess() -> None:
-        if progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by):
-            tracker.log(progress.step, progress.results)
+        with monitor.timed("evaluation"):
+            results = evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+        if progress.record(results, best_by):
+            tracker.log(progress.step, results)
 
     if progress.evaluation_owed:
         assess()
@@ -142,12 +144,10 @@ def main(config: Config) -> dict[str, float]:
         preempted = signals.agreed()
         stop = progress.out_of_patience(config.early_stopping_patience)
         if saver.due(progress) or stop or preempted:
-            progress.monitor = monitor.state()
-            saver.save(progress)
+            with monitor.timed("checkpoint"):
+                saver.save(progress, monitor.state())
         if preempted:
-            saver.finish()
-            tracker.close()
-            signals.leave(progress.step)
+            signals.leave(progress.step, saver, tracker)
 
     saver.finish()
     signals.all_saved()

@@ -6,7 +6,7 @@ depends neither on the process that draws nor on the kind of device. Images are 
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from shared import color, trivial_augment
 from shared.batches import MicroBatch, hash64
 from shared.image_models import Geometry
+from shared.options import Options
 from shared.resampling import center_boxes, crop_and_resize
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
@@ -24,6 +25,36 @@ DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "e
 DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19}
 MAX_ASPECT = 4 / 3  # of a random crop, and its inverse
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationOptions(Options):
+    """What an image recipe can be told besides: the size of its images, and their augmentation in training."""
+
+    decode_size: int | None = None
+    """Side of the square that an image is squeezed to when it is read, to be cut later. None: --resize_size."""
+    image_size: int | None = None
+    """Side of the model's input. None: what the pretrained model's image processor says, or 16."""
+    resize_size: int | None = None
+    """Length the shorter side gets before the middle is cut out for evaluation. None: as the processor says, or all."""
+    min_crop_area: float = 0.7
+    """Random crops take this share of an image's area, or more. 1: the whole image."""
+    horizontal_flip: bool = False
+    """Mirror half of the training images; not for digits."""
+    color_jitter: float = 0.0
+    """Change brightness, contrast and saturation by up to this share."""
+    trivial_augment: bool = False
+    """One random operation of random strength on each training image."""
+    random_erasing: float = 0.0
+    """Share of the training images of which a box is blanked."""
+    mixup: float = 0.0
+    """Alpha of mixup, such as 0.2. 0: none. With --cutmix, each is done to half of the images."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, such as 1. 0: none."""
+    label_smoothing: float = 0.0
+    """Share of each target that is spread over all classes."""
+
+    RATIOS: ClassVar = Options.RATIOS | {"min_crop_area", "random_erasing", "label_smoothing"}
 
 
 class Draws:

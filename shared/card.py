@@ -25,6 +25,7 @@ def launch_card(
     trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     card = {
         **hardware(accelerator),
+        **gradients(config.gradient_compression, accelerator.num_processes),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
         f"epochs of {plan.num_samples:,}), seed {plan.seed}",
@@ -53,6 +54,14 @@ def hardware(accelerator: Any) -> dict[str, str]:
         "device": f"{device.type}, {name}",
         "precision": precision(accelerator),
     }
+
+
+def gradients(compression: str, processes: int) -> dict[str, str]:
+    """How gradients travel, where that is not as they are."""
+    if compression == "none":
+        return {}
+    effect = "sent and summed" if processes > 1 else "no effect on one process: would be sent and summed"
+    return {"gradients": f"{effect} in {compression}"}
 
 
 def precision(accelerator: Any) -> str:

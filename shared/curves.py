@@ -10,6 +10,7 @@ from typing import Any
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # apart for color-blind readers, too
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys not in the scores' panel
 IN_A_ROW = 8  # pictures
+PARTS = {"forward_backward": "compute", "communication": "communication", "optimizer": "optimizer"}  # beside data
 FEW = 40  # points; a series of so few gets dots, so that a single one is seen
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -55,7 +56,7 @@ class Picture:
 def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Sequence[Picture] = ()) -> None:
     """Draw the lines of a metrics.jsonl (`tracking.read_metrics`) into the PNG file `picture`.
 
-    A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, waiting for data.
+    A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
     A value that is not finite leaves a gap, and text, such as the digest of the samples, is passed over. Below them
     stand `pictures`, in rows of eight.
     """
@@ -112,6 +113,9 @@ def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
         Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
         Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second", lambda value: f"{value:,.0f}"),
         Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
+        Panel("Where a step's time goes", series(PARTS, 100), "% of the time", top=100),
+        Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB", lambda value: f"{value:,.0f}"),
+        Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
     ]
 
 

@@ -74,8 +74,10 @@ def start(config: options.Options) -> Any:
     told_to = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")  # use_cpu in the launcher's YAML
     on_cpu = told_to or not torch.accelerator.is_available()
     check_environment(config, on_cpu)
-    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate import Accelerator, InitProcessGroupKwargs
     from accelerate.utils import DistributedType
+
+    from shared.compression import DDPSettings
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, it warns at every fork of a loader worker
     if on_cpu:
@@ -87,18 +89,16 @@ def start(config: options.Options) -> Any:
         torch.backends.cudnn.benchmark = False
     else:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    # DDP's broadcast of rank 0's buffers at every step would undo batch-norm statistics averaged over processes;
-    # Accelerate can only say so by the old name of the argument, about which torch warns.
+    # Accelerate can only say broadcast_buffers by that old name, about which torch warns.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     accelerator = Accelerator(
         cpu=on_cpu,  # without it two processes on a machine without a GPU each believe they are alone
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=[
-            InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT),
-            DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False),
-        ],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT)],
     )
+    # Among kwargs_handlers only Accelerate's own class may stand, which cannot have a hook of ours.
+    accelerator.ddp_handler = DDPSettings(config.gradient_compression)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if accelerator.num_processes != launched:
         raise UserError(
@@ -157,6 +157,11 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             raise UserError(
                 "distributed_type FSDP needs a GPU (on a CPU Accelerate silently makes it DDP): use "
                 "accelerate_configs/multi_cpu.yaml"
+            )
+        if config.gradient_compression != "none":
+            raise UserError(
+                f"--gradient_compression {config.gradient_compression} has no effect under FSDP, which sends "
+                "gradients in the precision of --mixed_precision: leave it out, or use DDP"
             )
         if env.get("FSDP_VERSION", "1") != "2":
             raise UserError(

@@ -4,21 +4,31 @@ Everything is collected where it arises (tensors on the device, counts on the ho
 that no step waits for the host.
 """
 
+import importlib.util
+import math
+import resource
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared import checkpoints
 from shared.batches import MicroBatch, hash64
 from shared.errors import UserError
+from shared.flops import PASSES, FlopCounter, attention_flops, measure_peak
+from shared.options import Options
+from shared.profiling import Profiler
+from shared.timing import BESIDE, PassTimer, Stopwatch
 
 MAX_SKIPPED_IN_A_ROW = 10
+BEHIND = 0.1  # a process that works so much longer than the others is named
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -30,6 +40,8 @@ class Monitor:
         lengths: int64 [N], real tokens of each sample; None when samples are no sequences.
         seconds_waited: the loader's running total of seconds spent waiting for data.
         state: what a checkpoint kept of it, to go on from; empty at the start of a run.
+        model: what the loop calls, after `prepare`; hooks on it tell when data was there and gradients were.
+        config: --peak_tflops and --profile.
     """
 
     def __init__(
@@ -38,22 +50,36 @@ class Monitor:
         lengths: NDArray[np.integer] | None,
         seconds_waited: Callable[[], float],
         state: Mapping[str, Any],
+        model: nn.Module,
+        config: Options,
     ) -> None:
         self.accelerator, self.lengths, self.seconds_waited = accelerator, lengths, seconds_waited
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
-        self.samples = self.tokens = 0  # fed by this process since the last reading
+        self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
         self.steps = 0  # since the last reading
         self.most_skipped_in_a_row = 0  # at the last reading
         # Sum of losses since the last reading; updates skipped since the run began; skipped in a row, now and at most.
         self.sums = torch.zeros(4, device=accelerator.device)
-        self.window_started, self.window_waited = time.perf_counter(), seconds_waited()
+        self.profiler = Profiler(accelerator, config)
+        given = config.peak_tflops and config.peak_tflops * 1e12
+        self.peak_flops = given or measure_peak(accelerator.device, accelerator.mixed_precision)
+        self.flops_per_position = 0.0  # of forward and backward pass; known after the first micro-batch
+        self.flops_per_token_squared = 0 if lengths is None else attention_flops(accelerator.unwrap_model(model))
+        self.flop_counter = FlopCounter(model)
+        self.stopwatch = Stopwatch(accelerator.device)
+        self.passes = PassTimer(model, self.stopwatch, sequences=lengths is not None)
+        self.window_started = self.read_at = time.perf_counter()
+        self.window_parts = self.stopwatch.read() | {"waited": seconds_waited()}
         if state:
             self._restore(state)
 
     def add(self, micro_batch: MicroBatch, loss: Tensor) -> None:
         """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
+        self.passes.end(synchronized=micro_batch.last)
+        if not self.flops_per_position and self.passes.positions:
+            self.flops_per_position = PASSES * self.flop_counter.stop() / self.passes.positions
         self.sums[0] += loss.detach()
         if micro_batch.counted:
             self.fed.append(micro_batch)
@@ -64,30 +90,39 @@ class Monitor:
         self.sums[1] += skipped
         self.sums[2].add_(1).mul_(skipped)
         torch.maximum(self.sums[3], self.sums[2], out=self.sums[3])
+        self.stopwatch.mark("optimizer")
+        if self.profiler.left:  # starting it and writing what it found is no part of a step
+            with self.stopwatch.time("profile"):
+                self.profiler.end_step()
+
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Time what happens inside as `evaluation` or `checkpoint`, apart from the steps."""
+        return self.stopwatch.time(part)
 
     def read(self) -> dict[str, float | str]:
         """The figures since the last call, over all processes; call it on all of them.
 
         Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
-        `tokens_per_second` (real tokens, for sequences), `data_wait` (share of the time, mean over processes),
-        `skipped_updates` (since the run began).
+        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and what `costs`
+        makes of the times. Evaluation and checkpoints are in none of these but `evaluation_seconds` and
+        `checkpoint_seconds`.
         """
-        seconds = time.perf_counter() - self.window_started
-        totals = self._reduce()
+        rows = self._gather()
+        totals, seconds = self._totals(rows), float(rows["seconds"].mean())
         figures: dict[str, float | str] = {
             "loss": totals["loss"] / max(self.steps, 1),
             "samples": totals["digest"],
             "samples_per_second": totals["samples"] / seconds,
-            "data_wait": totals["waited"] / self.accelerator.num_processes / seconds,
             "skipped_updates": totals["skipped"],
         }
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds
+        figures |= costs(rows, self.steps)
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
-        self.steps = self.samples = self.tokens = 0
+        self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0
         self.sums[0] = self.sums[3] = 0
-        self.window_started, self.window_waited = time.perf_counter(), self.seconds_waited()
+        self.window_started, self.window_parts = self.read_at, self.stopwatch.read() | {"waited": self.seconds_waited()}
         self.most_skipped_in_a_row = totals["most_in_a_row"]
         return figures
 
@@ -107,7 +142,7 @@ class Monitor:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, the same on every process; call it on all of them."""
-        totals = self._reduce()
+        totals = self._totals(self._gather())
         return totals | {
             "steps": self.steps,
             "total_samples": self.total_samples + totals["samples"],
@@ -115,11 +150,22 @@ class Monitor:
         }
 
     def summary(self, seconds: float) -> dict[str, float]:
-        """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call it on all processes."""
-        state = self.state()
-        rates = {"train_runtime": seconds, "train_samples_per_second": state["total_samples"] / seconds}
+        """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call it on all processes.
+
+        Evaluation and checkpoints after the last reading, which no other line has, are told as in those.
+        """
+        self.profiler.close()
+        rows = self._gather()
+        totals = self._totals(rows)
+        rates = {
+            "train_runtime": seconds,
+            "train_samples_per_second": (self.total_samples + totals["samples"]) / seconds,
+        }
         if self.lengths is not None:
-            rates["train_tokens_per_second"] = state["total_tokens"] / seconds
+            rates["train_tokens_per_second"] = (self.total_tokens + totals["tokens"]) / seconds
+        for part in ("evaluation", "checkpoint"):
+            if late := float(rows[part].mean()):
+                rates[f"{part}_seconds"] = late
         return rates
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -131,27 +177,63 @@ class Monitor:
             self.digest = int(state["digest"], 16)
             self.sums[0] = state["loss"]
 
-    def _reduce(self) -> dict[str, Any]:
-        """Sums over all processes since the last reading; one host wait and one collective call."""
+    def _gather(self) -> dict[str, NDArray[np.float64]]:
+        """What every process counted since the last reading, each [processes]; one host wait, one collective call."""
         self._count_fed()
-        loss, skipped, in_a_row, most_in_a_row = self.sums.tolist()
-        waited = self.seconds_waited() - self.window_waited
-        # The digest travels as two halves, so that sums in float64 are exact.
-        mine = [loss, self.digest >> 32, self.digest & 0xFFFFFFFF, self.samples, self.tokens, waited]
-        totals = torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
-        if self.accelerator.num_processes > 1:
-            totals = self.accelerator.reduce(totals, "sum")
-        loss, high, low, samples, tokens, waited = totals.tolist()
-        return {
+        loss, skipped, in_a_row, most_in_a_row = self.sums.tolist()  # waits for the device
+        self.stopwatch.mark("rest")
+        self.read_at = time.perf_counter()
+        waited = self.seconds_waited() - self.window_parts["waited"]
+        parts = {part: seconds - self.window_parts[part] for part, seconds in self.stopwatch.read().items()}
+        if self.stopwatch.on_gpu:  # what the host waited for while the GPU was busy cost nothing
+            waited = min(waited, parts["data"])
+        peak_memory, reserved_memory = memory(self.accelerator.device)
+        mine = {
             "loss": loss,
-            "digest": f"{((int(high) << 32) + int(low)) & _MASK:016x}",
-            "samples": int(samples),
-            "tokens": int(tokens),
-            "waited": waited,
-            "skipped": int(skipped),
-            "in_a_row": int(in_a_row),
-            "most_in_a_row": int(most_in_a_row),
+            "skipped": skipped,
+            "in_a_row": in_a_row,
+            "most_in_a_row": most_in_a_row,
+            "digest_high": self.digest >> 32,  # two halves, so that sums in float64 are exact
+            "digest_low": self.digest & 0xFFFFFFFF,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "positions": self.passes.positions,
+            "flops": self._flops(),
+            "peak_flops": self.peak_flops,
+            "peak_memory": peak_memory,
+            "reserved_memory": reserved_memory,
+            "utilization": utilization(self.accelerator.device),
+            **parts,
+            "data": waited,
+            "seconds": self.read_at - self.window_started - sum(parts[name] for name in BESIDE),
         }
+        processes, me = self.accelerator.num_processes, self.accelerator.process_index
+        rows = torch.zeros(processes, len(mine), dtype=torch.float64)
+        rows[me] = torch.tensor(list(mine.values()), dtype=torch.float64)
+        if processes > 1:
+            rows = self.accelerator.reduce(rows.to(self.accelerator.device), "sum").cpu()
+        return dict(zip(mine, rows.T.numpy(), strict=True))
+
+    def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+        """Sums over the processes; what is the same on each of them is this one's."""
+        me = self.accelerator.process_index
+        digest = (int(rows["digest_high"].sum()) << 32) + int(rows["digest_low"].sum())
+        return {
+            "loss": float(rows["loss"].sum()),
+            "digest": f"{digest & _MASK:016x}",
+            "samples": int(rows["samples"].sum()),
+            "tokens": int(rows["tokens"].sum()),
+            "waited": float(rows["data"].sum()),
+            "skipped": int(rows["skipped"][me]),
+            "in_a_row": int(rows["in_a_row"][me]),
+            "most_in_a_row": int(rows["most_in_a_row"][me]),
+        }
+
+    def _flops(self) -> float:
+        """What the real samples or tokens since the last reading needed."""
+        if self.lengths is None:
+            return self.flops_per_position * self.samples
+        return self.flops_per_position * self.tokens + self.flops_per_token_squared * self.tokens_squared
 
     def _count_fed(self) -> None:
         """Count the samples fed and take their ids into the digest: once per reading, not in every step."""
@@ -163,5 +245,51 @@ class Monitor:
         ids = hash64(steps.astype(np.uint64), epochs.astype(np.uint64), samples.astype(np.uint64))
         self.digest = (self.digest + int(ids.sum())) & _MASK  # a sum: neither order nor process matters
         self.samples += len(samples)
-        self.tokens += 0 if self.lengths is None else int(self.lengths[samples].sum())
+        if self.lengths is not None:
+            lengths = self.lengths[samples].astype(np.int64)
+            self.tokens += int(lengths.sum())
+            self.tokens_squared += int((lengths**2).sum())
         self.fed = []
+
+
+def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, float | str]:
+    """What the steps since the last reading cost, from the figures of all processes (each [processes]).
+
+    Shares are of the time that the steps took, means over processes; docs/performance.md has the definitions.
+    """
+    seconds = rows["seconds"].mean()
+    figures = {
+        "step_seconds": seconds / max(steps, 1),
+        "data_wait": rows["data"].mean() / seconds,
+        **{part: rows[part].mean() / seconds for part in ("forward_backward", "communication", "optimizer")},
+        "evaluation_seconds": rows["evaluation"].mean(),
+        "checkpoint_seconds": rows["checkpoint"].mean(),
+        "mfu": rows["flops"].sum() / rows["peak_flops"].sum() / seconds,
+        "peak_memory_bytes": rows["peak_memory"].max(),
+        "reserved_memory_bytes": rows["reserved_memory"].max(),
+    }
+    if rows["tokens"].any() and rows["positions"].any():
+        figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
+    if not np.isnan(rows["utilization"]).any():
+        figures["gpu_utilization"] = rows["utilization"].mean()
+    work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
+    if len(work) > 1 and work.min() > 0:
+        slowest = int(work.argmax())
+        behind = work[slowest] / np.delete(work, slowest).mean() - 1
+        if behind > BEHIND:
+            figures |= {"slowest_process": slowest, "slowest_process_behind": behind}
+    return {name: float(value) for name, value in figures.items()}
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Bytes this process used at its peak, and holds now: of the CUDA allocator, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.Process().memory_info().rss
+
+
+def utilization(device: torch.device) -> float:
+    """Share of the last second in which the GPU was busy, as NVML says; NaN without a GPU or pynvml."""
+    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return math.nan
+    return torch.cuda.utilization(device) / 100

@@ -69,6 +69,8 @@ class Options:
     """Precision of the forward and backward passes. launcher: as accelerate launch says. Weights stay float32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_compression: Literal["none", "bf16", "fp16"] = "none"
+    """Format in which gradients travel between processes: half the bytes, for slow links. One process sends none."""
     deterministic: bool = False
     """Only deterministic kernels: bit-identical runs on a GPU too, but slower."""
     seed: int = 0
@@ -103,6 +105,10 @@ class Options:
     """End the run after that many evaluations in a row without a better one. None: never."""
     report_to: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
     """Experiment tracker, besides metrics.jsonl."""
+    peak_tflops: float | None = None
+    """Most that a processor can do, in 10^12 operations per second, for the figure mfu. None: measured at the start."""
+    profile: int | None = None
+    """Profile that many steps, after two of warm-up, into profile/: a trace and the ten most expensive operators."""
     run_name: str | None = None
     """Name of the run in the tracker and the model card. None: the name of --output_dir."""
     push_to_hub: bool = False
@@ -127,6 +133,8 @@ class Options:
             "save_on_each_node",
             "logging_steps",
             "report_to",
+            "peak_tflops",
+            "profile",
             "run_name",
             "push_to_hub",
             "hub_model_id",

@@ -55,12 +55,15 @@ class Preemption:
         self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
         return answer
 
-    def leave(self, step: int) -> NoReturn:
-        """End the run, its checkpoint of `step` saved; every process calls this.
+    def leave(self, step: int, saver: Any, tracker: Any) -> NoReturn:
+        """End the run once its checkpoint of `step`, under way, is complete; every process calls this.
 
         Raises:
-            Preempted: always.
+            Preempted: always, or
+            UserError: the checkpoint could not be saved.
         """
+        saver.finish()
+        tracker.close()
         received: list[int] = [heard.signal] * self._accelerator.num_processes
         if self._group is not None:  # and wait for all: the launcher ends the others as soon as one has left
             dist.all_gather_object(received, heard.signal, group=self._group)

@@ -64,8 +64,9 @@ class Saver:
         self._look()
         return due(self.config, self.plan, progress)
 
-    def save(self, progress: Progress) -> None:
-        """Save the state after `progress.step` steps; call it on every process."""
+    def save(self, progress: Progress, monitored: dict[str, Any]) -> None:
+        """Save the state after `progress.step` steps, with what the monitor keeps; call it on every process."""
+        progress.monitor = monitored
         self._look(wait=True)
         mine = (random_states(self.accelerator), self.committed if self.writes else None)
         everybody = gather(self.accelerator, mine)

@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from shared.breakdown import breakdown
 from shared.curves import Picture, draw_curves
 from shared.errors import UserError
 from shared.launch import on_main_process
@@ -116,11 +117,18 @@ class Tracker:
         self.guarded("was dropped", lambda tracker: send(tracker, step, numbers))
 
     def finish(self, step: int, summary: Mapping[str, float], pictures: Sequence[Picture] = ()) -> None:
-        """Write the last line of a run that has reached its end, draw curves.png with `pictures` below, close."""
+        """Write the last line of a run that has reached its end and say where its time went.
+
+        Then draw curves.png with `pictures` below, and close.
+        """
         self.log(step, summary)
         if self.accelerator.is_main_process:
+            lines = read_metrics(self.metrics_file)
+            if said := breakdown(lines):
+                with tqdm.external_write_mode():
+                    print(said, flush=True)
             try:
-                draw_curves(read_metrics(self.metrics_file), self.metrics_file.with_name("curves.png"), pictures)
+                draw_curves(lines, self.metrics_file.with_name("curves.png"), pictures)
             except Exception as error:  # the run is complete; no picture is no reason to say that it failed
                 warn(f"curves.png was not drawn: {first_line(error)}")
         self.close()
@@ -331,6 +339,9 @@ def readable(values: Mapping[str, Value]) -> str:
         parts.append(f"lr {numbers['learning_rate']:.2e}".replace("e-0", "e-"))
     if "samples_per_second" in numbers:
         parts.append(f"{numbers['samples_per_second']:,.0f} samples/s")
+    if "slowest_process" in numbers:
+        behind = numbers["slowest_process_behind"]
+        parts.append(f"process {numbers['slowest_process']:.0f} is {behind:.0%} behind".replace("%", " %"))
     return "  ".join(parts)
 
 

@@ -36,8 +36,8 @@ def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
     save = Saver.save
 
-    def save_and_die(saver, progress):
-        save(saver, progress)
+    def save_and_die(saver, progress, monitored):
+        save(saver, progress, monitored)
         if progress.step == kill_after:
             saver.finish()
             raise Killed
@@ -234,7 +234,7 @@ PLAN = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=4)
 def save_all(accelerator, config, steps, **progress):
     saver = Saver(accelerator, config, PLAN)
     for step in steps:
-        saver.save(Progress(step=step, **progress))
+        saver.save(Progress(step=step, **progress), {})
     saver.finish()
 
 

@@ -72,7 +72,7 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
     data, parameters = Sequences(0, SAMPLES), list(model.parameters())
     optimizer = make_optimizer(model, CONFIG)
     loader = Loader(data, plan, collate, accelerator.device)
-    monitor = Monitor(accelerator, LENGTHS, lambda: loader.seconds_waited, {})
+    monitor = Monitor(accelerator, LENGTHS, lambda: loader.seconds_waited, {}, model, CONFIG)
     schedule = make_schedule(CONFIG, plan.total_steps)
     steps, counts = [], []
     for step in range(plan.total_steps):

@@ -54,7 +54,7 @@ def on_two_machines(accelerator, folder):
 
     def save(step):
         optimizer.param_groups[0]["params"][0].data.fill_(step)
-        saver.save(Progress(step=step))
+        saver.save(Progress(step=step), {})
         saver._look(wait=True)
         return sorted(checkpoints.complete(own))
 
@@ -79,7 +79,7 @@ def on_two_machines(accelerator, folder):
         (own / "checkpoints/step_00000015/state.json").write_text("damaged")
     torch.distributed.barrier()
     said["older"] = found()
-    saver.save(Progress(step=18))
+    saver.save(Progress(step=18), {})
     saver.finish()
     said["end"] = sorted(checkpoints.complete(own))
     checkpoint = checkpoints.complete(own)[18]

@@ -2,18 +2,24 @@
 
 import json
 import math
+from contextlib import nullcontext
+from hashlib import sha256
 
 import numpy as np
 import pytest
+import runs
 import torch
 from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import monitoring
-from shared.batches import Plan
+from shared.batches import MicroBatch, Plan
+from shared.compression import DDPSettings
 from shared.errors import UserError
-from shared.monitoring import Monitor
+from shared.flops import FlopCounter, attention_flops
+from shared.monitoring import Monitor, costs
+from shared.options import Options
 
 LENGTHS = np.random.default_rng(0).integers(1, 50, 40)
 WENT_WELL, SKIPPED = torch.tensor(0.0), torch.tensor(1.0)
@@ -32,8 +38,9 @@ def clock(monkeypatch):
     return now
 
 
-def monitor(accelerator, lengths=LENGTHS, waited=lambda: 0.0, state=None):
-    return Monitor(accelerator, lengths, waited, state or {})
+def monitor(accelerator, lengths=LENGTHS, waited=lambda: 0.0, state=None, model=None):
+    model = model or torch.nn.Linear(1, 1)
+    return Monitor(accelerator, lengths, waited, state or {}, model, Options(peak_tflops=1.0))
 
 
 def plan(**values):
@@ -225,3 +232,185 @@ def test_a_divergence_long_ago_does_not_end_a_run_that_was_resumed(accelerator, 
     skip(watch, [0])
     watch.read()
     watch.refuse_divergence(str(tmp_path))
+
+
+# Where the time goes
+
+
+class Slow(torch.nn.Module):
+    """A model of one layer whose forward pass takes a second of the test's clock."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.layer, self.clock = torch.nn.Linear(3, 5), clock
+
+    def forward(self, ids):
+        self.clock[0] += 1
+        return self.layer(torch.ones(*ids.shape, 3))
+
+
+def timed_steps(accelerator, clock, steps=2):
+    """Steps of two micro-batches: 1 s of waiting and 2 s of computing for each, 0.5 s for the update."""
+    waited, model = [0.0], Slow(clock)
+    watch = monitor(accelerator, waited=lambda: waited[0], model=model)
+    for step in range(steps):
+        for piece in plan(micro_batches=2).micro_batches(step):
+            clock[0] += 1
+            waited[0] += 1
+            out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max()), dtype=torch.long))
+            clock[0] += 1
+            watch.add(piece, out.sum() * 0)
+        clock[0] += 0.5
+        watch.end_step(WENT_WELL)
+    return watch
+
+
+def test_a_step_is_split_into_data_computation_and_update(accelerator, clock):
+    figures = timed_steps(accelerator, clock).read()
+    assert figures["step_seconds"] == 6.5
+    assert figures["data_wait"] == 2 / 6.5
+    assert figures["forward_backward"] == 4 / 6.5
+    assert figures["optimizer"] == 0.5 / 6.5
+    assert figures["communication"] == 0
+
+
+def test_evaluation_and_checkpoints_are_not_in_the_rates(accelerator, clock):
+    watch = timed_steps(accelerator, clock)
+    with watch.timed("evaluation"):
+        clock[0] += 100
+    with watch.timed("checkpoint"):
+        clock[0] += 10
+    figures = watch.read()
+    assert figures["samples_per_second"] == 24 / 13
+    assert figures["step_seconds"] == 6.5
+    assert (figures["evaluation_seconds"], figures["checkpoint_seconds"]) == (100, 10)
+    with watch.timed("checkpoint"):
+        clock[0] += 7
+    assert watch.summary(50.0)["checkpoint_seconds"] == 7
+    assert "evaluation_seconds" not in watch.summary(50.0)
+
+
+def test_an_evaluation_of_the_same_model_counts_neither_as_padding_nor_as_waiting(accelerator, clock):
+    watch = timed_steps(accelerator, clock)
+    before = watch.passes.positions
+    model = Slow(clock).eval()
+    watch.passes._begin(model, (torch.zeros(9, 9),), {})
+    assert watch.passes.positions == before
+
+
+def test_padding_and_utilisation_are_of_real_tokens(accelerator, clock):
+    figures = timed_steps(accelerator, clock).read()
+    pieces = [piece for step in range(2) for piece in plan(micro_batches=2).micro_batches(step)]
+    real = sum(LENGTHS[piece.samples].sum() for piece in pieces)
+    area = sum(len(piece.samples) * LENGTHS[piece.samples].max() for piece in pieces)
+    assert figures["padding"] == pytest.approx(1 - real / area)
+    assert figures["mfu"] == pytest.approx(3 * 2 * 3 * 5 * real / 13 / 1e12)  # three passes of 2 x 3 x 5 each
+
+
+def test_the_attention_of_a_sequence_counts_with_the_square_of_its_length():
+    config = type("Config", (), {"num_hidden_layers": 2, "hidden_size": 8})()
+    model = torch.nn.Linear(1, 1)
+    model.config = config
+    assert attention_flops(model) == 12 * 2 * 8
+    assert attention_flops(torch.nn.Linear(1, 1)) == 0
+
+
+def test_convolutions_count_each_output_with_its_kernel():
+    model = torch.nn.Conv2d(4, 6, 3, groups=2)
+    counter = FlopCounter(model)
+    model(torch.ones(2, 4, 10, 10))
+    assert counter.stop() == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
+    model(torch.ones(2, 4, 10, 10))
+    assert counter.counted == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
+
+
+def rows(**values):
+    """The figures of three processes, of which each did the same unless `values` says otherwise."""
+    names = ["data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "flops", "tokens"]
+    names += ["positions", "seconds", "peak_flops", "peak_memory", "reserved_memory"]
+    same = {name: np.ones(3) for name in names} | {"utilization": np.full(3, np.nan)}
+    return same | {name: np.array(three) for name, three in values.items()}
+
+
+def test_the_slowest_process_is_named_when_it_is_more_than_a_tenth_behind():
+    assert "slowest_process" not in costs(rows(forward_backward=[1.0, 1.29, 1.0]), 1)  # 3.29 against 3
+    figures = costs(rows(forward_backward=[1.0, 1.6, 1.0]), 1)
+    assert figures["slowest_process"] == 1
+    assert figures["slowest_process_behind"] == pytest.approx(0.2)
+
+
+def test_waiting_for_others_makes_no_process_slow():
+    assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]), 1)
+
+
+def test_memory_is_that_of_the_largest_process_and_shares_are_means():
+    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6], utilization=[0.5, 0.6, 0.7]), 2)
+    assert figures["peak_memory_bytes"] == 7
+    assert figures["data_wait"] == pytest.approx(0.3)
+    assert figures["step_seconds"] == 0.5
+    assert figures["gpu_utilization"] == pytest.approx(0.6)
+
+
+WAITS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "nonzero")
+
+
+def test_the_host_waits_for_the_device_at_readings_only(accelerator, clock, monkeypatch):
+    """Every call that would wait for a GPU is counted; steps have none, a reading a number that steps do not change."""
+    waits = [0]
+    for name in WAITS:
+        original = getattr(torch.Tensor, name)
+
+        def counted(*args, original=original, **kwargs):
+            waits[0] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    found = []
+    for steps in (1, 5):
+        waits[0] = 0
+        watch = timed_steps(accelerator, clock, steps)
+        assert waits[0] == 0
+        watch.read()
+        found.append(waits[0])
+    assert found[0] == found[1] > 0
+
+
+def train(accelerator, folder):
+    """Weights after some steps of DDP with three micro-batches each, with a monitor and without, and its shares."""
+    digests, communication = [], []
+    for watched in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.GELU(), torch.nn.Linear(40, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        accelerator.ddp_handler = DDPSettings("none")
+        model = accelerator.prepare(model)
+        if watched:
+            watch = monitor(accelerator, lengths=None, model=model)
+        for step in range(6):
+            generator = torch.Generator().manual_seed(100 * step + accelerator.process_index)
+            for last in (False, False, True):
+                with nullcontext() if last else accelerator.no_sync(model):
+                    loss = model(torch.randn(8, 30, generator=generator)).pow(2).mean()
+                    loss.backward()
+                if watched:
+                    samples = np.arange(8)
+                    watch.add(MicroBatch(step, 0, samples, samples * 0, 24, last=last), loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            if watched:
+                watch.end_step(WENT_WELL)
+        if watched:
+            figures = watch.read()
+            communication = [figures["communication"], figures["forward_backward"], figures["samples"]]
+        state = torch.cat([p.detach().flatten() for p in model.parameters()])
+        digests.append(sha256(state.numpy().tobytes()).hexdigest())
+    return digests, communication
+
+
+def test_monitoring_changes_no_bit_on_three_processes_and_all_of_them_read_the_same(tmp_path):
+    found = runs.in_group(train, 3, tmp_path)
+    assert len({digest for digests, _ in found for digest in digests}) == 1
+    assert found[0][1] == found[1][1] == found[2][1]
+    communication, computation, _ = found[0][1]
+    assert 0 < communication < 1
+    assert 0 < computation < 1

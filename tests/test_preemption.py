@@ -32,6 +32,8 @@ def nothing_heard(monkeypatch):
 
 # Two processes
 
+NOTHING = SimpleNamespace(finish=lambda: None, close=lambda: None)  # to save, and to close
+
 
 def together(accelerator, folder):
     """What two processes say of signals that only rank 1 gets."""
@@ -63,7 +65,7 @@ def together(accelerator, folder):
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:
-        loop.leave(6)
+        loop.leave(6, NOTHING, NOTHING)
     except Preempted:
         found["left"] = True
     return found
@@ -98,7 +100,7 @@ def test_one_process_knows_at_once(tmp_path, capsys):
     heard.signal = signal.SIGINT
     assert loop.agreed()
     with pytest.raises(Preempted):
-        loop.leave(3)
+        loop.leave(3, NOTHING, NOTHING)
     assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to go on\n"
 
 

@@ -44,7 +44,7 @@ def run(tmp_path):
         optimizer.zero_grad()
         run.progress.step += 1
         if run.saver.due(run.progress):
-            run.saver.save(run.progress)
+            run.saver.save(run.progress, {})
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     run.step = step
@@ -126,7 +126,7 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
     background = run.folder / "step_00000002"
     kept = background.rename(background.with_name("kept"))
     monkeypatch.setattr(checkpoint_buffers, "available_memory", lambda: 100)
-    Saver(run.accelerator, run.config, PLAN).save(run.progress)
+    Saver(run.accelerator, run.config, PLAN).save(run.progress, {})
     assert {path.name for path in kept.iterdir()} == {path.name for path in background.iterdir()}
     assert (kept / "model.safetensors").read_bytes() == (background / "model.safetensors").read_bytes()
     ours, torchs = (torch.load(folder / "optimizer.bin", weights_only=True) for folder in (kept, background))
@@ -165,7 +165,7 @@ def test_a_full_disk_is_a_warning_and_the_last_save_insists(run, how, request, c
     run.step(), run.step()
     run.saver.finish()
     run.saver = Saver(run.accelerator, run.config, PLAN)
-    run.saver.save(run.progress)  # lays out the memory
+    run.saver.save(run.progress, {})  # lays out the memory
     run.saver._look(wait=True)
     lost = run.folder.rename(run.folder.with_name("elsewhere"))
     run.folder.write_text("a file where the folder was")
@@ -189,7 +189,7 @@ def test_a_full_disk_is_a_warning_and_the_last_save_insists(run, how, request, c
 
     monkeypatch.setattr(time, "sleep", repair)
     run.saver = Saver(run.accelerator, run.config, PLAN)
-    run.saver.save(run.progress)
+    run.saver.save(run.progress, {})
     weights = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     run.saver.finish()
     assert_holds(run.folder / "step_00000006", weights)
@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_costs_no_older_checkpoint_and_no_space(small_disk,
     accelerator.prepare(nn.Linear(1024, 1024))  # 4.2 MB
     config = Options(output_dir=str(small_disk), save_total_limit=1)
     saver = Saver(accelerator, config, PLAN)
-    saver.save(Progress(step=2))
+    saver.save(Progress(step=2), {})
     saver._look(wait=True)
     if not checked:  # the space was there when it was asked for
         monkeypatch.setattr(checkpoint_buffers, "available_memory", lambda: 100)
@@ -225,7 +225,7 @@ def test_a_disk_that_fills_up_costs_no_older_checkpoint_and_no_space(small_disk,
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
         saver = Saver(accelerator, config, PLAN)
     before = shutil.disk_usage(small_disk).free
-    saver.save(Progress(step=4))
+    saver.save(Progress(step=4), {})
     saver._look(wait=True)
     reason = "not enough space" if checked else "No space left on device"
     said = capfd.readouterr().err
@@ -236,7 +236,7 @@ def test_a_disk_that_fills_up_costs_no_older_checkpoint_and_no_space(small_disk,
     assert checkpoints.problem_with(small_disk / "checkpoints/step_00000002") is None
     (small_disk / "checkpoints/step_00000002").rename(small_disk / "checkpoints/step_00000001")
     shutil.rmtree(small_disk / "checkpoints/step_00000001")
-    saver.save(Progress(step=6))
+    saver.save(Progress(step=6), {})
     saver.finish()
     assert set(checkpoints.complete(small_disk)) == {6}
     accelerator.free_memory()

@@ -53,7 +53,7 @@ def save_on_two(accelerator, folder):
     said = {}
     for step in (2, 4):
         train(model, optimizer, range(step - 2, step))
-        saver.save(Progress(step=step))
+        saver.save(Progress(step=step), {})
     said["committed"] = sorted(checkpoints.complete(folder))
     real = checkpoint.FileSystemWriter.write_data
 
@@ -63,7 +63,7 @@ def save_on_two(accelerator, folder):
         return real(*args)
 
     checkpoint.FileSystemWriter.write_data = full
-    saver.save(Progress(step=6))
+    saver.save(Progress(step=6), {})
     said["problem"] = saver.problem
     try:
         saver.finish()

@@ -430,6 +430,18 @@ def test_the_run_ends_with_a_picture(start, tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_end_says_where_the_time_went(start, capsys):
+    tracker = start()
+    tracker.log(10, TRAINING | {"step_seconds": 0.5, "forward_backward": 0.75, "communication": 0.2})
+    tracker.finish(10, {"train_runtime": 5.0})
+    assert "where 5.0 s went: 75 % compute, 1 % data, 20 % communication, 4 % rest" in capsys.readouterr().out
+
+
+def test_a_process_that_is_behind_is_named_in_the_line():
+    values = TRAINING | {"slowest_process": 3.0, "slowest_process_behind": 0.14}
+    assert tracking.readable(values).endswith("512 samples/s  process 3 is 14 % behind")
+
+
 def test_a_picture_that_cannot_be_drawn_ends_nothing(start, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise ImportError("No module named 'matplotlib'")
@@ -462,6 +474,16 @@ def test_each_panel_shows_what_belongs_there():
     assert norms[1][1] == 2.0
     assert panels["Throughput"].unit == "tokens per second"
     assert panels["Waiting for data"].series == {"": ([1, 2], [1.0, 1.0])}
+    shares = {"forward_backward": 0.75, "communication": 0.125, "optimizer": 0.0625}
+    timed = find_panels([{"step": 4, **shares, "mfu": 0.5, "padding": 0.25, "peak_memory_bytes": 3.0 * 2**20}])
+    assert [(panel.title, panel.series) for panel in timed if panel.series] == [
+        (
+            "Where a step's time goes",
+            {"compute": ([4], [75]), "communication": ([4], [12.5]), "optimizer": ([4], [6.25])},
+        ),
+        ("Memory at its peak", {"": ([4], [3.0])}),
+        ("MFU and padding", {"MFU": ([4], [50]), "padding": ([4], [25])}),
+    ]
     without_text = find_panels([{"step": 1, "loss": 1.0, "samples_per_second": 2.0}])
     assert [panel.title for panel in without_text if panel.series] == ["Loss", "Throughput"]
 

@@ -1,0 +1,99 @@
+"""The table at the end of a run: which share of its time went where, and the flag that could change that."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+Lines = Sequence[Mapping[str, Any]]
+NAMES = {
+    "forward_backward": "compute",
+    "data_wait": "data",
+    "communication": "communication",
+    "optimizer": "optimizer",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoints",
+    "rest": "rest",
+}
+SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
+
+
+def seconds_by_part(lines: Lines) -> dict[str, float]:
+    """Seconds that the lines of a metrics.jsonl account for, by the keys of `NAMES`; empty without a timed line."""
+    timed = [line for line in lines if "step_seconds" in line]
+    if not timed:
+        return {}
+    spent = dict.fromkeys(NAMES, 0.0)
+    for before, line in pairwise([{"step": 0}, *timed]):
+        seconds = line["step_seconds"] * (line["step"] - before["step"])
+        for part in SHARES:
+            spent[part] += line.get(part, 0.0) * seconds
+        spent["rest"] += (1 - sum(line.get(part, 0.0) for part in SHARES)) * seconds
+    for part in ("evaluation", "checkpoint"):  # the last ones stand in the summary
+        spent[part] += sum(line.get(f"{part}_seconds", 0.0) for line in lines)
+    return spent
+
+
+def breakdown(lines: Lines) -> str:
+    """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed."""
+    spent = seconds_by_part(lines)
+    if not (total := sum(spent.values())):
+        return ""
+    shares = {part: seconds / total for part, seconds in spent.items()}
+    whole = rounded(shares)
+    shown = ", ".join(f"{whole[part]} % {name}" for part, name in NAMES.items() if whole[part] or part == "rest")
+    timed = [line for line in lines if "step_seconds" in line]
+    rows = [f"where {total:,.1f} s went: {shown}"]
+    facts = {
+        "mfu": ("MFU", lambda values: f"{sum(values) / len(values):.0%}".replace("%", " %")),
+        "padding": ("padding", lambda values: f"{sum(values) / len(values):.1%}".replace("%", " %")),
+        "peak_memory_bytes": ("peak memory", lambda values: f"{max(values) / 2**20:,.0f} MiB per process"),
+        "gpu_utilization": ("GPU busy", lambda values: f"{sum(values) / len(values):.0%}".replace("%", " %")),
+    }
+    told = {
+        name: say([line[key] for line in timed if key in line])
+        for key, (name, say) in facts.items()
+        if key in timed[-1]
+    }
+    rows += [", ".join(f"{name} {value}" for name, value in told.items())] if told else []
+    behind = [line["slowest_process"] for line in timed if "slowest_process" in line]
+    if behind:
+        often = max(set(behind), key=behind.count)
+        times = f"{behind.count(often)} of {len(timed)} readings"
+        rows.append(f"process {often:.0f} was over 10 % behind the others in {times}")
+    return "\n".join(f"  {row}" for row in rows + advice(shares, timed))
+
+
+def rounded(shares: Mapping[str, float]) -> dict[str, int]:
+    """Shares in whole percent that add up to 100: what rounding leaves goes to those that lost most of it."""
+    whole = {part: int(100 * share) for part, share in shares.items()}
+    for part in sorted(shares, key=lambda part: whole[part] - 100 * shares[part])[: 100 - sum(whole.values())]:
+        whole[part] += 1
+    return whole
+
+
+def advice(shares: Mapping[str, float], timed: Lines) -> list[str]:
+    """One line for each share that is large, naming the flag."""
+    said = []
+    if shares["data_wait"] > 0.1:
+        said.append("the steps wait for data: read ahead with more --dataloader_num_workers")
+    if shares["communication"] > 0.2:
+        said.append(
+            "the steps wait for gradients of other processes: a larger --global_batch_size sends them less often, "
+            "--gradient_compression bf16 sends half the bytes"
+        )
+    if shares["optimizer"] > 0.2:
+        said.append("updates take long beside their batches: a larger --global_batch_size needs fewer of them")
+    if shares["checkpoint"] > 0.1:
+        said.append("checkpoints hold up the steps: save less often with a larger --checkpointing_steps")
+    if shares["evaluation"] > 0.3:
+        said.append("evaluation takes much of the time: evaluate less often with a larger --eval_steps")
+    if shares["rest"] > 0.2:
+        text = any("tokens_per_second" in line for line in timed)
+        flag = "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
+        said.append(f"much is spent around the computation: make the micro-batches bigger with {flag}")
+    padding = [line["padding"] for line in timed if "padding" in line]
+    if padding and sum(padding) / len(padding) > 0.15:
+        said.append(
+            "much of what is computed is padding: a larger --global_batch_size has more of equal length to put together"
+        )
+    return [f"advice: {line}" for line in said]

@@ -1,0 +1,66 @@
+"""Model FLOP utilisation: what a model has to compute, and what the device can.
+
+MFU as in PaLM's appendix B (Chowdhery et al., 2022): floating-point operations of forward and backward pass that the
+real tokens need, over what the devices could have done in the same time. Recomputation and padding earn nothing.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIDE = {"cpu": 768, "cuda": 8192}  # of the square matrices that measure the peak
+REPEATS = 6
+PASSES = 3  # of a forward pass' products: itself, and two products in the backward pass
+
+
+class FlopCounter:
+    """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
+
+    Attributes:
+        counted: operations of one forward pass since the start, until `stop`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.counted = 0
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        self._handles = [m.register_forward_hook(self._count) for m in model.modules() if isinstance(m, kinds)]
+
+    def stop(self) -> int:
+        """Count no more, and tell what was counted."""
+        for handle in self._handles:
+            handle.remove()
+        return self.counted
+
+    def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if module.training:
+            assert isinstance(module.weight, Tensor)
+            self.counted += 2 * output.numel() * math.prod(module.weight.shape[1:])  # the whole one's, under FSDP, too
+
+
+def attention_flops(model: nn.Module) -> int:
+    """Operations of forward and backward pass per token and per token of its sequence: 12 x layers x width.
+
+    0 where the model's config does not say; windows of local attention are counted as if they were whole.
+    """
+    config = getattr(model, "config", None)
+    return 4 * PASSES * getattr(config, "num_hidden_layers", 0) * getattr(config, "hidden_size", 0)
+
+
+def measure_peak(device: torch.device, mixed_precision: str) -> float:
+    """Operations per second of the device in a large matrix product, the best of six: random numbers, since zeros take
+    less power and run faster."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
+    side = SIDE.get(device.type, SIDE["cuda"])
+    generator = torch.Generator(device).manual_seed(0)  # the run's own generators stay as they are
+    a = torch.rand(side, side, generator=generator, device=device).to(dtype)
+    best = float("inf")
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        a @ a
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize()
+        best = min(best, time.perf_counter() - started)
+    return 2 * side**3 / best

@@ -1,0 +1,100 @@
+"""Where a step's time goes, on the clock of the device that computes, without making the host wait for it.
+
+No time is taken twice: whatever passes between two marks belongs to the second one. On a CPU a mark reads the clock; on
+a GPU it records an event in the current stream, and the events are read when the host has waited for the device anyway.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
+
+BESIDE = ("evaluation", "checkpoint", "profile")  # no parts of a step
+
+
+class Stopwatch:
+    """Adds up the time between marks, by the name of the mark that ends it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.last = time.perf_counter()
+        self.events: list[tuple[str, Any]] = []
+        if self.on_gpu:
+            self.mark("rest")
+
+    def mark(self, part: str) -> None:
+        """What passed since the last mark was `part`, one of `PARTS`."""
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.events.append((part, event))
+        else:
+            now = time.perf_counter()
+            self.seconds[part] += now - self.last
+            self.last = now
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Count what happens inside as `part`, and what was before as rest."""
+        self.mark("rest")
+        yield
+        self.mark(part)
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each part since the start. On a GPU it waits for the last mark."""
+        if self.events:
+            self.events[-1][1].synchronize()
+            for (_, start), (part, end) in zip(self.events, self.events[1:], strict=False):
+                self.seconds[part] += start.elapsed_time(end) / 1000
+            self.events = self.events[-1:]
+        return dict(self.seconds)
+
+
+class PassTimer:
+    """Marks, inside a forward and backward pass of `model`, when data had arrived and when the last gradient was there.
+
+    What a process waits for between its last own gradient and the end of the synchronized backward pass is the exposed
+    communication: transfers that computation did not hide, and slower processes. The moment is that of one parameter's
+    hook, found in the first pass, so DDP's own all-reduce and its bits are left alone. FSDP computes no gradient of a
+    whole parameter, so there it stays unknown (`sees_communication` is False).
+
+    Attributes:
+        positions: rows x longest row of what went into the model while it trained, or rows where they are no sequences.
+    """
+
+    def __init__(self, model: nn.Module, stopwatch: Stopwatch, sequences: bool) -> None:
+        self.stopwatch, self.sequences = stopwatch, sequences
+        self.positions = 0
+        self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
+        self._latest: Tensor | None = None
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
+        self._finding = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
+
+    def end(self, synchronized: bool) -> None:
+        """Mark the end of a backward pass, after which the gradients are those of all processes or not."""
+        self.stopwatch.mark("communication" if synchronized and self.sees_communication else "forward_backward")
+        if self._finding and self._latest is not None:
+            for handle in self._finding:
+                handle.remove()
+            self._finding = []
+            self._latest.register_post_accumulate_grad_hook(self._gradients_are_there)
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if model.training:  # without DDP's wrapper evaluation comes by here, too
+            self.stopwatch.mark("data")
+            shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            self.positions += shape[0] * shape[1] if self.sequences else shape[0]
+
+    def _note(self, parameter: Tensor) -> None:
+        self._latest = parameter
+        self._gradients_are_there(parameter)
+
+    def _gradients_are_there(self, parameter: Tensor) -> None:
+        self.stopwatch.mark("forward_backward")

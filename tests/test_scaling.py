@@ -1,0 +1,136 @@
+"""The benchmark of scaling starts what it says, counts right, and the prediction follows its own model."""
+
+import json
+import shlex
+import sys
+from argparse import Namespace
+
+import pytest
+import runs
+
+sys.path.insert(0, str(runs.ROOT / "benchmarks"))
+
+import links
+import predict
+import scaling
+
+
+def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
+    return {
+        "processes": processes,
+        "link_mbit": link,
+        "variant": variant,
+        "samples_per_second": rate,
+        "step_seconds": step,
+        "communication_share": share,
+        "data_wait_share": 0.0,
+        "peak_memory_bytes": 2.0**20,
+    }
+
+
+def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():
+    found = [row(1, rate) for rate in (8.0, 12.0, 10.0)] + [row(2, rate) for rate in (15.0, 16.0, 99.0)]
+    one, two = scaling.summarize(found)
+    assert (one["samples_per_second"], two["samples_per_second"]) == (10, 16)
+    assert two["samples_per_second_spread"] == [15, 99]
+    assert (one["scaling_efficiency"], two["scaling_efficiency"]) == (1, 16 / 20)
+    assert one["repeats"] == 3
+
+
+def test_the_script_starts_the_recipe_on_hosts_and_leaves_rows_a_table_and_a_picture(tmp_path):
+    """Two hosts, which an ssh of our own reaches: this machine, twice."""
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/reached\nexec sh -c "$2"\n')
+    ssh.chmod(0o755)
+    flags = "--hidden_size 32 --num_attention_heads 2 --num_hidden_layers 1 --vocab_size 500 --max_length 32"
+    words = ["--processes", 2, "--steps", 3, "--repeats", 1, "--global_batch_size", 8, "--variants", "buckets1"]
+    words += ["--hosts", "127.0.0.1", "localhost", "--flags", flags, "--output_dir", tmp_path / "out"]
+    path = f"{ssh.parent}:{scaling.os.environ['PATH']}"
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/scaling.py", *words], PATH=path)
+    (found,) = json.loads((tmp_path / "out/scaling.json").read_text())
+    assert sorted((tmp_path / "reached").read_text().split()) == ["127.0.0.1", "localhost"]
+    assert (found["processes"], found["variant"], found["repeats"]) == (2, "buckets1", 1)
+    assert found["samples_per_second"] * found["step_seconds"] == pytest.approx(8, rel=1e-6)
+    assert {*scaling.FIGURES, "scaling_efficiency", "machine", "command"} <= found.keys()
+    assert "| 2 | memory | buckets1 |" in (tmp_path / "out/scaling.md").read_text()
+    assert (tmp_path / "out/scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
+    script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
+    with pytest.raises(RuntimeError, match="no luck"):
+        scaling.run_group([sys.executable, "-c", script], 2, None, None, tmp_path / "log")
+
+
+def test_rows_of_one_number_of_processes_are_drawn_as_bars(tmp_path):
+    rows = scaling.summarize([row(2, 10.0), row(2, 20.0, link=100.0), row(2, 30.0, "accumulate4")])
+    scaling.draw(rows, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(links.why_not() is not None, reason=f"no limited links: {links.why_not()}")
+def test_a_limited_link_is_limited_and_leaves_nothing_behind():
+    before = scaling.subprocess.check_output(["ip", "netns"])
+    with links.limited(2, 20) as places:
+        prefix, _, interface = places[0]
+        shown = scaling.subprocess.check_output([*prefix, "tc", "qdisc", "show", "dev", interface], text=True)
+        assert "tbf" in shown
+        assert "rate 20Mbit" in shown
+    after = scaling.subprocess.check_output(["ip", "netns"])
+    mine = f"ar{scaling.os.getpid()}".encode()
+    assert mine not in before + after
+
+
+# The prediction
+
+
+def link(**values):
+    usual = {"gradient_bytes": 100e6, "late_bytes": 0.0, "latency": 1e-4, "bandwidth": 1e9, "ranks_per_node": 1}
+    usual |= {"node_latency": 0.0, "node_bandwidth": float("inf"), "token_seconds": 1e-5, "tokens": 1e4}
+    return Namespace(**usual | {"micro_batches": 1} | values)
+
+
+def test_a_ring_takes_its_latencies_and_its_bytes():
+    assert predict.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
+    assert predict.ring_seconds(1e9, 1, 0.01, 1e9) == 0
+
+
+def test_gradients_that_come_last_are_exposed_whole_and_others_only_past_the_backward_pass():
+    whole = predict.all_reduce_seconds(100e6, 2, link())
+    assert predict.exposed_seconds(2, 1.0, link(late_bytes=100e6)) == pytest.approx(whole)
+    buckets = round(100e6 / predict.BUCKET)
+    last = predict.all_reduce_seconds(100e6 / buckets, 2, link())
+    assert predict.exposed_seconds(2, 1e3, link()) == pytest.approx(last)  # all but the last bucket are hidden
+    assert predict.exposed_seconds(2, 0.0, link()) == pytest.approx(buckets * last)
+
+
+def test_several_ranks_share_the_link_of_their_node():
+    inside = link(ranks_per_node=8, node_bandwidth=4e11)
+    assert predict.all_reduce_seconds(1e9, 8, inside) == pytest.approx(2 * 7 / 8 / 400)
+    assert predict.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
+
+
+def test_more_micro_batches_and_faster_links_are_never_less_efficient_and_more_processes_never_more():
+    rates = [predict.predict(n, link())["efficiency"] for n in predict.COUNTS]
+    assert rates == sorted(rates, reverse=True)
+    assert predict.predict(8, link(bandwidth=2e9))["efficiency"] > rates[0]
+    more = predict.predict(8, link(tokens=4e4, micro_batches=4))["efficiency"]
+    assert more > rates[0]
+    assert predict.predict(1, link())["efficiency"] == 1
+
+
+def test_a_check_adds_the_link_to_the_computation_unless_the_processes_waited_longer():
+    free, slow, fast = row(2, 1.0, share=0.2), row(2, 1.0, link=80.0, step=1.8), row(2, 1.0, link=8000.0, step=2.0)
+    found = predict.check([free, slow, fast, row(1, 1.0)], link(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0))
+    assert [line["predicted"] for line in found] == pytest.approx([1.8, 1.0])  # 9.5 MB at 0.95 x 10 MB/s: 1 s
+    assert [line["error"] for line in found] == pytest.approx([0, -0.5])
+
+
+def test_the_table_of_a_prediction_goes_from_8_to_4096(tmp_path):
+    words = "--token_seconds 1e-5 --tokens 4096 --gradient_bytes 4e8 --latency 1e-5 --bandwidth 1e10 --ranks_per_node 8"
+    script = runs.ROOT / "benchmarks/predict.py"
+    runs.succeed([sys.executable, script, *shlex.split(words), "--output_dir", tmp_path])
+    rows = json.loads((tmp_path / "predict.json").read_text())
+    assert [found["processes"] for found in rows] == predict.COUNTS
+    assert "| 4,096 |" in (tmp_path / "predict.md").read_text()

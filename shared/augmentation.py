@@ -111,7 +111,7 @@ class Augmentation:
         draw = Draws(self.seed, micro_batch, batch["images"].device)
         boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
         if self.horizontal_flip:
-            boxes = torch.where(draw("flip")[:, None] < 0.5, boxes[:, [2, 1, 0, 3]], boxes)
+            boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
         images = self.cut(batch["images"], boxes)
         if self.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
@@ -152,6 +152,12 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
     high = (area / shape * aspects).sqrt().clamp(max=1)
     left, top = draw("left") * (1 - wide), draw("top") * (1 - high)
     return torch.stack([left, top, left + wide, top + high], dim=1)
+
+
+def mirrored(boxes: Tensor) -> Tensor:
+    """The boxes with left and right exchanged."""
+    left, top, right, bottom = boxes.unbind(1)
+    return torch.stack([right, top, left, bottom], dim=1)
 
 
 def jitter(images: Tensor, draw: Draws, strength: float) -> Tensor:

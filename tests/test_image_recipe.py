@@ -246,6 +246,7 @@ def test_images_of_a_users_folders_are_trained_on_in_worker_processes(train, tmp
     assert results["eval_accuracy"] == 1
     config = json.loads((tmp_path / "run/model/config.json").read_text())
     assert config["id2label"] == {"0": "dark", "1": "light"}
+    assert f"on {tmp_path / 'images'}: 12 steps" in (tmp_path / "run/model/README.md").read_text()
     (tmp_path / "images/dark/3.jpg").write_bytes(b"broken")
     for workers in (0, 1):
         with pytest.raises(UserError) as caught:

@@ -38,7 +38,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
     """
     warmup = config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
     decay_steps = max(1, total_steps - warmup)
-    last_steps = max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio))
+    last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))
 
     def schedule(step: int) -> float:
         if step < warmup:

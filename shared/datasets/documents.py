@@ -23,7 +23,7 @@ from shared.options import Options
 
 FLAG = "--text_column_name"
 BATCH_DOCUMENTS = 1000
-BLOCK_BYTES = 1 << 24  # of a file read at once
+BLOCK_BYTES = 1 << 22  # of a file read at once; no row may be longer
 TEXT_FILES = (".txt", ".text", ".md")
 STREAMED = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
@@ -243,7 +243,7 @@ def _separated(file: Path, source: str, column_name: str, separator: str) -> Bat
         if b"\0" in stream.read(4096):
             raise UserError(f"{source} is not text: give a text file or one of another extension")
     parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES)
+    blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads it reads far ahead
     convert = pyarrow.csv.ConvertOptions(column_types={column_name: pa.large_string()})
     with pyarrow.csv.open_csv(file, read_options=blocks, parse_options=parse, convert_options=convert) as reader:
         _check_column(reader.schema.names, column_name, source)

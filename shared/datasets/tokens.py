@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1  # raise it when what is written for the same input changes: it is part of the cache's names
+BATCH_CHARACTERS = 1 << 18  # of texts tokenized at once: the tokenizer takes some 30 bytes for each
 IN_FLIGHT = 4  # batches read ahead: enough to keep the tokenizer busy, few enough for any memory
 
 Ints = NDArray[np.int64]
@@ -75,12 +76,11 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
     settings = repr((FORMAT, tokenizers.__version__, documents.content())).encode()
     name = hashlib.blake2b(settings + fast.to_str().encode(), digest_size=16).hexdigest()
 
-    def encode(batch: list[str | None]) -> tuple[NDArray[Any], Ints, int]:
-        texts = [text for text in batch if text and not text.isspace()]
+    def encode(texts: list[str]) -> tuple[NDArray[Any], Ints, int]:
         ids = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(chain.from_iterable(ids), id_type, lengths.sum())
-        return flat, lengths[lengths > 0], len(batch)
+        return flat, lengths[lengths > 0], len(texts)
 
     def build(folder: Path) -> None:
         read = written = end = 0
@@ -90,7 +90,7 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
             tqdm(desc=f"tokenizing {documents.source}", unit=" documents", mininterval=0.5) as bar,
         ):
             np.zeros(1, np.int64).tofile(offsets)
-            for flat, lengths, count in _in_order(encode, documents.batches()):
+            for flat, lengths, count in _in_order(encode, _small_batches(documents.batches())):
                 flat.tofile(tokens)
                 (end + np.cumsum(lengths)).tofile(offsets)
                 end, read, written = end + len(flat), read + count, written + len(lengths)
@@ -103,6 +103,20 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
     if (left_out := (file.folder / "left_out").read_text()) != "0" and os.environ.get("RANK", "0") == "0":
         print(f"{documents.source}: {int(left_out):,} documents without text are left out", file=sys.stderr)
     return file
+
+
+def _small_batches(batches: Iterator[list[str | None]]) -> Iterator[list[str]]:
+    """The same texts in lists of some BATCH_CHARACTERS, each with at least one; "" for those without text."""
+    texts: list[str] = []
+    size = 0
+    for text in chain.from_iterable(batches):
+        texts.append(text if text and not text.isspace() else "")
+        size += len(texts[-1])
+        if size > BATCH_CHARACTERS:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts
 
 
 def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:

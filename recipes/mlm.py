@@ -26,6 +26,7 @@ from shared.datasets.documents import first_texts, load_documents
 from shared.datasets.text import check_max_length, check_vocabulary, train_tokenizer
 from shared.datasets.tokens import MaskedDocuments, special_tokens_around, split_documents, tokenize_documents
 from shared.errors import UserError
+from shared.flops import masked_lm_flops
 from shared.loading import Loader, feed
 from shared.masked_head import predict_only_masked
 from shared.masking import masking_for
@@ -99,8 +100,7 @@ def main(config: Config) -> dict[str, float]:
     if result := run_folder.finished(accelerator, config):
         accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
         return result
-    metrics = evaluation.computed_by_recipe(config, ("accuracy", "perplexity"))
-    best_by = evaluation.best_by(config, metrics)
+    best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
     train, validation, tokenizer = load_data(config)
     model = build_model(config, tokenizer)
     if config.packing:
@@ -109,6 +109,7 @@ def main(config: Config) -> dict[str, float]:
     else:
         collate = OnePerRow(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
         sequences = "one document per row, sorted by length"
+    flops = masked_lm_flops(model, train.lengths, train.masked)
     lengths = collate.padded_lengths(train.lengths)
     plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -128,13 +129,13 @@ def main(config: Config) -> dict[str, float]:
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
     sizes = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
-    rows = {"data": sizes, "sequences": sequences}
-    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, rows))
+    about = {"data": sizes, "sequences": sequences}
+    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, about))
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)
     tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
-    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor)
+    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor, flops)
 
     for step in range(progress.step, plan.total_steps):
         set_learning_rate(optimizer, schedule(step))
@@ -231,7 +232,6 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
                 f"--num_attention_heads {config.num_attention_heads}, as {config.model_type} needs: change one of them"
             )
         without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        first_position = tokenizer.pad_token_id + 1 if config.model_type == "roberta" else 0
         sizes = AutoConfig.for_model(
             config.model_type,
             vocab_size=-(-len(tokenizer) // 64) * 64,
@@ -239,7 +239,9 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
             intermediate_size=config.intermediate_size or config.hidden_size * (2 if rotary else 4),
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=config.num_attention_heads,
-            max_position_embeddings=first_position + config.max_length,
+            max_position_embeddings=config.max_length
+            + tokenizer.pad_token_id
+            + 1,  # RoBERTa begins after the padding's
             pad_token_id=tokenizer.pad_token_id,
             cls_token_id=tokenizer.cls_token_id,
             sep_token_id=tokenizer.sep_token_id,

@@ -17,6 +17,7 @@ from torch import Tensor
 from shared import checkpoints
 from shared.batches import MicroBatch, hash64
 from shared.errors import UserError
+from shared.flops import peak_flops
 
 MAX_SKIPPED_IN_A_ROW = 10
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -30,6 +31,7 @@ class Monitor:
         lengths: int64 [N], real tokens of each sample; None when samples are no sequences.
         seconds_waited: the loader's running total of seconds spent waiting for data.
         state: what a checkpoint kept of it, to go on from; empty at the start of a run.
+        flops: float64 [N], operations that each sample asks for (`shared.flops`); None: not reported.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class Monitor:
         lengths: NDArray[np.integer] | None,
         seconds_waited: Callable[[], float],
         state: Mapping[str, Any],
+        flops: NDArray[np.float64] | None = None,
     ) -> None:
         self.accelerator, self.lengths, self.seconds_waited = accelerator, lengths, seconds_waited
+        self.flops, self.operations = flops, 0.0  # asked for by what this process was fed since the last reading
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = 0  # fed by this process since the last reading
@@ -70,7 +74,8 @@ class Monitor:
 
         Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
         `tokens_per_second` (real tokens, for sequences), `data_wait` (share of the time, mean over processes),
-        `skipped_updates` (since the run began).
+        `skipped_updates` (since the run began); with `flops` also `tflops_per_second`, and `mfu`, its share of what the
+        hardware can do, where that is known.
         """
         seconds = time.perf_counter() - self.window_started
         totals = self._reduce()
@@ -83,9 +88,14 @@ class Monitor:
         }
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds
+        if self.flops is not None:
+            figures["tflops_per_second"] = totals["operations"] / seconds / 1e12
+            if peak := peak_flops(self.accelerator):
+                figures["mfu"] = totals["operations"] / seconds / peak
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
         self.steps = self.samples = self.tokens = 0
+        self.operations = 0.0
         self.sums[0] = self.sums[3] = 0
         self.window_started, self.window_waited = time.perf_counter(), self.seconds_waited()
         self.most_skipped_in_a_row = totals["most_in_a_row"]
@@ -137,17 +147,18 @@ class Monitor:
         loss, skipped, in_a_row, most_in_a_row = self.sums.tolist()
         waited = self.seconds_waited() - self.window_waited
         # The digest travels as two halves, so that sums in float64 are exact.
-        mine = [loss, self.digest >> 32, self.digest & 0xFFFFFFFF, self.samples, self.tokens, waited]
+        mine = [loss, self.digest >> 32, self.digest & 0xFFFFFFFF, self.samples, self.tokens, waited, self.operations]
         totals = torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
             totals = self.accelerator.reduce(totals, "sum")
-        loss, high, low, samples, tokens, waited = totals.tolist()
+        loss, high, low, samples, tokens, waited, operations = totals.tolist()
         return {
             "loss": loss,
             "digest": f"{((int(high) << 32) + int(low)) & _MASK:016x}",
             "samples": int(samples),
             "tokens": int(tokens),
             "waited": waited,
+            "operations": operations,
             "skipped": int(skipped),
             "in_a_row": int(in_a_row),
             "most_in_a_row": int(most_in_a_row),
@@ -164,4 +175,5 @@ class Monitor:
         self.digest = (self.digest + int(ids.sum())) & _MASK  # a sum: neither order nor process matters
         self.samples += len(samples)
         self.tokens += 0 if self.lengths is None else int(self.lengths[samples].sum())
+        self.operations += 0 if self.flops is None else float(self.flops[samples].sum())
         self.fed = []

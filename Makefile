@@ -1,11 +1,12 @@
-# make setup · demo · test · lint: see README.md. Everything happens in .venv, which the first target to need it makes.
+# make setup · demo · demo-mlm · test · lint: see README.md. Everything happens in .venv, which the first target to need it makes.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test lint campaign gpu clean
+.PHONY: help setup demo demo-mlm test lint campaign gpu clean
 help:
 	@echo "make setup     make .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
+	@echo "make demo-mlm  train recipes/mlm.py likewise, for 300 steps"
 	@echo "make test      install what the tests need and run them"
 	@echo "make lint      ruff, ruff format, mypy"
 	@echo "make campaign  the long tests"
@@ -23,13 +24,15 @@ setup: .venv/installed
 	touch $@
 
 # The config that fits this machine: the number of GPUs decides.
-demo: setup
+demo: RECIPE = recipes/nlp.py --output_dir
+demo-mlm: RECIPE = recipes/mlm.py --max_train_steps 300 --output_dir
+demo demo-mlm: setup
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
 	case "$$gpus" in 0) fitting=cpu;; 1) fitting=single_gpu;; *) fitting="multi_gpu";; esac; \
 	config="$(CONFIG)"; [ -n "$$config" ] || config=accelerate_configs/$$fitting.yaml; \
 	processes=""; [ "$$fitting" = multi_gpu ] && [ -z "$(CONFIG)" ] && processes="--num_processes $$gpus"; \
-	out=out/demo-$$(date +%Y%m%d-%H%M%S); set -x; \
-	$(BIN)/accelerate launch --config_file $$config $$processes recipes/nlp.py --output_dir $$out
+	out=out/$@-$$(date +%Y%m%d-%H%M%S); set -x; \
+	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) $$out
 
 test: .venv/installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not campaign"

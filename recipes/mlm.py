@@ -239,9 +239,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
             intermediate_size=config.intermediate_size or config.hidden_size * (2 if rotary else 4),
             num_hidden_layers=config.num_hidden_layers,
             num_attention_heads=config.num_attention_heads,
-            max_position_embeddings=config.max_length
-            + tokenizer.pad_token_id
-            + 1,  # RoBERTa begins after the padding's
+            max_position_embeddings=config.max_length + tokenizer.pad_token_id + 1,  # RoBERTa skips so many
             pad_token_id=tokenizer.pad_token_id,
             cls_token_id=tokenizer.cls_token_id,
             sep_token_id=tokenizer.sep_token_id,

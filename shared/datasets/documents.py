@@ -100,6 +100,8 @@ def of_file(path: str, flag: str, column_name: str) -> Documents:
     kind = file.suffix.lower()
     if kind not in STREAMED:
         raise UserError(f"{source}: unknown kind of file, known are {', '.join(STREAMED)}")
+    if kind in TEXT_FILES and column_name != "text":
+        raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: leave the flag out")
     try:
         with file.open("rb") as stream:
             head = stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()

@@ -1,13 +1,14 @@
-# make setup · demo · demo-images · test · lint · bench: see README.md. Everything happens in .venv, which the first target
-# to need it makes.
+# make setup · demo · test · lint · bench: see README.md. Everything happens in .venv, which the first target to need it
+# makes.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-images test test-clusters lint bench campaign gpu clean
+.PHONY: help setup demo demo-images demo-mlm test test-clusters lint bench campaign gpu clean
 help:
 	@echo "make setup     make .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
 	@echo "make demo-images  the same with recipes/image_classification.py"
+	@echo "make demo-mlm  the same with recipes/mlm.py, for 300 steps"
 	@echo "make test      install what the tests need and run them"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
 	@echo "make lint      ruff, ruff format, mypy"
@@ -29,7 +30,8 @@ setup: .venv/installed
 # The config that fits this machine: the number of GPUs decides.
 demo: RECIPE := recipes/nlp.py
 demo-images: RECIPE := recipes/image_classification.py
-demo demo-images: setup
+demo-mlm: RECIPE := recipes/mlm.py --max_train_steps 300
+demo demo-images demo-mlm: setup
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
 	case "$$gpus" in 0) fitting=cpu;; 1) fitting=single_gpu;; *) fitting="multi_gpu";; esac; \
 	config="$(CONFIG)"; [ -n "$$config" ] || config=accelerate_configs/$$fitting.yaml; \

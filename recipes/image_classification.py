@@ -30,7 +30,7 @@ from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Options
+from shared.options import Options, ScheduleType
 from shared.pretrained import load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
@@ -83,7 +83,7 @@ class Config(AugmentationOptions):
     """Peak learning rate for a global batch of 256, reached after the warm-up."""
     weight_decay: float = 5e-4
     """Weight decay; biases and normalization weights have none."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "polynomial"] = "cosine"
+    lr_scheduler_type: ScheduleType = "cosine"
     """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
     warmup_ratio: float | None = 0.1
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""

@@ -51,7 +51,7 @@ class MicroBatch:
     index: int  # its position in the step's cut, and so its identity: dropout is seeded from (seed, step, index)
     samples: Ints  # [rows] sample ids
     epochs: Ints  # [rows] the epoch each of them belongs to
-    step_size: int  # samples in the whole global batch: the normalizer of the loss
+    step_size: int  # samples, or what weighs in them, in the whole global batch: the normalizer of the loss
     counted: bool = True  # False: a repeat without weight, for a process that would otherwise miss a collective call
     last: bool = False  # the last of this process in this step: gradients are synchronized after it
 
@@ -66,7 +66,9 @@ class Plan:
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
         num_epochs: passes over the data; the last step may be short. Ignored when `max_steps` is given.
         max_steps: number of steps, the stream of epochs going on as long as needed.
-        max_tokens: budget of a micro-batch, rows x longest row.
+        weights: int64 [N], what each sample brings to the normalizer of the loss, such as masked tokens; None: 1 each.
+        packed: a micro-batch holds its samples end to end, without padding.
+        max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. Given both, both bind.
         micro_batches: cut a step into at least this many.
         num_processes, process_index: who computes; decides nothing else, unless there are more processes than
@@ -83,6 +85,8 @@ class Plan:
         *,
         lengths: NDArray[np.integer] | None = None,
         num_samples: int | None = None,
+        weights: NDArray[np.integer] | None = None,
+        packed: bool = False,
         seed: int,
         global_batch_size: int,
         num_epochs: int | None = None,
@@ -108,6 +112,7 @@ class Plan:
         assert self.num_samples > 0, "an empty data set reached the plan"
         self.lengths = np.ones(self.num_samples, np.int64) if lengths is None else lengths.astype(np.int64)
         check_budget(self.lengths, max_tokens, "--max_tokens_per_micro_batch")
+        self.weights, self.packed = weights, packed
         self.seed, self.global_batch_size = seed, global_batch_size
         assert num_epochs is not None or max_steps is not None
         stream = num_epochs * self.num_samples if num_epochs is not None else 0
@@ -124,12 +129,16 @@ class Plan:
         *,
         lengths: NDArray[np.integer] | None = None,
         num_samples: int | None = None,
+        weights: NDArray[np.integer] | None = None,
+        packed: bool = False,
     ) -> "Plan":
         """The plan that a recipe's config asks for, for this process."""
         assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
             lengths=lengths,
             num_samples=num_samples,
+            weights=weights,
+            packed=packed,
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_train_epochs,
@@ -151,6 +160,7 @@ class Plan:
             num_processes=self.num_processes,
             process_index=self.process_index,
             equal_counts=self.equal_counts,
+            packed=self.packed,
         )
 
     def global_batch(self, step: int) -> tuple[Ints, Ints]:
@@ -186,16 +196,17 @@ class Plan:
         lengths = self.lengths[samples]
         order = np.argsort(-lengths, kind="stable")
         samples, epochs, sorted_lengths = samples[order], epochs[order], lengths[order].tolist()
-        starts = cut_points(sorted_lengths, self.max_tokens, self.max_samples, self._at_least(sorted_lengths))
+        starts = self._cut_points(sorted_lengths, self._at_least(sorted_lengths))
+        size = len(samples) if self.weights is None else int(self.weights[samples].sum())
         return [
-            MicroBatch(step, index, samples[start:end], epochs[start:end], len(samples))
+            MicroBatch(step, index, samples[start:end], epochs[start:end], size)
             for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))
         ]
 
     def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
         """This process's (or process `process_index`'s) share of a step, never empty; the last one is marked."""
         pieces = self.cut(step)
-        costs = [_cost(len(piece.samples), int(self.lengths[piece.samples[0]])) for piece in pieces]
+        costs = [_cost(self.lengths[piece.samples], self.packed) for piece in pieces]
         rank = self.process_index if process_index is None else process_index
         mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
         per_process = -(-len(pieces) // self.num_processes) if self.equal_counts else 1
@@ -206,12 +217,18 @@ class Plan:
         """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
         samples, _ = self.global_batch(step)
         lengths = sorted(self.lengths[samples].tolist(), reverse=True)
-        alone = cut_points(lengths, self.max_tokens, self.max_samples, self.micro_batches_per_step)
-        return alone != cut_points(lengths, self.max_tokens, self.max_samples, self._at_least(lengths))
+        return self._cut_points(lengths, self.micro_batches_per_step) != self._cut_points(
+            lengths, self._at_least(lengths)
+        )
+
+    def _cut_points(self, sorted_lengths: list[int], at_least: int) -> list[int]:
+        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed)
 
     def _at_least(self, sorted_lengths: list[int]) -> int:
         """How many micro-batches a step is cut into at least, so that every process gets its share."""
-        needed = piece_count(sorted_lengths, self.max_tokens, self.max_samples, self.micro_batches_per_step)
+        needed = piece_count(
+            sorted_lengths, self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed
+        )
         if self.equal_counts:
             return -(-needed // self.num_processes) * self.num_processes
         return max(needed, self.num_processes)
@@ -231,26 +248,27 @@ def check_budget(lengths: Ints, max_tokens: int | None, flag: str) -> None:
         )
 
 
-def cut_points(lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int) -> list[int]:
+def cut_points(
+    lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int, packed: bool = False
+) -> list[int]:
     """Where to cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each."""
     rows = len(lengths)
-    area = rows * lengths[0] if max_tokens is None else max_tokens
+    area = _area(lengths, max_tokens, packed)
     row_limit = min(max_samples or rows, rows)
-    count = piece_count(lengths, max_tokens, max_samples, at_least)
+    count = piece_count(lengths, max_tokens, max_samples, at_least, packed)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]
     low, high = max(lengths[0], sum(lengths) // count) - 1, area  # the smallest area that fits in `count` pieces
     while high - low > max(1, high // 256):  # evenness beyond half a percent gains nothing
         middle = (low + high) // 2
-        low, high = (middle, high) if len(_fill(lengths, middle, row_limit)) > count else (low, middle)
-    starts = _fill(lengths, high, row_limit)
+        low, high = (middle, high) if len(_fill(lengths, middle, row_limit, packed)) > count else (low, middle)
+    starts = _fill(lengths, high, row_limit, packed)
     while len(starts) < count:
         ends = [*starts[1:], rows]
-        _, widest = max(
-            (lengths[s] * (e - s), i) for i, (s, e) in enumerate(zip(starts, ends, strict=True)) if e - s > 1
-        )
+        sizes = [sum(lengths[s:e]) if packed else lengths[s] * (e - s) for s, e in zip(starts, ends, strict=True)]
+        _, widest = max((size, i) for i, size in enumerate(sizes) if ends[i] - starts[i] > 1)
         starts.insert(widest + 1, (starts[widest] + ends[widest] + 1) // 2)
-    if rows > MOST_ROWS_CUT_BEST or count == 1:
+    if packed or rows > MOST_ROWS_CUT_BEST or count == 1:
         return starts
     largest = max(lengths[start] * (end - start) for start, end in zip(starts, [*starts[1:], rows], strict=True))
     # Few pieces have to be even, or a process with one of them keeps the others waiting; of many, each has several.
@@ -279,34 +297,53 @@ def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -
     return [0, *cut[:0:-1]]
 
 
-def piece_count(lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int) -> int:
+def piece_count(
+    lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int, packed: bool = False
+) -> int:
     """How many pieces rows, sorted by length, longest first, are cut into.
 
     `at_least`, or the smallest of 1, 2, 4, 8, 16, 24, 32, ... that fits the budgets: numbers that share out well, and
     that only the budget decides. It is less only when there are fewer rows.
     """
     rows = len(lengths)
-    area = rows * lengths[0] if max_tokens is None else max_tokens
-    if (needed := len(_fill(lengths, area, min(max_samples or rows, rows)))) > at_least:
+    area = _area(lengths, max_tokens, packed)
+    if (needed := len(_fill(lengths, area, min(max_samples or rows, rows), packed))) > at_least:
         at_least = next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
     return min(at_least, rows)
 
 
-def _fill(lengths: list[int], area: int, row_limit: int) -> list[int]:
-    """Cut greedily: each piece takes rows while rows x longest stays within `area`."""
-    starts, row, rows = [], 0, len(lengths)
-    while row < rows:
+def _area(lengths: list[int], max_tokens: int | None, packed: bool) -> int:
+    """The budget in tokens; without one, what all rows take together."""
+    if max_tokens is not None:
+        return max_tokens
+    return sum(lengths) if packed else len(lengths) * lengths[0]
+
+
+def _fill(lengths: list[int], area: int, row_limit: int, packed: bool = False) -> list[int]:
+    """Cut greedily: each piece takes rows while rows x longest, or their sum when `packed`, stays within `area`."""
+    starts: list[int] = []
+    filled = 0  # tokens of the last piece
+    if packed:
+        for row, length in enumerate(lengths):
+            if not starts or filled + length > area or row - starts[-1] == row_limit:
+                starts.append(row)
+                filled = 0
+            filled += length
+        return starts
+    row = 0
+    while row < len(lengths):
         starts.append(row)
         row += max(1, min(area // lengths[row], row_limit))
     return starts
 
 
-def _cost(rows: int, length: int) -> int:
+def _cost(lengths: NDArray[np.integer], packed: bool) -> int:
     """What a micro-batch takes, in some unit: the area, and attention, which grows with the square of the length.
 
     The two are equal at 6 times the width of an encoder, 2,048 for small ones; it decides who computes, never what.
     """
-    return rows * length * (2048 + length)
+    longest = int(lengths.max())
+    return (int(lengths.sum()) if packed else len(lengths) * longest) * (2048 + longest)
 
 
 def share(costs: Sequence[int], num_processes: int, equal_counts: bool = False) -> list[list[int]]:
@@ -331,6 +368,7 @@ def evaluation_batches(
     num_processes: int = 1,
     process_index: int = 0,
     equal_counts: bool = False,
+    packed: bool = False,
 ) -> list[MicroBatch]:
     """One process's share of one pass over a data set, longest samples first.
 
@@ -340,16 +378,16 @@ def evaluation_batches(
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     sorted_lengths = lengths[order].tolist()
     rows = len(sorted_lengths)
-    starts = _fill(sorted_lengths, max_tokens or rows * sorted_lengths[0], min(max_samples or rows, rows))
+    starts = _fill(sorted_lengths, _area(sorted_lengths, max_tokens, packed), min(max_samples or rows, rows), packed)
     if len(starts) < num_processes:
-        starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes)
+        starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes, packed)
     ends = [*starts[1:], rows]
     epochs = np.zeros(rows, np.int64)
     pieces = [
         MicroBatch(0, index, order[start:end], epochs[start:end], rows)
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
-    costs = [_cost(end - start, sorted_lengths[start]) for start, end in zip(starts, ends, strict=True)]
+    costs = [_cost(lengths[piece.samples], packed) for piece in pieces]
     mine = [pieces[i] for i in share(costs, num_processes, equal_counts)[process_index]]
     missing = -(-len(pieces) // num_processes) - len(mine) if equal_counts else 0
     return mine + [_repeat(pieces)] * missing

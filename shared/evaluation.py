@@ -137,6 +137,19 @@ class Metrics:
         return {name: float(value) for name, value in values.items()}
 
 
+def computed_by_recipe(config: Options, names: tuple[str, ...]) -> Metrics:
+    """The metrics of a recipe that computes them itself, the main one first.
+
+    Raises:
+        UserError: --metric_name asks for another.
+    """
+    if config.metric_name:
+        raise UserError(
+            f"--metric_name {config.metric_name}: this recipe always computes {', '.join(names)}; leave the flag out"
+        )
+    return Metrics((), None, names)
+
+
 def compute_on_main(
     accelerator: Any, metrics: Metrics, predictions: np.ndarray, references: np.ndarray
 ) -> dict[str, float]:

@@ -76,11 +76,13 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
     """The learning rate as a pure function of the step (0 ... total_steps-1): nothing to save, nothing to restore.
 
     Warm-up is linear and reaches the peak with step `warmup_steps`; then linear and cosine go to 0 at `total_steps`,
-    polynomial goes there with the square of what is left, constant stays.
+    polynomial goes there with the square of what is left, constant stays. warmup_stable_decay stays and goes there over
+    the last `decay_ratio` of all steps, as 1 - sqrt (Hägele et al., arXiv:2405.18392).
     """
     peak = peak_learning_rate(config)
     warmup = config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
     decay_steps = max(1, total_steps - warmup)
+    last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))
 
     def schedule(step: int) -> float:
         if step < warmup:
@@ -91,6 +93,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
             "cosine": 0.5 * (1 - math.cos(math.pi * left)),
             "polynomial": left**2,
             "constant": 1.0,
+            "warmup_stable_decay": 1 - math.sqrt(min(1.0, max(0.0, 1 - (total_steps - step) / last_steps))),
         }[config.lr_scheduler_type]
         return peak * share
 

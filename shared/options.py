@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 from shared import command_line
 from shared.errors import UserError
 
+ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
@@ -55,8 +57,10 @@ class Options:
     """Passes over the training data."""
     max_train_steps: int | None = None
     """Optimizer steps, instead of --num_train_epochs. None: as many as the epochs need."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "polynomial"] = "linear"
+    lr_scheduler_type: ScheduleType = "linear"
     """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
+    decay_ratio: float | None = None
+    """Share of all optimizer steps over which warmup_stable_decay goes to 0 at the end. None: 0.2."""
     warmup_steps: int | None = None
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: as --warmup_ratio says, or none."""
     warmup_ratio: float | None = None
@@ -164,7 +168,7 @@ class Options:
     MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "seed", "warmup_steps"})
     """Integer fields that may be 0; any other is a size or a count, at least 1. Floats may be 0, and never less."""
 
-    RATIOS: ClassVar[frozenset[str]] = frozenset({"warmup_ratio"})
+    RATIOS: ClassVar[frozenset[str]] = frozenset({"warmup_ratio", "decay_ratio"})
     """Float fields that are at most 1."""
 
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
@@ -229,6 +233,11 @@ def check(config: Options) -> None:
     if percentage > 99:
         raise UserError(f"--validation_split_percentage {percentage}: must be below 100, to leave data to train on")
 
+    if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
+        raise UserError(
+            f"--decay_ratio {config.decay_ratio} has no effect without --lr_scheduler_type warmup_stable_decay: give "
+            "both, or neither"
+        )
     for name, other in config.NEEDS:
         if name in given and other not in given:
             raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")

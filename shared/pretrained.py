@@ -42,10 +42,15 @@ def reason(error: Exception) -> str:
     return text[:300] or type(error).__name__
 
 
-def check_heads(hidden_size: int, num_attention_heads: int) -> None:
-    """UserError if the heads of a new encoder would be of no even width."""
-    if hidden_size % (2 * num_attention_heads):
+def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True) -> None:
+    """Refuse sizes of a new encoder whose heads would be of no whole, or with rotary positions of no even, width.
+
+    Raises:
+        UserError: names both flags.
+    """
+    if hidden_size % (num_attention_heads * (2 if rotary else 1)):
+        multiple = "twice --num_attention_heads" if rotary else "--num_attention_heads"
         raise UserError(
-            f"--hidden_size {hidden_size} is not a multiple of twice --num_attention_heads {num_attention_heads}, as "
-            "rotary positions need: change one of them"
+            f"--hidden_size {hidden_size} is not a multiple of {multiple} {num_attention_heads}"
+            f"{', as rotary positions need' * rotary}: change one of them"
         )

@@ -26,7 +26,14 @@ def plans(draw):
         "micro_batches": draw(st.integers(1, 12)),
         "num_processes": processes,
         "equal_counts": draw(st.booleans()),
+        "packed": draw(st.booleans()),
+        "weights": draw(st.none() | st.just(1 + lengths // 3)),
     }
+
+
+def size_of(lengths, packed):
+    """Tokens that a micro-batch takes."""
+    return int(lengths.sum()) if packed else len(lengths) * int(lengths.max())
 
 
 def shares(plan, step):
@@ -51,16 +58,18 @@ def test_the_steps_of_a_plan(arguments, step):
     plan = Plan(**arguments)
     step %= plan.total_steps
     everyone = shares(plan, step)
-    size = len(plan.global_batch(step)[0])
+    samples, _ = plan.global_batch(step)
+    size = len(samples)
+    normalizer = size if arguments["weights"] is None else arguments["weights"][samples].sum()
     assert size == arguments["global_batch_size"] or step == plan.total_steps - 1
     for mine in everyone:
         assert mine, "a process without a micro-batch would miss the synchronization"
         assert [m.last for m in mine] == [False] * (len(mine) - 1) + [True]
         for m in mine:
             lengths = arguments["lengths"][m.samples]
-            assert len(m.samples) * lengths.max() <= (arguments["max_tokens"] or np.inf)
+            assert size_of(lengths, arguments["packed"]) <= (arguments["max_tokens"] or np.inf)
             assert len(m.samples) <= (arguments["max_samples"] or np.inf)
-            assert m.step_size == size
+            assert m.step_size == normalizer
     if arguments["equal_counts"]:
         assert len({len(mine) for mine in everyone}) == 1
     elif size >= plan.num_processes:
@@ -106,17 +115,18 @@ def test_a_step_is_the_same_whatever_was_asked_before(arguments, step):
     st.integers(0, 3_000),
     st.none() | st.integers(1, 30),
     st.integers(1, 40),
+    st.booleans(),
 )
-@example([7] * 10, 0, None, 4)
+@example([7] * 10, 0, None, 4, False)
 @settings(max_examples=300, deadline=None)
-def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_samples, at_least):
+def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_samples, at_least, packed):
     lengths.sort(reverse=True)
     max_tokens = lengths[0] + slack
-    starts = cut_points(lengths, max_tokens, max_samples, at_least)
+    starts = cut_points(lengths, max_tokens, max_samples, at_least, packed)
     ends = [*starts[1:], len(lengths)]
     assert starts[0] == 0
     assert all(start < end for start, end in zip(starts, ends, strict=True))
-    assert all(lengths[s] * (e - s) <= max_tokens for s, e in zip(starts, ends, strict=True))
+    assert all(size_of(np.array(lengths[s:e]), packed) <= max_tokens for s, e in zip(starts, ends, strict=True))
     assert max_samples is None or all(e - s <= max_samples for s, e in zip(starts, ends, strict=True))
     count = len(starts)
     assert count in (at_least, len(lengths), 1, 2, 4, 8) or count % 8 == 0
@@ -160,21 +170,42 @@ def test_idle_time_of_two_processes_is_small():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 500), min_size=1, max_size=100), st.integers(1, 9), st.integers(0, 2000), st.booleans())
-def test_evaluation_counts_every_sample_once(lengths, processes, slack, equal_counts):
+@given(
+    st.lists(st.integers(1, 500), min_size=1, max_size=100),
+    st.integers(1, 9),
+    st.integers(0, 2000),
+    st.booleans(),
+    st.booleans(),
+)
+def test_evaluation_counts_every_sample_once(lengths, processes, slack, equal_counts, packed):
     lengths = np.array(lengths)
     budget = int(lengths.max()) + slack
     everyone = [
         evaluation_batches(
-            lengths, budget, None, num_processes=processes, process_index=rank, equal_counts=equal_counts
+            lengths,
+            budget,
+            None,
+            num_processes=processes,
+            process_index=rank,
+            equal_counts=equal_counts,
+            packed=packed,
         )
         for rank in range(processes)
     ]
     counted = [m.samples for mine in everyone for m in mine if m.counted]
     assert sorted(np.concatenate(counted).tolist()) == list(range(len(lengths)))
-    assert all(len(ids) * lengths[ids].max() <= budget for ids in counted)
+    assert all(size_of(lengths[ids], packed) <= budget for ids in counted)
     if equal_counts:
         assert len({len(mine) for mine in everyone}) == 1
+
+
+def test_packed_micro_batches_are_full_and_even():
+    lengths = np.clip(np.random.default_rng(0).lognormal(3.7, 0.7, 4000), 4, 128).astype(int)
+    plan = Plan(lengths=lengths, seed=0, global_batch_size=256, num_epochs=2, max_tokens=2048, packed=True)
+    for step in range(plan.total_steps - 1):
+        sizes = [int(lengths[m.samples].sum()) for m in plan.cut(step)]
+        assert max(sizes) <= 2048
+        assert min(sizes) > 0.85 * max(sizes)
 
 
 def test_golden_values_of_the_hash_and_the_permutation():

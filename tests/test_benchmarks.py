@@ -12,9 +12,11 @@ import runs
 sys.path.insert(0, str(runs.ROOT / "benchmarks"))
 
 import contestants
+import mlm_head
+import mlm_peers
 import peers
 
-from recipes import nlp
+from recipes import mlm, nlp
 from shared import options
 
 
@@ -41,6 +43,19 @@ def test_the_recipe_is_started_with_flags_that_it_knows():
     assert Path(script).is_file()
     config = options.parse(nlp.Config, [str(flag) for flag in flags])
     assert (config.max_train_steps, config.logging_steps, config.checkpointing_steps, config.seed) == (3, 1, "no", 3)
+
+
+def test_the_masked_recipe_is_started_with_flags_that_it_knows():
+    flags = mlm_peers.recipe_flags(Path("folder"))
+    config = options.parse(mlm.Config, [str(word) for name, value in flags.items() for word in (f"--{name}", value)])
+    assert (config.train_file, config.max_length, config.mlm_probability) == ("folder/train.parquet", 512, 0.3)
+
+
+def test_both_kinds_of_head_measure_the_same_loss(monkeypatch):
+    monkeypatch.setattr(mlm_head, "ROWS", 2)
+    dense, sparse = (mlm_head.measure(kind, 1) for kind in ("dense", "sparse"))
+    assert sparse["loss"] == pytest.approx(dense["loss"], rel=1e-6)
+    assert min(dense["seconds"], sparse["seconds"]) > 0
 
 
 def test_ratios_compare_the_same_round_and_give_the_extremes():

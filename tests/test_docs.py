@@ -124,7 +124,8 @@ def recipe_flags() -> set[str]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-        flags |= set(field_types(module.Config))
+        hints = field_types(module.Config)
+        flags |= set(hints) | {f"no_{field}" for field, hint in hints.items() if hint is bool}
     return flags
 
 

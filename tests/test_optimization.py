@@ -25,7 +25,7 @@ def config(**values):
 
 
 @given(
-    st.sampled_from(["linear", "cosine", "constant", "polynomial"]),
+    st.sampled_from(["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]),
     st.integers(1, 500),
     st.integers(0, 100),
 )
@@ -47,6 +47,17 @@ def test_the_ends_of_the_schedules():
     assert all(schedule(0) == pytest.approx(0.1 / 11) for schedule in at.values())
     assert [at[k](55) for k in at] == pytest.approx([0.05, 0.05, 0.1, 0.025])
     assert [at[k](100) for k in at] == pytest.approx([0, 0, 0.1, 0])
+
+
+def test_warm_up_stable_decay_stays_at_the_peak_and_falls_as_one_minus_the_root():
+    kind = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 10}
+    schedule = make_schedule(config(**kind, decay_ratio=0.25), 100)
+    assert [schedule(step) for step in (10, 40, 75)] == pytest.approx([0.1, 0.1, 0.1])
+    assert [schedule(step) for step in (76, 79, 84, 91, 100)] == pytest.approx([0.08, 0.06, 0.04, 0.02, 0])
+    default = make_schedule(config(**kind), 100)
+    assert default(80) == pytest.approx(0.1)
+    assert default(85) == pytest.approx(0.05)
+    assert make_schedule(config(**kind, decay_ratio=0.0), 100)(99) == pytest.approx(0.1)
 
 
 def test_matrices_decay_and_biases_and_norms_do_not():

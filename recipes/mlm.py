@@ -1,0 +1,258 @@
+"""Train a text encoder, from scratch or onwards, to fill in hidden tokens: BERT, RoBERTa or ModernBERT.
+
+    accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/mlm.py
+
+Without arguments it learns from the docstrings of installed libraries. Your own text, and a full-size model:
+
+    ... recipes/mlm.py --config recipes/configs/modernbert_base.yaml --train_file corpus.txt
+
+Expected: 0.3 of the hidden tokens right.
+To copy: this file and the folder shared/.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shared import checkpoints, evaluation, launch, preemption, run_folder
+from shared.batches import MicroBatch, Plan
+from shared.card import launch_card
+from shared.datasets.documents import first_texts, load_documents
+from shared.datasets.text import check_max_length, check_vocabulary, train_tokenizer
+from shared.datasets.tokens import MaskedDocuments, special_tokens_around, tokenize_parts
+from shared.loading import Loader, feed
+from shared.masked_head import predict_only_masked
+from shared.masking import masking_for
+from shared.memory import find_budget
+from shared.monitoring import Monitor
+from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.options import Options, ScheduleType
+from shared.packing import arrange
+from shared.pretrained import check_heads, load_pretrained
+from shared.rehearsal import rehearse
+from shared.saving import Saver
+from shared.tracking import Tracker
+
+TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
+EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs that train otherwise can be compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Masked language modeling."""
+
+    model_name_or_path: str | None = None
+    """Model to go on with, on the Hub or in a local folder. None: a new one of the type and sizes below."""
+    model_type: Literal["modernbert", "bert", "roberta"] = "modernbert"
+    """Architecture of a new model."""
+    hidden_size: int = 128
+    """Width of a new model."""
+    num_hidden_layers: int = 2
+    """Layers of a new model."""
+    num_attention_heads: int = 2
+    """Attention heads of a new model."""
+    intermediate_size: int | None = None
+    """Width inside of a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
+    tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
+    """Tokenizer that a new model gets, trained on the training text."""
+    vocab_size: int = 8192
+    """Entries of that tokenizer; the model's vocabulary is rounded up to a multiple of 64."""
+    text_column_name: str = "text"
+    """The column of the documents; a text file has one on each line."""
+    max_length: int = 128
+    """Longest sequence in tokens. Longer documents are cut into pieces of that length; nothing is dropped."""
+    packing: bool = True
+    """Documents end to end, without padding and without attention to each other. Else: one document per row."""
+    max_tokens_per_micro_batch: int | None = 2048
+    """Budget of a micro-batch in tokens. It decides how a step is cut, and so how much memory it takes."""
+    mlm_probability: float = 0.3
+    """Share of the tokens of each document that is hidden: an exact number of them."""
+    mask_replace_prob: float = 0.8
+    """Share of the hidden tokens that become the mask token."""
+    random_replace_prob: float = 0.1
+    """Share of the hidden tokens that become a random token; what is left stays as it is."""
+    whole_word_masking: bool = False
+    """Hide whole words; the last one of a document maybe in part, so that the number of tokens stays exact."""
+    global_batch_size: int | None = 64
+    """Pieces of documents per optimizer step, over all processes and micro-batches."""
+    num_train_epochs: int = 1
+    """Passes over the training data."""
+    output_dir: str = "out/mlm"
+    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    learning_rate: float = 2e-3
+    """Peak learning rate, reached after the warm-up; 1e-4 to 1e-3 suits full-size models."""
+    lr_scheduler_type: ScheduleType = "warmup_stable_decay"
+    """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
+    warmup_ratio: float | None = 0.06
+    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+
+
+def main(config: Config) -> dict[str, float]:
+    accelerator = launch.start(config)
+    config, progress, checkpoint = run_folder.open_run(accelerator, config)
+    if result := run_folder.finished(accelerator, config):
+        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+        return result
+    best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
+    train, validation, tokenizer = load_data(config)
+    model = build_model(config, tokenizer)
+    collate, sequences = arrange(model, tokenizer, accelerator, config)
+    lengths = collate.padded_lengths(train.lengths)
+    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
+    loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
+    schedule = make_schedule(config, plan.total_steps)
+    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
+    parameters = list(model.parameters())
+
+    def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
+        """A micro-batch's share of the mean loss of its global batch."""
+        targets = batch.pop("labels")
+        losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+        return losses.sum() * micro_batch.counted / micro_batch.step_size
+
+    model.train()
+    if config.auto_micro_batch and not checkpoint:
+        config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
+    rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
+    if checkpoint:
+        checkpoints.load(accelerator, checkpoint)
+    sizes = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
+    about = {"data": sizes, "sequences": sequences}
+    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, about))
+    if config.dry_run:
+        return {}
+    run_folder.begin(accelerator, config, progress)
+    tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
+    saver = Saver(accelerator, config, plan)
+    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor, model, config)
+    signals = preemption.Preemption(accelerator, config.output_dir)
+
+    def assess() -> None:
+        with monitor.timed("evaluation"):
+            results = evaluate(accelerator, model, plan, validation, collate)
+        if progress.record(results, best_by):
+            tracker.log(progress.step, results)
+
+    if progress.evaluation_owed:
+        assess()
+    stop = progress.out_of_patience(config.early_stopping_patience)
+    for step in range(progress.step, plan.total_steps):
+        if stop:
+            break
+        set_learning_rate(optimizer, schedule(step))
+        for micro_batch, batch in loader.micro_batches(step):
+            launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+            with nullcontext() if micro_batch.last else accelerator.no_sync(model):
+                loss = compute_loss(micro_batch, batch)
+                accelerator.backward(loss * accelerator.num_processes)  # DDP averages over processes; the sum is meant
+            monitor.add(micro_batch, loss)
+        grad_norm = clip_gradients(accelerator, parameters, config.max_grad_norm)
+        monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
+        optimizer.zero_grad()
+        progress.step = step + 1
+
+        if plan.due(config.logging_steps, step):
+            figures = monitor.read() | {"learning_rate": schedule(step), "grad_norm": float(grad_norm)}
+            tracker.log(progress.step, figures)
+            monitor.refuse_divergence(config.output_dir)
+        if plan.due(config.eval_steps, step):
+            assess()
+        preempted = signals.agreed()
+        stop = progress.out_of_patience(config.early_stopping_patience)
+        if saver.due(progress) or stop or preempted:
+            with monitor.timed("checkpoint"):
+                saver.save(progress, monitor.state())
+        if preempted:
+            signals.leave(progress.step, saver, tracker)
+
+    saver.finish()
+    signals.all_saved()
+    checkpoints.load_best(accelerator, config, progress)
+    run_folder.export(accelerator, config, progress, model, tokenizer)
+    tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
+    return progress.results
+
+
+@torch.inference_mode()
+def evaluate(accelerator: Any, model: Any, plan: Plan, data: MaskedDocuments, collate: Any) -> dict[str, float]:
+    """Loss, accuracy and pseudo-perplexity at hidden tokens of `data`, always the same; {} if a signal cut it short."""
+    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
+    rows = evaluation.Rows((len(data),))
+    schedule = plan.evaluation(collate.padded_lengths(data.lengths))
+    for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
+        targets = batch.pop("labels")
+        logits = model(**batch).logits
+        losses, hits = F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(1) == targets).float()
+        counts = torch.from_numpy(data.masked[micro_batch.samples]).to(accelerator.device)  # of each piece
+        hits, losses = (torch.segment_reduce(each, "sum", lengths=counts) for each in (hits, losses))
+        rows.add(micro_batch, hits, losses)
+    model.train()
+    if preemption.cut_short(accelerator):
+        return {}
+    hits_of_piece, loss_of_piece = rows.gather(accelerator)
+    loss, accuracy = (float(each.sum() / data.masked.sum()) for each in (loss_of_piece, hits_of_piece))
+    return {"eval_loss": loss, "eval_accuracy": accuracy, "eval_perplexity": float(np.exp(loss))}
+
+
+# Replace from here down to train on your own data and model.
+
+
+def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:
+    """Training and validation data, and the tokenizer."""
+    parts = load_documents(config, config.text_column_name)
+    if config.model_name_or_path:
+        tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
+    else:
+        sample = first_texts(parts[0], TOKENIZER_BYTES)
+        tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
+    shares = (config.mask_replace_prob, config.random_replace_prob)
+    masking = masking_for(tokenizer, config.mlm_probability, *shares, config.whole_word_masking)
+    always_the_same = masking_for(tokenizer, EVALUATION_PROBABILITY)
+    around = special_tokens_around(tokenizer)
+    train, held_out = tokenize_parts(parts, tokenizer, config.validation_split_percentage, config.seed)
+    data = MaskedDocuments(*train, config.max_length, around, masking, config.seed)
+    return data, MaskedDocuments(*held_out, config.max_length, around, always_the_same, 0), tokenizer
+
+
+def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
+    """A pretrained model with its head, or a new one without dropout."""
+    torch.manual_seed(config.seed)
+    if config.model_name_or_path:
+        model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path)
+    else:
+        from transformers import AutoConfig, AutoModelForMaskedLM
+
+        rotary = config.model_type == "modernbert"
+        check_heads(config.hidden_size, config.num_attention_heads, rotary)
+        without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        sizes = AutoConfig.for_model(
+            config.model_type,
+            vocab_size=-(-len(tokenizer) // 64) * 64,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size or config.hidden_size * (2 if rotary else 4),
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            max_position_embeddings=config.max_length + tokenizer.pad_token_id + 1,  # RoBERTa skips so many
+            pad_token_id=tokenizer.pad_token_id,
+            cls_token_id=tokenizer.cls_token_id,
+            sep_token_id=tokenizer.sep_token_id,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
+            **({"classifier_pooling": "mean"} if rotary else without_dropout),
+        )
+        model = AutoModelForMaskedLM.from_config(sizes)
+    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_max_length(config.max_length, model.config)
+    predict_only_masked(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+if __name__ == "__main__":
+    launch.run(main, Config)

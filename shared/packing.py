@@ -1,0 +1,190 @@
+"""Documents of a micro-batch end to end in one row, none seeing another: every token that is computed is a real one.
+
+The model gets one row of all tokens, positions that start anew with each document, and the documents' ends. Its matrix
+products and norms never see padding; attention is registered with transformers under the names below. Positions alone
+would not do: under the default attention every token sees the whole row.
+
+- "packed_varlen": `torch.nn.attention.varlen`, FlashAttention by the documents' ends, on CUDA in half precision.
+- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere. The plan sorts by
+  length, so little is padded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shared.datasets.text import OFFSET_POSITIONS, Padding
+from shared.errors import UserError
+
+Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Makes what `MaskedDocuments.read` gives a batch: one row without padding."""
+
+    first_position: int = 0
+
+    @classmethod
+    def for_model(cls, config: Any) -> "Packing":
+        """For a model with this `PretrainedConfig`: RoBERTa and its kin count positions from the padding id + 1."""
+        return cls(config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0)
+
+    def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What documents of these lengths cost, int64 [N]: nothing is padded."""
+        return lengths
+
+    def __call__(self, read: Read) -> dict[str, Any]:
+        """input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k;
+        masked [n], where in the row tokens are hidden, and labels [n], what they were.
+        """
+        tokens, lengths, masked, labels = read
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
+        boundaries = torch.from_numpy(ends.astype(np.int32))
+        longest = int(lengths.max())
+        return {
+            "input_ids": torch.from_numpy(tokens)[None],
+            "position_ids": torch.from_numpy(positions)[None],
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "masked": torch.from_numpy(masked),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+@dataclass(frozen=True)
+class OnePerRow(Padding):
+    """Makes what `MaskedDocuments.read` gives a batch of one document per row, as long as its longest, rounded up."""
+
+    def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # other items than those of a table
+        """input_ids and attention_mask [rows, longest]; masked [n], places in the flattened rows, and labels [n]."""
+        tokens, lengths, masked, labels = read
+        longest = int(self.padded_lengths(lengths).max())
+        begins = np.cumsum(lengths) - lengths
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        where = row * longest + np.arange(len(tokens)) - begins[row]  # of each token in the flattened rows
+        ids = np.full(len(lengths) * longest, self.pad_token_id)
+        real = np.zeros(len(ids), np.int64)
+        ids[where], real[where] = tokens, 1
+        shape = (len(lengths), longest)
+        return {
+            "input_ids": torch.from_numpy(ids.reshape(shape)),
+            "attention_mask": torch.from_numpy(real.reshape(shape)),
+            "masked": torch.from_numpy(where[masked]),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+def arrange(model: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
+    """What makes batches of documents as --packing says, and how that is done, in words.
+
+    Raises:
+        UserError: the model's attention cannot be replaced.
+    """
+    if config.packing:
+        attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
+        return Packing.for_model(model.config), attention
+    multiple = 8 if config.mixed_precision != "no" else 1
+    return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), "one document per row, sorted by length"
+
+
+def use_packed_attention(model: Any, device: torch.device, mixed_precision: str) -> str:
+    """Have `model` attend within documents only, by what this machine has; returns it in words.
+
+    Raises:
+        UserError: the model's attention cannot be replaced.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UserError(
+            f"--packing: the attention of {type(model).__name__} cannot be replaced, so documents would see each "
+            "other: add --no_packing"
+        )
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("packed_varlen", varlen_attention)
+    AttentionInterface.register("packed_padded", padded_attention)
+    drops = any(isinstance(value := getattr(model.config, name, 0.0), float) and value > 0 for name in DROPOUTS)
+    if device.type == "cuda" and mixed_precision != "no" and not drops:
+        model.set_attn_implementation("packed_varlen")
+        return "packed without padding, attention by torch.nn.attention.varlen"
+    model.set_attn_implementation("packed_padded")
+    return "packed without padding, attention over each micro-batch's documents padded to the longest"
+
+
+DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
+
+
+def varlen_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
+    out = varlen_attn(
+        q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling, window_size=window
+    )
+    assert isinstance(out, Tensor)
+    return out[None], None
+
+
+def padded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width].
+
+    `sliding_window` - 1 is the farthest that a token sees to either side, as in transformers' FlashAttention.
+    """
+    documents, longest = len(cu_seq_lens_q) - 1, max_length_q
+    heads, total, width = query.shape[1:]
+    inside = torch.arange(longest, device=query.device) < cu_seq_lens_q.diff()[:, None]  # [documents, longest]
+    full = documents * longest == total
+    slots = None if full else inside.flatten().nonzero().flatten()
+
+    def pad(part: Tensor) -> Tensor:
+        flat = part[0].transpose(0, 1)  # [T, heads, width]
+        if slots is not None:
+            flat = flat.new_zeros(documents * longest, heads, width).index_copy(0, slots, flat)
+        return flat.view(documents, longest, heads, width).transpose(1, 2)
+
+    mask = None if full else inside[:, None, None]
+    if sliding_window is not None and longest > sliding_window:
+        place = torch.arange(longest, device=query.device)
+        near = (place[:, None] - place).abs() < sliding_window
+        # A token beyond its document's end would see nothing, and give NaN: let it see itself.
+        mask = near if mask is None else (mask & near) | torch.eye(longest, dtype=torch.bool, device=query.device)
+    out = F.scaled_dot_product_attention(
+        pad(query), pad(key), pad(value), attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    out = out.transpose(1, 2).reshape(documents * longest, heads, width)
+    return (out if slots is None else out.index_select(0, slots))[None], None

@@ -64,11 +64,12 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
         run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"))
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
-    return {
-        name: statistics.mean(line[key] for line in timed)
-        for name, key in FIGURES.items()
-        if all(key in x for x in timed)
-    }
+    figures = {}
+    for name, key in FIGURES.items():
+        values = [line[key] for line in timed if key in line]
+        if len(values) == len(timed):  # each of as many steps, so rates are averaged by what a step took
+            figures[name] = (statistics.harmonic_mean if "per_second" in key else statistics.mean)(values)
+    return figures
 
 
 def run_group(command: list[str], processes: int, places: Any, hosts: list[str] | None, log: Path) -> None:

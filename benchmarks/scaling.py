@@ -210,7 +210,7 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
         axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
         axes.set_xlabel("seconds for the samples of a plain step")
-        axes.legend(frameon=False)
+        figure.legend(loc="outside upper center", ncols=3, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(picture)
 
@@ -254,6 +254,7 @@ def main() -> None:
     if folder.exists():
         parser.error(f"{folder} exists: name a fresh --output_dir")
     folder.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by an exception, which removes links and processes
     arguments.files = data_files(arguments.recipe, folder)
     found = []
     combinations = list(product(arguments.processes, arguments.links, arguments.variants))

@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import sys
 import time
@@ -183,6 +184,7 @@ def main() -> None:
     if arguments.sleep is not None:
         if reason := links.why_not():
             parser.error(f"--links: {reason}")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by an exception, which removes links and processes
         rows = sleep_and_reduce(arguments)
     elif arguments.measured:
         rows = check(json.loads(arguments.measured.read_text()), arguments)

@@ -64,11 +64,12 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
         run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"))
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
-    return {
-        name: statistics.mean(line[key] for line in timed)
-        for name, key in FIGURES.items()
-        if all(key in x for x in timed)
-    }
+    figures = {}
+    for name, key in FIGURES.items():
+        values = [line[key] for line in timed if key in line]
+        if len(values) == len(timed):  # each of as many steps, so rates are averaged by what a step took
+            figures[name] = (statistics.harmonic_mean if "per_second" in key else statistics.mean)(values)
+    return figures
 
 
 def run_group(command: list[str], processes: int, places: Any, hosts: list[str] | None, log: Path) -> None:
@@ -209,7 +210,7 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
         axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
         axes.set_xlabel("seconds for the samples of a plain step")
-        axes.legend(frameon=False)
+        figure.legend(loc="outside upper center", ncols=3, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(picture)
 
@@ -253,6 +254,7 @@ def main() -> None:
     if folder.exists():
         parser.error(f"{folder} exists: name a fresh --output_dir")
     folder.mkdir(parents=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by an exception, which removes links and processes
     arguments.files = data_files(arguments.recipe, folder)
     found = []
     combinations = list(product(arguments.processes, arguments.links, arguments.variants))

@@ -30,6 +30,7 @@ from shared.errors import UserError
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
+TASKS_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
 
@@ -120,6 +121,12 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         raise UserError(
             f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS is {steps} (gradient_accumulation_steps in the launcher's YAML): "
             "it divides the loss behind the loop's back; remove it there and use --gradient_accumulation_steps"
+        )
+    started = next((name for name in TASKS_STARTED if int(env.get(name, 1)) > 1), None)
+    if started and "WORLD_SIZE" not in env:
+        raise UserError(
+            f"{started} is {env[started]}, as mpirun and srun set it, but nothing tells these processes of each other: "
+            "have it start one process per machine, and that one `torchrun` or `accelerate launch`"
         )
     if int(env.get("WORLD_SIZE", 1)) > 1 and (
         missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]

@@ -21,10 +21,11 @@ from shared.command_line import field_types
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(ROOT.glob("recipes/*.py"))
 MODULES = sorted(ROOT.glob("shared/**/*.py"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "clusters/**/*.md")
+DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 IN_THE_TREE = ("recipes", "shared", "accelerate_configs", "clusters", "docs")
-OTHER_FLAGS = {"index-url", "loss_tolerance", "weight_tolerance"}  # pip's, and those of shared.compare
+OTHER_FLAGS = {"index-url", "loss_tolerance", "weight_tolerance", "timeout"}  # pip's, and those of shared modules
 MOST_LINES_OF_A_RECIPE, MOST_LINES_OF_ITS_LOOP, MOST_LINES_OF_A_MODULE = 260, 50, 400
 
 

@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import checkpoints, evaluation, launch, run_folder
+from shared import checkpoints, evaluation, launch, preemption, run_folder
 from shared.batches import MicroBatch, Plan
 from shared.card import launch_card
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
-from shared.errors import UserError
 from shared.loading import Loader, feed
+from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options
-from shared.pretrained import load_pretrained
+from shared.pretrained import check_heads, load_pretrained
 from shared.rehearsal import rehearse
 from shared.tracking import Tracker
 
@@ -94,8 +94,9 @@ def main(config: Config) -> dict[str, float]:
         return losses.sum() * micro_batch.counted / micro_batch.step_size
 
     model.train()
-    first = next(feed(plan.micro_batches(0), train, collate, accelerator.device))
-    rehearse(accelerator, model, lambda: compute_loss(*first))
+    if config.auto_micro_batch and not checkpoint:
+        config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
+    rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
     sizes = (
@@ -107,8 +108,18 @@ def main(config: Config) -> dict[str, float]:
     run_folder.begin(accelerator, config, progress)
     tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
     monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor)
+    signals = preemption.Preemption(accelerator, config.output_dir)
 
+    def assess() -> None:
+        if progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by):
+            tracker.log(progress.step, progress.results)
+
+    if progress.evaluation_owed:
+        assess()
+    stop = progress.out_of_patience(config.early_stopping_patience)
     for step in range(progress.step, plan.total_steps):
+        if stop:
+            break
         set_learning_rate(optimizer, schedule(step))
         for micro_batch, batch in loader.micro_batches(step):
             launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
@@ -126,15 +137,17 @@ def main(config: Config) -> dict[str, float]:
             tracker.log(progress.step, figures)
             monitor.refuse_divergence(config.output_dir)
         if plan.due(config.eval_steps, step):
-            progress.record(evaluate(accelerator, model, plan, validation, collate, labels, metrics), best_by)
-            tracker.log(progress.step, progress.results)
+            assess()
+        preempted = signals.agreed() or progress.evaluation_owed
         stop = progress.out_of_patience(config.early_stopping_patience)
-        if stop or checkpoints.due(config, plan, progress):
+        if stop or preempted or checkpoints.due(config, plan, progress):
             progress.monitor = monitor.state()
             checkpoints.save(accelerator, config, plan, progress)
-        if stop:
-            break
+        if preempted:
+            tracker.close()
+            signals.leave(progress.step)
 
+    signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, model, tokenizer)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
@@ -145,15 +158,17 @@ def main(config: Config) -> dict[str, float]:
 def evaluate(
     accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, labels: Labels, metrics: Any
 ) -> dict[str, float]:
-    """Loss and metrics on `data`, each sample counted once: the same numbers on any number of processes."""
+    """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
     rows = evaluation.Rows(data.targets.shape)
     schedule = plan.evaluation(collate.padded_lengths(data.lengths))
-    for micro_batch, batch in feed(schedule, data, collate, accelerator.device):
+    for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
         targets = batch.pop("labels")
         logits = model(**batch).logits
         rows.add(micro_batch, predict(labels.kind, logits), item_losses(labels.kind, logits, targets))
     model.train()
+    if preemption.cut_short(accelerator):
+        return {}
     predictions, losses = rows.gather(accelerator)
     scores = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets)
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in scores.items()}
@@ -216,11 +231,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
     else:
         from transformers import ModernBertConfig, ModernBertForSequenceClassification
 
-        if config.hidden_size % (2 * config.num_attention_heads):
-            raise UserError(
-                f"--hidden_size {config.hidden_size} is not a multiple of twice --num_attention_heads "
-                f"{config.num_attention_heads}, as rotary positions need: change one of them"
-            )
+        check_heads(config.hidden_size, config.num_attention_heads)
         sizes = ModernBertConfig(
             vocab_size=len(tokenizer),
             hidden_size=config.hidden_size,

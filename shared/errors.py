@@ -1,4 +1,4 @@
-"""What a user can cause ends a run with one line that names the flag or file, the value and the fix."""
+"""How a run ends early: a mistake that the user can mend, in one line, or a signal, after a checkpoint."""
 
 
 class UserError(Exception):
@@ -7,3 +7,7 @@ class UserError(Exception):
     Raise it with one line: the flag or file, the value it had, and what to do about it. Broken invariants of our own
     are `assert`s instead, and keep their traceback.
     """
+
+
+class Preempted(Exception):
+    """A signal asked the run to end, and all is saved; `launch.run` ends every process with exit code 143."""

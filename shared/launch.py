@@ -5,7 +5,6 @@ speaks; the others wait for it, because torchrun kills the rest a tenth of a sec
 """
 
 import contextlib
-import ctypes
 import errno
 import gc
 import os
@@ -23,12 +22,11 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 import torch
 
-from shared import options
+from shared import lock, memory, options, signals
 from shared.batches import hash64
-from shared.errors import UserError
+from shared.errors import Preempted, UserError
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
 TASKS_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
@@ -37,23 +35,33 @@ Config = TypeVar("Config", bound=options.Options)
 def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     """Parse the command line, call `main(config)`, end every process cleanly.
 
-    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; Ctrl-C ends with 130.
-    They leave through `os._exit`, because an interpreter that shuts down while gloo's threads run may abort and lose
-    the exit code.
+    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; SIGTERM, SIGUSR1 and
+    Ctrl-C end with 143, after a checkpoint if there is anything to save. They leave through `os._exit`, because an
+    interpreter that shuts down while gloo's threads run may abort and lose the exit code. Out of memory is code 2 and a
+    line as well, but at once: the others are inside a collective call that will never end.
     """
     die_with_launcher()
+    config = config_class()
     try:
-        main(options.parse(config_class))
+        config = options.parse(config_class)
+        signals.listen(None if config.dry_run else config.output_dir, leave, peer_failed)
+        main(config)
+    except Preempted:
+        leave(signals.EXIT_PREEMPTED)
     except UserError as error:
         refuse(error)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         refuse(UserError(f"the disk is full ({error}): free space and start again; a run goes on from its checkpoint"))
-    except KeyboardInterrupt:
-        if local_rank() == 0:
-            print("interrupted", file=sys.stderr)
-        leave(EXIT_INTERRUPTED)
+    except Exception as error:
+        if peer_failed():  # which has said why; this process has only lost the connection to it
+            leave(signals.EXIT_FAILED)
+        say_failed()
+        if not memory.ran_out(error):
+            raise
+        print(f"error: {memory.advice(config)}", file=sys.stderr, flush=True)
+        leave(EXIT_USER_ERROR)
     end()
 
 
@@ -143,6 +151,11 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
             "--mixed_precision no, or bf16"
         )
+    if config.auto_micro_batch and (on_cpu or env.get("ACCELERATE_USE_FSDP", "false").lower() == "true"):
+        reason = (
+            "the memory of a CPU is no hard limit" if on_cpu else "under FSDP a trial on one process blocks the others"
+        )
+        raise UserError(f"--auto_micro_batch needs GPUs and DDP ({reason}): give the budget yourself")
     if precision == "fp8":
         raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
     if env.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
@@ -233,10 +246,17 @@ def local_rank() -> int:
 
 
 def die_with_launcher() -> None:
-    """Ask the kernel for SIGTERM when the parent dies: the workers of a killed torchrun would otherwise train on."""
-    if sys.platform == "linux" and "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    """Take the death of the launcher for a SIGTERM.
+
+    The workers of a killed torchrun would otherwise train on, and `accelerate launch` with one process passes no signal
+    on to it.
+    """
+    if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
+        signals.die_with_parent(signal.SIGTERM)
+    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # which a user may have exported, in a shell that may end
+        with contextlib.suppress(psutil.Error):
+            if "accelerate" in " ".join(psutil.Process(os.getppid()).cmdline()):
+                signals.die_with_parent(signal.SIGTERM)
 
 
 def refuse(error: UserError) -> NoReturn:
@@ -244,28 +264,14 @@ def refuse(error: UserError) -> NoReturn:
 
     All wait up to 10 s for each other: once one process has ended, the launcher kills those that are still importing.
     """
-    launch = re.sub(
-        r"\W", "_", f"{os.getuid()}-{os.environ.get('MASTER_PORT')}-{os.environ.get('TORCHELASTIC_RUN_ID')}"
-    )
-    others = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1))) - 1
-    here, born, deadline = local_rank(), psutil.Process().create_time(), time.monotonic() + 10
-
-    def mark(rank: int) -> Path:
-        return Path(tempfile.gettempdir()) / f"accelerate-recipes-refused-{launch}-{rank}"
-
-    def refused(rank: int) -> bool:
-        with contextlib.suppress(OSError):
-            return mark(rank).stat().st_mtime > born  # an older mark is another launch's
-        return False
-
+    here, deadline = local_rank(), time.monotonic() + 10
+    signals.listen_no_more()
     signal.signal(signal.SIGTERM, lambda *_: leave(EXIT_USER_ERROR))  # the launcher's, once another process has left
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError):
-        if others:
-            mark(here).touch()
-    awaited = range(1, others + 1) if here == 0 else [0]
-    while not all(refused(rank) for rank in awaited):
+    say_failed()
+    awaited = range(1, local_processes()) if here == 0 else [0]
+    while not all(failed(rank) for rank in awaited):
         if time.monotonic() > deadline:
             if here != 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
@@ -274,8 +280,40 @@ def refuse(error: UserError) -> NoReturn:
     leave(EXIT_USER_ERROR)
 
 
+def local_processes() -> int:
+    """How many processes of this launch run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+
+
+def failure_mark(rank: int) -> Path:
+    """The empty file by which a process tells the others on its machine that it ends because of an error."""
+    launch = f"{os.getuid()}-{os.environ.get('MASTER_PORT')}-{os.environ.get('TORCHELASTIC_RUN_ID')}"
+    launch = re.sub(r"\W", "_", launch)
+    return Path(tempfile.gettempdir()) / f"accelerate-recipes-failed-{launch}-{rank}"
+
+
+def say_failed() -> None:
+    """Tell the other processes on this machine that this one ends because of an error."""
+    with contextlib.suppress(OSError):
+        if local_processes() > 1:
+            failure_mark(local_rank()).touch()
+
+
+def failed(rank: int) -> bool:
+    """Whether local process `rank` of this launch has met an error."""
+    with contextlib.suppress(OSError):
+        return failure_mark(rank).stat().st_mtime > psutil.Process().create_time()  # an older one is another launch's
+    return False
+
+
+def peer_failed() -> bool:
+    """Whether another process on this machine has, so that a signal is the launcher's, which ends the rest."""
+    return any(failed(rank) for rank in range(local_processes()) if rank != local_rank())
+
+
 def leave(code: int) -> NoReturn:
     """End at once, without the interpreter's shutdown."""
+    lock.release_all()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -6,7 +6,6 @@ sample; a dataset that draws nothing says so with `draws_random = False`, and sa
 """
 
 import random
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,6 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shared.batches import MicroBatch, Plan, hash64
 from shared.errors import UserError
+from shared.memory import fed
+from shared.signals import ignore_in_child
 
 
 def seed_sample(seed: int, epoch: int, sample: int) -> None:
@@ -59,6 +60,11 @@ class Loader:
         self._feed = (dataset, collate_fn, device, num_workers, plan.seed)
         self._stream: Iterator[tuple[MicroBatch, Any]] = iter(())
         self._next_step = -1
+
+    def one(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
+        """A micro-batch and its batch on the device, read in this process: beside the training, not in its order."""
+        dataset, collate_fn, device, _, seed = self._feed
+        return next(feed([micro_batch], dataset, collate_fn, device, 0, seed))
 
     def micro_batches(self, step: int) -> Iterator[tuple[MicroBatch, Any]]:
         """This process's micro-batches of a step, each with its collated batch on the device.
@@ -105,6 +111,7 @@ def feed(
     else:
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
     for micro_batch, batch in batches:
+        fed.note(batch)
         if device.type == "cpu":
             yield micro_batch, batch
         else:  # from pinned memory the copy does not make the host wait
@@ -140,7 +147,7 @@ class _Collate:
 
 
 def _start_worker(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the training process decides
+    ignore_in_child()  # Ctrl-C, and the SIGTERM of some schedulers, reach the whole group; the training process decides
 
 
 def refuse_iterable(dataset: object) -> None:

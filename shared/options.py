@@ -39,6 +39,8 @@ class Options:
     """Instead of --global_batch_size: the first launch makes it --per_device_train_batch_size x processes x this."""
     per_device_train_batch_size: int | None = None
     """Most samples of one micro-batch. None: no such limit."""
+    auto_micro_batch: bool = False
+    """Find the largest micro-batch that the GPUs' memory holds, before training; a resumed run keeps what was found."""
     micro_batches_per_step: int | None = None
     """Micro-batches a global batch is cut into. None: the smallest of 1, 2, 4, 8, 16, 24, ... within the limits."""
 
@@ -114,6 +116,7 @@ class Options:
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
             "gradient_accumulation_steps",  # the global batch decides, and the first launch has derived it
+            "auto_micro_batch",  # the budget decides, and the first launch has found it
             "dataloader_num_workers",
             "output_dir",
             "resume_from_checkpoint",

@@ -40,3 +40,12 @@ def reason(error: Exception) -> str:
     if "instantiate the backend tokenizer" in text:
         return "there is no tokenizer that can be read"
     return text[:300] or type(error).__name__
+
+
+def check_heads(hidden_size: int, num_attention_heads: int) -> None:
+    """UserError if the heads of a new encoder would be of no even width."""
+    if hidden_size % (2 * num_attention_heads):
+        raise UserError(
+            f"--hidden_size {hidden_size} is not a multiple of twice --num_attention_heads {num_attention_heads}, as "
+            "rotary positions need: change one of them"
+        )

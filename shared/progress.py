@@ -32,17 +32,22 @@ class Progress:
     best_step: int | None = None
     best_results: dict[str, float] = field(default_factory=dict)
     evaluations_since_best: int = 0
+    evaluation_owed: bool = False  # the one after this step was cut short: it comes first when the run goes on
     run_id: str | None = None  # the tracker's
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
 
-    def record(self, results: dict[str, float], best_by: BestBy) -> None:
-        """Take in an evaluation made after `step` steps."""
+    def record(self, results: dict[str, float], best_by: BestBy) -> bool:
+        """Take in an evaluation made after `step` steps. False: it is empty, because a signal cut it short: owed."""
+        self.evaluation_owed = not results
+        if not results:
+            return False
         self.results = results
         if best_by.improves(results, self.best_results):
             self.best_step, self.best_results, self.evaluations_since_best = self.step, results, 0
         else:
             self.evaluations_since_best += 1
+        return True
 
     def out_of_patience(self, patience: int | None) -> bool:
         """Whether `--early_stopping_patience` evaluations have gone by without a better one."""

@@ -6,14 +6,16 @@ import shutil
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 
-from shared import checkpoints, options
+from shared import checkpoints, lock, memory, options, signals
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import on_main_process
@@ -26,16 +28,26 @@ Config = TypeVar("Config", bound=options.Options)
 def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
     """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
 
-    Call it on every process; the main one looks and tells the others. Nothing in the folder is changed yet.
+    Call it on every process; the main one looks and tells the others. Nothing in the folder is changed yet, but it is
+    locked for this run, as long as somebody has the progress.
 
     Raises:
-        UserError: the folder cannot be written, or holds a run that another config decided; the model could not be
-            uploaded at the end.
+        UserError: the folder cannot be written, is in use, or holds a run that another config decided; the model could
+            not be uploaded at the end.
     """
+    with ExitStack() as undo:
+        config, progress, checkpoint = look_into(accelerator, config, undo)
+        weakref.finalize(progress, undo.pop_all().close)
+    return config, progress, checkpoint
+
+
+def look_into(accelerator: Any, config: Config, undo: ExitStack) -> tuple[Config, Progress, Path | None]:
+    """What `open_run` returns; `undo` gives the folder back."""
     output_dir = Path(config.output_dir)
 
     def look() -> tuple[Path | None, dict[str, Any]]:
         check_writable(output_dir)
+        undo.callback(lock.acquire(output_dir))
         if config.push_to_hub:
             require_upload()
         found = checkpoints.find(output_dir, config.resume_from_checkpoint)
@@ -52,7 +64,7 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
 
     checkpoint, state = on_main_process(accelerator, look)
     stored = state.get("config")
-    config = resolve(config, accelerator, stored)
+    config = memory.resolve(resolve(config, accelerator, stored), stored)
     if stored:
         refuse_another_run(stored, config, checkpoint or output_dir)
     if checkpoint is None:
@@ -129,6 +141,7 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     progress.started = time.perf_counter()
 
     def write() -> None:
+        signals.remove_marker(config.output_dir)
         checkpoints.remove_partials(config.output_dir)
         options.save(config, Path(config.output_dir) / "config.yaml")
 
@@ -150,6 +163,7 @@ def finished(accelerator: Any, config: options.Options) -> dict[str, float] | No
         grown = any(stored[name] != getattr(config, name) for name in config.MAY_GROW)
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
+        signals.remove_marker(output_dir)
         last = next(line for line in reversed(lines) if "eval_loss" in line)
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 

@@ -18,7 +18,7 @@ HOST is the machine that keeps the list of members; the others may come and go. 
     MAX_RESTARTS      how often the group may be formed anew (default: 1000)
     LAST_CALL         seconds to wait for further machines once MIN are there (default: 5)
     SHUTDOWN_TIMEOUT  seconds that a signalled process has to save (default: 120)
-    LOCAL_ADDR        address of this machine, where its name does not lead the others to it
+    LOCAL_ADDR        address of this machine, where its name does not lead there
 TEXT
 }
 
@@ -29,6 +29,9 @@ shift 3
 
 # torch 2.13 makes the workers share the store of the rendezvous, and then kills the whole job when a machine joins.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# torchrun finds out which machine is HOST by the address that its name leads to, which may be that of another network.
+is_host=''
+if [ "${endpoint%:*}" = "${LOCAL_ADDR:-}" ]; then is_host=',is_host=true'; fi
 # torchrun kills a process that is still saving after 30 s; this is the variable that every version of it reads.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${SHUTDOWN_TIMEOUT:-120}"
 
@@ -41,7 +44,7 @@ exec torchrun \
     --rdzv-backend c10d \
     --rdzv-endpoint "$endpoint" \
     --rdzv-id "${RUN_ID:-elastic}" \
-    --rdzv-conf "last_call_timeout=${LAST_CALL:-5},join_timeout=3600" \
+    --rdzv-conf "last_call_timeout=${LAST_CALL:-5},join_timeout=3600$is_host" \
     --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
     ${LOCAL_ADDR:+--local-addr "$LOCAL_ADDR"} \
     "$recipe" --resume_from_checkpoint auto "$@"

@@ -96,8 +96,10 @@ def find_budget(
     most = min(plan.global_batch_size, plan.num_samples, plan.max_samples or plan.global_batch_size)
 
     def everywhere(act: Callable[[], object]) -> bool:
-        mine = torch.tensor(float(succeeds(act)), device=accelerator.device)
-        clear_device_cache(garbage_collection=True)
+        success = succeeds(act)
+        if not success:
+            clear_device_cache(garbage_collection=True)
+        mine = torch.tensor(float(success), device=accelerator.device)
         return bool(accelerator.reduce(mine, reduction="sum") == accelerator.num_processes)
 
     def fits(rows: int) -> bool:

@@ -1,6 +1,7 @@
-"""The NLP recipe, which stops before some steps until a file says go on: paused_recipe.py FOLDER STEP,STEP... FLAGS.
+"""The NLP recipe, which stops before some steps until a file says go on.
 
-Each start adds a line to FOLDER/starts.jsonl, so that a test knows who trained when.
+PAUSES=STEP,STEP... in the environment says before which, and PAUSE_FOLDER where the files go-STEP appear. A line is
+added to starts.jsonl there at each start and each step, so that a test knows who trained when.
 """
 
 import importlib.util
@@ -14,8 +15,7 @@ from shared import launch, signals
 from shared.loading import Loader
 
 root = Path(__file__).parent.parent.parent
-folder, pauses = Path(sys.argv[1]), set(map(int, sys.argv[2].split(",")))
-del sys.argv[1:3]
+folder, pauses = Path(os.environ["PAUSE_FOLDER"]), set(map(int, os.environ["PAUSES"].split(",")))
 micro_batches = Loader.micro_batches
 
 

@@ -58,11 +58,13 @@ class Host:
     def __init__(self, number, hosts, folder, flags, script="clusters/torchrun_elastic.sh"):
         name, address = hosts[number]
         self.log = folder / f"host{number}-{time.monotonic_ns()}.log"
-        recipe = [runs.ROOT / "tests/clusters/paused_recipe.py", folder, f"{FIRST_PAUSE},{SECOND_PAUSE}"]
-        command = ["sh", script, "1:2", f"{hosts[0][1]}:29511", *recipe, *flags, "--output_dir", folder / "run"]
+        recipe = runs.ROOT / "tests/clusters/paused_recipe.py"
+        command = ["sh", script, "1:2", f"{hosts[0][1]}:29511", recipe, *flags, "--output_dir", folder / "run"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "OMP_"))}
         environment |= {"PROCESSES": "1", "LOCAL_ADDR": address, "GLOO_SOCKET_IFNAME": f"host{number}"}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        environment |= {"PAUSE_FOLDER": str(folder), "PAUSES": f"{FIRST_PAUSE},{SECOND_PAUSE}"}
+        environment |= {"RES_OPTIONS": "timeout:1 attempts:1"}  # there is no name server in the namespace
         environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}", "PYTHONPATH": ""}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -1,0 +1,122 @@
+"""One run at a time in an output folder; a lock of a dead process is none."""
+
+import errno
+import fcntl
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import runs
+
+from shared import lock
+from shared.errors import UserError
+
+HOLD = """
+import sys, time
+from shared import lock
+release = lock.acquire(sys.argv[1])
+print("locked", flush=True)
+sys.stdin.readline()
+release()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which holds the lock of `tmp_path`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path],
+        cwd=runs.ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "locked\n"
+    yield process
+    runs.end(process)
+
+
+def test_the_file_says_who_and_is_gone_in_the_end(tmp_path):
+    release = lock.acquire(tmp_path)
+    assert (tmp_path / ".lock").read_text().startswith(f"process {lock.os.getpid()} on ")
+    assert lock.try_to_lock(tmp_path / ".lock") is None
+    release()
+    assert not list(tmp_path.iterdir())
+    release()  # once more does nothing
+
+
+def test_a_holder_that_lives_is_waited_for_said_once_and_then_refused(holder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lock, "PATIENCE", 0.5)
+    with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder.pid} on .*another folder"):
+        lock.acquire(tmp_path)
+    assert capsys.readouterr().out.count("is in use by process") == 1
+
+
+def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch):
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            holder.stdin.write("\n")
+            holder.stdin.flush()
+            holder.wait(30)
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    release = lock.acquire(tmp_path)
+    assert len(naps) == 3
+    assert str(lock.os.getpid()) in (tmp_path / ".lock").read_text()
+    release()
+
+
+def test_a_holder_that_was_killed_is_none(holder, tmp_path, capsys):
+    runs.end(holder)
+    assert (tmp_path / ".lock").exists()
+    lock.acquire(tmp_path)()
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_its_holder_removed_in_between_is_not_taken_for_the_lock(tmp_path, monkeypatch):
+    path, flock, replaced = tmp_path / ".lock", fcntl.flock, []
+
+    def replace(stream, how):
+        flock(stream, how)
+        if not replaced:
+            path.unlink()
+            path.write_text("of another run")
+            replaced.append(path.stat().st_ino)
+
+    monkeypatch.setattr(fcntl, "flock", replace)
+    stream = lock.try_to_lock(path)
+    assert lock.os.fstat(stream.fileno()).st_ino == replaced[0] == path.stat().st_ino
+    stream.close()
+
+
+def test_another_run_of_the_same_process_takes_the_folder_over(tmp_path):
+    first = lock.acquire(tmp_path)
+    second = lock.acquire(tmp_path)
+    first()  # late, as when its run is garbage at last
+    assert (tmp_path / ".lock").exists()
+    second()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_ends_at_once_gives_everything_back(tmp_path):
+    lock.acquire(tmp_path)
+    lock.release_all()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock.acquire(tmp_path)()
+    assert "cannot be locked (No locks available): another run in this folder would not be noticed" in (
+        capsys.readouterr().out
+    )

@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-clusters lint campaign gpu clean
+.PHONY: help setup demo test test-docs test-clusters lint campaign gpu clean
 help:
 	@echo "make setup     make .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
 	@echo "make test      install what the tests need and run them"
+	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
 	@echo "make lint      ruff, ruff format, mypy"
 	@echo "make campaign  the long tests"
@@ -33,7 +34,10 @@ demo: setup
 	$(BIN)/accelerate launch --config_file $$config $$processes recipes/nlp.py --output_dir $$out
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not campaign and not clusters"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not campaign and not clusters and not docs"
+
+test-docs: .venv/installed-dev
+	$(BIN)/python -m pytest -m docs
 
 # Two machines, as network namespaces of this one: needs root and iproute2, and says so where it cannot run.
 test-clusters: .venv/installed-dev

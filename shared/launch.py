@@ -5,6 +5,7 @@ speaks; the others wait for it, because torchrun kills the rest a tenth of a sec
 """
 
 import contextlib
+import ctypes
 import errno
 import gc
 import os

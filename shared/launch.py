@@ -72,7 +72,7 @@ def start(config: options.Options) -> Any:
     Raises:
         UserError: names the setting that would have made another run of this, and the fix.
     """
-    told_to = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")  # use_cpu in the launcher's YAML
+    told_to = told_to_use_cpu()
     on_cpu = told_to or not torch.accelerator.is_available()
     check_environment(config, on_cpu)
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -117,6 +117,11 @@ def start(config: options.Options) -> Any:
             "checkpoints are made for DDP and FSDP2; use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
         )
     return accelerator
+
+
+def told_to_use_cpu() -> bool:
+    """use_cpu in the launcher's YAML, or a debug_launcher, which says yes."""
+    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
 
 
 def check_environment(config: options.Options, on_cpu: bool) -> None:

@@ -217,7 +217,7 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
     Raises:
         UserError: they cannot, with the likely cause.
     """
-    backend = "gloo" if not torch.accelerator.is_available() or told_to_use_cpu() else "cpu:gloo,cuda:nccl"
+    backend = "gloo" if not torch.accelerator.is_available() or launch.told_to_use_cpu() else "cpu:gloo,cuda:nccl"
     try:
         dist.init_process_group(
             backend,
@@ -228,11 +228,6 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
         )
     except (dist.DistError, RuntimeError) as error:
         raise UserError(f"the processes met at {place.where}, but {first_line(error)}: {unconnected()}") from None
-
-
-def told_to_use_cpu() -> bool:
-    """use_cpu of the launcher's YAML."""
-    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")
 
 
 def unconnected() -> str:

@@ -69,7 +69,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """
     config = options.parse(config_class(recipe) if recipe else options.Options, flags)
     place, rows = meeting.Place.of_environment(), {}
-    launch.check_environment(config, on_cpu=not torch.accelerator.is_available())
+    launch.check_environment(config, launch.told_to_use_cpu() or not torch.accelerator.is_available())
     if place.processes > 1:
         with meeting.ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
             store = meeting.meet(place, seconds)

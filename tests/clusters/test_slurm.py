@@ -114,9 +114,10 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     (clone / "out").mkdir()
     flags = [*map(str, FLAGS), *map(str, texts)]
     # It pauses before step 8 until it is signalled, so that it cannot end before its limit of one minute.
-    recipe = ["tests/clusters/paused_recipe.py", str(tmp_path), str(PAUSE)]
+    recipe = ["tests/clusters/paused_recipe.py"]
     environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
+    environment |= {"PAUSE_FOLDER": str(tmp_path), "PAUSES": str(PAUSE), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
     environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"}
     job = said(
         *("sbatch", "--parsable", "--chdir", clone, "--job-name", "limited", "--nodes", "2", "--cpus-per-task", "1"),

@@ -113,7 +113,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
         (clone / name).symlink_to(runs.ROOT / name)
     (clone / "out").mkdir()
     flags = [*map(str, FLAGS), *map(str, texts)]
-    # It pauses before step 8 until it is signalled, so that it cannot end before its limit of one minute.
+    # It pauses before step 8 until it is signalled; only then does its limit come near.
     recipe = ["tests/clusters/paused_recipe.py"]
     environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     environment |= {"PAUSE_FOLDER": str(tmp_path), "PAUSES": str(PAUSE), "CUDA_VISIBLE_DEVICES": ""}
@@ -121,17 +121,17 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"}
     job = said(
         *("sbatch", "--parsable", "--chdir", clone, "--job-name", "limited", "--nodes", "2", "--cpus-per-task", "1"),
-        *("--time", "1", "--signal", "TERM@30", "clusters/slurm/train.sbatch", *recipe, *flags),
+        *("--time", "60", "clusters/slurm/train.sbatch", *recipe, *flags),
         **environment,
     ).strip()
     log = clone / "out/limited.log"
-    deadline, hurried = time.monotonic() + 500, False
-    while (state := field(job, "JobState", slurm)) not in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"):
-        assert time.monotonic() < deadline, log.read_text()[-5000:]
-        if state == "PENDING" and field(job, "Restarts", slurm) == "1" and not hurried:
-            said("scontrol", "update", f"JobId={job}", "StartTime=now", **slurm)  # SLURM makes it wait two minutes
-            hurried = True
-        time.sleep(1)
+    notes = tmp_path / "starts.jsonl"
+    wait_for(lambda: notes.exists() and notes.read_text().count(f'"step": {PAUSE}') == 2, log)
+    hours, minutes, _ = field(job, "RunTime", slurm).split(":")
+    said("scontrol", "update", f"JobId={job}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}", **slurm)
+    wait_for(lambda: field(job, "JobState", slurm) == "PENDING", log)
+    said("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=60", **slurm)  # or it waits two minutes
+    state = wait_for(lambda: (found := field(job, "JobState", slurm)) not in ("PENDING", "RUNNING") and found, log)
     assert state == "COMPLETED", log.read_text()[-5000:]
     assert field(job, "Restarts", slurm) == "1"
     text = log.read_text()
@@ -142,6 +142,15 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     command = runs.torchrun(2, "recipes/nlp.py", *flags, "--output_dir", tmp_path / "whole")
     runs.succeed(command, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     assert (runs.weights(clone / "out/limited") == runs.weights(tmp_path / "whole")).all()
+
+
+def wait_for(what, log, seconds=240):
+    """Wait until `what()` is true; its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < deadline, log.read_text()[-5000:] if log.exists() else "no log"
+        time.sleep(0.5)
+    return value
 
 
 def field(job, name, environment):

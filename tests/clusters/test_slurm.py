@@ -18,6 +18,7 @@ import runs
 
 pytestmark = pytest.mark.clusters
 STEPS, PAUSE = 16, 8
+THREADS = {"OMP_NUM_THREADS": "2"}  # said, so that a node with one process takes as many as a machine with two
 FLAGS = [*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--checkpointing_steps", "no"]
 CONFIG = """
 ClusterName=recipes
@@ -115,7 +116,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     flags = [*map(str, FLAGS), *map(str, texts)]
     # It pauses before step 8 until it is signalled; only then does its limit come near.
     recipe = ["tests/clusters/paused_recipe.py"]
-    environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1"} | THREADS
     environment |= {"PAUSE_FOLDER": str(tmp_path), "PAUSES": str(PAUSE), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
     environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"}
@@ -140,7 +141,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     assert not (clone / "out/limited/PREEMPTED").exists()
 
     command = runs.torchrun(2, "recipes/nlp.py", *flags, "--output_dir", tmp_path / "whole")
-    runs.succeed(command, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    runs.succeed(command, CUDA_VISIBLE_DEVICES="", **THREADS)
     assert (runs.weights(clone / "out/limited") == runs.weights(tmp_path / "whole")).all()
 
 

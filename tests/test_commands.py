@@ -5,11 +5,13 @@ GPU, the Hub, another machine or files that nobody has is checked against the pa
 and has a value that is allowed, and every file of the repository that it names is there.
 """
 
+import ast
 import csv
 import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +31,7 @@ COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S* )*(?:{PROGRAMS}|clusters/\S+|\.v
 # Settings that make any recipe small; those that it has, and that the command does not give.
 SMALL = {
     "max_train_steps": 2, "logging_steps": 1, "eval_steps": 2, "checkpointing_steps": "no", "global_batch_size": 8,
-    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 300, "max_length": 32,
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 1000, "max_length": 32,
 }  # fmt: skip
 CHECKED_ONLY = ("sbatch", "kubectl", "docker", "pip", "source", "sh", "bash")
 
@@ -216,6 +218,33 @@ def test_a_cell_of_a_notebook_starts_two_processes(script, clone):
     assert changed.count("max_train_steps") == 1
     said = runs.succeed([sys.executable, "-c", changed], folder=clone, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     assert re.search(r"processes +2, DDP over gloo", said)
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("place", ["", "package/"], ids=["empty folder", "package"])
+@pytest.mark.parametrize("recipe", sorted(runs.ROOT.glob("recipes/*.py")), ids=lambda path: path.name)
+def test_a_recipe_copied_with_exactly_what_its_docstring_lists_runs(recipe, place, tmp_path):
+    listed = re.search(r"^To copy: this file(.*)$", ast.get_docstring(ast.parse(recipe.read_text())), re.MULTILINE)[1]
+    paths = re.findall(r"[\w./]+(?:/|\.\w+)(?=[\s,.]|$)", listed)
+    assert paths
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    if place:
+        (folder / "__init__.py").touch()
+    shutil.copy(recipe, folder)
+    for path in paths:
+        source, target = runs.ROOT / path, folder / path
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    with (folder / "shared/errors.py").open("a") as module:
+        module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
+    _, flags = small([], recipe, ["--dry_run"])
+    said = runs.succeed([sys.executable, f"{place}{recipe.name}", *flags], folder=tmp_path, OMP_NUM_THREADS="1")
+    assert f"imported {folder}/shared/errors.py".replace("//", "/") in said
+    assert "global batch 8 = 1 process" in said
 
 
 def test_commands_are_found_and_told_from_output():

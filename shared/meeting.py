@@ -70,10 +70,11 @@ def meet(place: Place, seconds: float) -> dist.TCPStore:
     """The store at MASTER_ADDR:MASTER_PORT, opened by rank 0 or the launcher.
 
     Raises:
-        UserError: the port is taken, or nobody answers there; with the likely cause.
+        UserError: the address is another machine's, the port is taken, or nobody answers there; the likely cause.
     """
     deadline = time.monotonic() + seconds
     if place.serves:
+        require_own(place.address)
         require_free_port(place.port)
     else:
         reach(place, deadline)
@@ -85,6 +86,23 @@ def meet(place: Place, seconds: float) -> dist.TCPStore:
             f"something answers at {place.where}, but it is not rank 0 of this launch ({first_line(error)}): choose "
             "another MASTER_PORT (--main_process_port, --master-port) on all machines"
         ) from None
+
+
+def require_own(address: str) -> None:
+    """Raise UserError when `address` is not one of this machine's, where rank 0 runs: the others would not find it."""
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.bind((socket.gethostbyname(address), 0))
+        return
+    raise UserError(
+        f"MASTER_ADDR {address} is no address of {socket.gethostname()}, where rank 0 runs: start rank 0 on the "
+        f"machine that has it, or give one of {', '.join(own_addresses())} on all"
+    )
+
+
+def own_addresses() -> list[str]:
+    """This machine's IPv4 addresses but for the loopback."""
+    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+    return [address for address in found if address.count(".") == 3 and not address.startswith("127.")]
 
 
 def require_free_port(port: int) -> None:
@@ -166,7 +184,11 @@ def exchange(store: dist.TCPStore, place: Place, own: Mapping[str, Any], seconds
     except dist.DistError:
         came = [rank for rank, key in enumerate(keys) if room.check([key])]
         missing = sorted({*range(place.processes)} - {*came})
-        raise UserError(absence(place, came, missing, seconds)) from None
+        raise UserError(
+            f"of {place.processes} processes rank {listed(missing)} did not come to {place.where} within {seconds:g} s "
+            f"(rank {listed(came)} did): not started, started with another MASTER_ADDR or MASTER_PORT, given this "
+            "machine's rank, or behind a firewall; see what they say"
+        ) from None
     facts = [json.loads(room.get(key)) for key in keys]
     room.add("read", 1)
     while place.serves and room.add("read", 0) < place.processes and seconds > 0:
@@ -175,40 +197,9 @@ def exchange(store: dist.TCPStore, place: Place, own: Mapping[str, Any], seconds
     return facts
 
 
-def absence(place: Place, came: Sequence[int], missing: Sequence[int], seconds: float) -> str:
-    """Why some ranks may not have come to the meeting point, seen from one that has."""
-    said = (
-        f"of {place.processes} processes rank {listed(missing)} did not come to {place.where} within {seconds:g} s "
-        f"(rank {listed(came)} did): "
-    )
-    if place.serves and not is_own(place.address):
-        return said + (
-            f"MASTER_ADDR {place.address} is no address of {socket.gethostname()}, where rank 0 runs; it has "
-            f"{', '.join(own_addresses())}"
-        )
-    return said + (
-        "not started, started with another MASTER_ADDR or MASTER_PORT, given this machine's rank, or behind a "
-        "firewall; see what they say"
-    )
-
-
 def listed(ranks: Sequence[int]) -> str:
     """`0, 2, 3`; of a long list the first eight."""
     return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
-
-
-def own_addresses() -> list[str]:
-    """This machine's IPv4 addresses but for the loopback."""
-    found = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
-    return [address for address in found if address.count(".") == 3 and not address.startswith("127.")]
-
-
-def is_own(address: str) -> bool:
-    """Whether `address` is one of this machine's: one can be bound here."""
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        probe.bind((socket.gethostbyname(address), 0))
-        return True
-    return False
 
 
 def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:

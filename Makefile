@@ -3,13 +3,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-images demo-mlm test test-clusters lint bench campaign gpu clean
+.PHONY: help setup demo demo-images demo-mlm test test-docs test-clusters lint bench campaign gpu clean
 help:
 	@echo "make setup     make .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
 	@echo "make demo-images  the same with recipes/image_classification.py"
 	@echo "make demo-mlm  the same with recipes/mlm.py, for 300 steps"
 	@echo "make test      install what the tests need and run them"
+	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
 	@echo "make lint      ruff, ruff format, mypy"
 	@echo "make bench     measure everything in docs/performance.md again, on a machine that does nothing else"
@@ -40,7 +41,10 @@ demo demo-images demo-mlm: setup
 	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) --output_dir $$out
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not campaign and not clusters"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not campaign and not clusters and not docs"
+
+test-docs: .venv/installed-dev
+	$(BIN)/python -m pytest -m docs
 
 # Two machines, as network namespaces of this one: needs root and iproute2, and says so where it cannot run.
 test-clusters: .venv/installed-dev

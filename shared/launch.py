@@ -29,6 +29,7 @@ from shared.errors import Preempted, UserError
 
 EXIT_USER_ERROR = 2
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
+TASKS_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
 
@@ -71,7 +72,7 @@ def start(config: options.Options) -> Any:
     Raises:
         UserError: names the setting that would have made another run of this, and the fix.
     """
-    told_to = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1")  # use_cpu in the launcher's YAML
+    told_to = told_to_use_cpu()
     on_cpu = told_to or not torch.accelerator.is_available()
     check_environment(config, on_cpu)
     from accelerate import Accelerator, InitProcessGroupKwargs
@@ -118,6 +119,11 @@ def start(config: options.Options) -> Any:
     return accelerator
 
 
+def told_to_use_cpu() -> bool:
+    """use_cpu in the launcher's YAML, or a debug_launcher, which says yes."""
+    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+
+
 def check_environment(config: options.Options, on_cpu: bool) -> None:
     """What the launcher asks for against what this machine can do.
 
@@ -129,6 +135,12 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         raise UserError(
             f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS is {steps} (gradient_accumulation_steps in the launcher's YAML): "
             "it divides the loss behind the loop's back; remove it there and use --gradient_accumulation_steps"
+        )
+    started = next((name for name in TASKS_STARTED if int(env.get(name, 1)) > 1), None)
+    if started and "WORLD_SIZE" not in env:
+        raise UserError(
+            f"{started} is {env[started]}, as mpirun and srun set it, but nothing tells these processes of each other: "
+            "have it start one process per machine, and that one `torchrun` or `accelerate launch`"
         )
     if int(env.get("WORLD_SIZE", 1)) > 1 and (
         missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]

@@ -6,6 +6,7 @@ environment of the processes, or an error that accelerate raises over the new va
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils import launch as launch_environment
 
 FOLDER = Path(__file__).parents[1] / "accelerate_configs"
-CONFIGS = sorted(path.name for path in FOLDER.iterdir())
+CONFIGS = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 
 def what_starts(path: Path) -> dict[str, Any]:
@@ -113,6 +114,21 @@ def test_the_check_finds_keys_that_accelerate_ignores(tmp_path: Path) -> None:
     assert ignored_keys(tmp_path / "bad.yaml", tmp_path) == {
         "fsdp_config.fsdp_no_such_key": "another value of it starts the same"
     }
+
+
+def test_the_keys_that_the_readme_calls_ineffective_are(tmp_path: Path) -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", page.partition("## Keys that do nothing")[2], re.MULTILINE)
+    values = {"rdzv_backend": "c10d", "same_network": "true", "max_restarts": "3", "main_training_function": "main"}
+    assert listed == list(values)
+    lines = ["distributed_type: MULTI_GPU", "num_machines: 2", "num_processes: 4"]
+    (tmp_path / "all.yaml").write_text("\n".join([*lines, *(f"{key}: {values[key]}" for key in listed)]))
+    assert ignored_keys(tmp_path / "all.yaml", tmp_path).keys() == set(listed)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_readme_says_when_to_use_a_config(name: str) -> None:
+    assert f"| [{name}]({name})" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

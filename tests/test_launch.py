@@ -357,6 +357,8 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, {"ACCELERATE_USE_FSDP": "true"}, {}, "fsdp_version 1"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
+        (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as mpirun and srun set it.*torchrun"),
+        (1, {"SLURM_STEP_NUM_TASKS": "2"}, {}, "SLURM_STEP_NUM_TASKS is 2"),
         (0, {"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
     ],
 )
@@ -377,6 +379,8 @@ def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, availa
         (0, {"ACCELERATE_USE_FSDP": "false"}, {}),
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
+        (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # told of each other by a launcher
+        (0, {"SLURM_STEP_NUM_TASKS": "1"}, {}),
     ],
 )
 def test_a_launch_that_this_machine_can_do_passes(monkeypatch, available, environment, flags):

@@ -1,0 +1,70 @@
+#!/bin/bash
+# Train on several machines that ssh reaches: starts the same launch on each, and ends all of them together.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: clusters/ssh.sh HOSTFILE -- RECIPE [FLAGS OF THE RECIPE]
+
+    clusters/ssh.sh hosts.txt -- recipes/nlp.py --output_dir /shared/run1
+
+HOSTFILE has a machine per line, as ssh takes it (user@host, or a name of ~/.ssh/config); # starts a comment. On each, the
+repository is in the same folder as here. ssh must ask for nothing: a key without a passphrase, or an agent. When one
+machine fails, or on Ctrl-C, all are ended; they save a checkpoint first, as on any signal. In the environment:
+
+    PROCESSES    processes on each machine (default: one for each of its GPUs)
+    MASTER_ADDR  address of the first machine for the others (default: its name in HOSTFILE)
+    MASTER_PORT  a port that is free there (default: 29500)
+    FOLDER       the repository on the other machines (default: this one's path)
+    SSH          the command that reaches a machine (default: ssh)
+    EXPORT       names of further variables to pass on, such as "NCCL_SOCKET_IFNAME HF_TOKEN"
+TEXT
+}
+
+case "${1:-}" in -h | --help) usage; exit 0 ;; esac
+if [ $# -lt 3 ] || [ "$2" != -- ]; then usage >&2; exit 2; fi
+[ -r "$1" ] || { echo "error: $1 cannot be read: give a file with a machine per line" >&2; exit 2; }
+mapfile -t machines < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$1")
+[ ${#machines[@]} -gt 0 ] || { echo "error: $1 names no machine" >&2; exit 2; }
+shift 2
+
+settings="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110 "  # seconds to save before torchrun kills
+for name in ${EXPORT:-}; do settings+="$(printf '%q' "$name=${!name}") "; done
+
+# All read from a pipe that only this script writes to: each machine notices its end, however it comes. sshd sends no
+# signal to what it has started, so the script there waits for the end of its input and passes SIGTERM on.
+pipe=$(mktemp -d)/open
+mkfifo "$pipe"
+exec 8<> "$pipe"
+code=0
+end_all() { exec 8>&-; }
+trap 'code=143; end_all' INT TERM HUP
+trap 'rm -r "${pipe%/*}"' EXIT
+
+for rank in "${!machines[@]}"; do
+    launch="torchrun --nnodes ${#machines[@]} --node-rank $rank --nproc-per-node ${PROCESSES:-gpu}"
+    launch+=" --master-addr ${MASTER_ADDR:-${machines[0]#*@}} --master-port ${MASTER_PORT:-29500}"
+    launch+=" --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 $(printf '%q ' "$@")"
+    there="exec 3<&0
+cd $(printf '%q' "${FOLDER:-$PWD}") || exit 2
+export PATH=\"\$PWD/.venv/bin:\$PATH\" $settings
+$launch < /dev/null 3<&- & launch=\$!
+{ read -r _ <&3; kill -TERM \$launch; } & watch=\$!
+wait \$launch; code=\$?
+kill \$watch; exit \$code"
+    # shellcheck disable=SC2086
+    ${SSH:-ssh} "${machines[$rank]}" "bash -c $(printf '%q' "$there")" < "$pipe" 8>&- &
+done
+
+running=${#machines[@]}
+while [ "$running" -gt 0 ]; do
+    wait -n && ended=0 || ended=$?
+    [ "$ended" -gt 128 ] && [ "$code" -eq 143 ] && [ "$(jobs -rp | wc -l)" -eq "$running" ] && continue  # a trap
+    running=$(jobs -rp | wc -l)
+    if [ "$ended" -ne 0 ] && [ "$code" -eq 0 ]; then
+        echo "clusters/ssh.sh: a machine ended with exit code $ended, and so all are ended" >&2
+        code=$ended
+        end_all
+    fi
+done
+exit "$code"

@@ -1,0 +1,247 @@
+"""Whether the processes of a launch can meet, and as what: known within half a minute, before anything is trained.
+
+    torchrun --nproc-per-node 2 -m shared.preflight
+    accelerate launch --config_file accelerate_configs/multi_gpu.yaml -m shared.preflight recipes/nlp.py --seed 1
+
+Under any launcher, or none. With a recipe and its flags it also says what these resolve to, and compares its data on
+all machines. Exit code 0 when all processes met, computed together and agree; 2 with the likely cause when not.
+
+A module beside launch.py and not in it: a recipe that trains needs none of this.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+import secrets
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from shared import card, launch, meeting, options, run_folder
+from shared.errors import UserError
+
+PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
+WHOLE = 64 << 20  # bytes; of a larger file only so many at its start and end are compared
+ROUNDS = 5
+ENOUGH = 0.1  # seconds; an all-reduce that takes longer is not made larger
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do it all and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]]."""
+    launch.die_with_launcher()
+    try:
+        seconds, recipe, flags = arguments(argv)
+        check(seconds, recipe, flags)
+    except UserError as error:
+        launch.refuse(error)
+    launch.end()
+
+
+def arguments(argv: Sequence[str]) -> tuple[float, Path | None, list[str]]:
+    """The timeout in seconds, the recipe if there is one, and its flags."""
+    seconds, rest = 30.0, list(argv)
+    if rest and rest[0] == "--timeout":
+        try:
+            seconds, rest = float(rest[1]), rest[2:]
+        except (IndexError, ValueError):
+            raise UserError("--timeout: give the seconds that the processes may take to meet") from None
+    if not rest:
+        return seconds, None, []
+    if not Path(rest[0]).is_file():
+        raise UserError(f"{rest[0]} is no file: python -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]")
+    return seconds, Path(rest[0]), rest[1:]
+
+
+def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
+    """Meet, compare, compute together, and print the card.
+
+    Raises:
+        UserError: the likely cause why the processes of this launch cannot train together.
+    """
+    config = options.parse(config_class(recipe) if recipe else options.Options, flags)
+    place, rows = meeting.Place.of_environment(), {}
+    launch.check_environment(config, launch.told_to_use_cpu() or not torch.accelerator.is_available())
+    if place.processes > 1:
+        with meeting.ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
+            store = meeting.meet(place, seconds)
+            facts = meeting.exchange(store, place, own_facts(recipe, config), seconds)
+            refuse_differences(facts)
+            meeting.connect(store, place, seconds)
+            rows = {"machines": machines(facts), "meet at": place.where}
+    with meeting.ended_after(60, f"the all-reduce did not end: {meeting.unconnected()}"):
+        accelerator = launch.start(config)
+        rows = card.hardware(accelerator) | rows
+        if recipe:
+            rows |= resolved(accelerator, config)
+        rows["versions"] = ", ".join(f"{name} {version}" for name, version in versions().items())
+        if place.processes > 1:
+            rows["all-reduce"] = bandwidth(accelerator)
+    width = max(map(len, rows))
+    accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
+    accelerator.print(f"ready: {place.processes} process{'es' * (place.processes > 1)}")
+
+
+def config_class(recipe: Path) -> type[options.Options]:
+    """The Config of a recipe."""
+    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[recipe.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    found: type[options.Options] = module.Config
+    return found
+
+
+# Comparing
+
+
+def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
+    """What has to be the same everywhere, as {kind: {name: value}}, and this process's host."""
+    package = Path(__file__).parent
+    sources = {f"shared/{path.relative_to(package)}": path for path in package.rglob("*.py")}
+    if recipe:
+        sources[recipe.name] = recipe
+    settings = {name: value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS}
+    files = {name: Path(value) for name, value in settings.items() if isinstance(value, str) and Path(value).exists()}
+    said = {
+        "WORLD_SIZE": os.environ["WORLD_SIZE"],
+        "launcher's precision": os.environ.get("ACCELERATE_MIXED_PRECISION"),
+    }
+    return {
+        "host": socket.gethostname(),
+        "setting": said | {f"--{name}": str(value) for name, value in settings.items()},
+        "version": versions(),
+        "code": {name: digest(path) for name, path in sources.items()},
+        "data": {f"of --{name} {path}": digest(path) for name, path in files.items()},
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that decide a run."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def digest(path: Path) -> str:
+    """A digest of a file, or of the names and sizes in a folder."""
+    if path.is_dir():
+        names = "".join(f"{p.relative_to(path)} {p.stat().st_size}\n" for p in sorted(path.rglob("*")) if p.is_file())
+        return hashlib.sha256(names.encode()).hexdigest()
+    size = path.stat().st_size
+    found = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        found.update(file.read(WHOLE))
+        file.seek(max(WHOLE, size - WHOLE))
+        found.update(file.read(WHOLE))
+    return found.hexdigest()
+
+
+def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UserError when what has to be the same everywhere is not: what, and where which value is."""
+    found = []
+    for kind in ("setting", "version", "code", "data"):
+        for name in sorted({name for fact in facts for name in fact[kind]}):
+            where: dict[str, str] = {}
+            for fact in facts:
+                where.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
+            if len(where) > 1 and kind in ("code", "data"):
+                found.append(f"{kind} {name} differs between {' and '.join(where.values())}")
+            elif len(where) > 1:
+                found.append(f"{name} is {', '.join(f'{value} on {host}' for value, host in where.items())}")
+    if found:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise UserError("; ".join(found[:5]) + more + ": make it the same on all machines")
+
+
+def machines(facts: Sequence[Mapping[str, Any]]) -> str:
+    """`2: node-a (ranks 0-7), node-b (ranks 8-15)`."""
+    ranks: dict[str, list[int]] = {}
+    for fact in facts:
+        ranks.setdefault(fact["host"], []).append(fact["rank"])
+    said = [f"{host} (rank{f's {own[0]}-{own[-1]}' if len(own) > 1 else f' {own[0]}'})" for host, own in ranks.items()]
+    return f"{len(ranks)}: {', '.join(said[:8])}{', ...' * (len(said) > 8)}"
+
+
+# What a recipe's flags resolve to here, and how fast the processes are together
+
+
+def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
+    """The rows of a recipe: the batch equation, tracker, output folder."""
+    config = run_folder.resolve(config, accelerator, None)
+    assert config.global_batch_size
+    size, processes = config.global_batch_size, accelerator.num_processes
+    tokens, samples = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
+    limits = [f"{tokens:,} tokens"] if tokens else []
+    limits += [f"{samples} samples"] if samples else []
+    within = f", in micro-batches of <= {' and '.join(limits)}" if limits else ""
+    return {
+        "batch": f"global batch {size} = {processes} process{'es' * (processes > 1)} x ~{size / processes:g} samples"
+        + within,
+        "tracker": config.report_to,
+        "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
+    }
+
+
+def visibility(accelerator: Any, output_dir: Path) -> str:
+    """Whether the machines see the same folder: rank 0 leaves a file in it, the others look."""
+
+    def leave() -> Path:
+        run_folder.check_writable(output_dir)
+        token = output_dir / f".preflight-{secrets.token_hex(8)}"
+        token.touch()
+        return token
+
+    token = launch.on_main_process(accelerator, leave)
+    blind = [None] if token.exists() else [socket.gethostname()]
+    if accelerator.num_processes > 1:
+        blind = [None] * accelerator.num_processes
+        dist.all_gather_object(blind, None if token.exists() else socket.gethostname())
+    launch.on_main_process(accelerator, token.unlink)
+    hosts = sorted({host for host in blind if host})
+    if hosts:
+        return f"NOT shared: {', '.join(hosts)} cannot see it, and a run could not be resumed there"
+    return "seen by all processes"
+
+
+def bandwidth(accelerator: Any) -> str:
+    """All-reduces of 1 MiB and more, until one takes long enough to be timed; the bytes that each process moves."""
+    size, most = 1 << 20, (64 if accelerator.device.type == "cpu" else 256) << 20
+    while (seconds := timed_all_reduce(accelerator, size)) < ENOUGH and size < most:
+        size *= 4
+    moved = 2 * (accelerator.num_processes - 1) / accelerator.num_processes * size
+    rate = moved / seconds
+    return f"{size >> 20} MiB in {seconds * 1000:.3g} ms, {rate / 1e9:.3g} GB/s in and out of each process"
+
+
+def timed_all_reduce(accelerator: Any, size: int) -> float:
+    """Seconds that an all-reduce of `size` bytes takes: the median of 5, the slowest process's, the same on all."""
+    values = torch.empty(size // 4, device=accelerator.device)
+    wait: Callable[[], object] = torch.accelerator.synchronize if values.is_cuda else lambda: None
+    taken = []
+    for _ in range(ROUNDS + 1):
+        values.fill_(accelerator.process_index + 1)
+        dist.barrier()
+        wait()
+        begun = time.perf_counter()
+        dist.all_reduce(values)
+        wait()
+        taken.append(time.perf_counter() - begun)
+    expected = accelerator.num_processes * (accelerator.num_processes + 1) / 2
+    if not bool((values == expected).all()):
+        raise UserError(f"an all-reduce of {size >> 20} MiB is not the sum of its parts: a broken device or link")
+    slowest = torch.tensor(statistics.median(taken[1:]), device=accelerator.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,81 @@
+"""Two machines, as network namespaces of this one: what keeps them apart is said, and multi_node.yaml joins them.
+
+`make test-clusters` runs this. It needs root, iproute2 and nftables, which it installs where apt can.
+"""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import runs
+from test_elastic import hosts  # noqa: F401  a fixture
+
+pytestmark = pytest.mark.clusters
+
+
+def on_both(hosts, command, changes=({}, {})):  # noqa: F811
+    """The same command on both machines, each with its own changes to the environment: what they said, exit codes."""
+    started = []
+    try:
+        for number, (name, _) in enumerate(hosts):
+            environment = {"GLOO_SOCKET_IFNAME": f"host{number}", "RES_OPTIONS": "timeout:1 attempts:1"}
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} | changes[number]
+            words = [str(word).replace("NUMBER", str(number)) for word in command]
+            started.append(runs.start(["ip", "netns", "exec", name, *words], **environment))
+        said = ["".join(one.communicate(timeout=240)) for one in started]
+    finally:
+        for one in started:
+            runs.end(one)
+    return said, [one.returncode for one in started]
+
+
+def preflight(hosts, first, second):  # noqa: F811
+    """The preflight with one process on each machine, as ranks 0 and 1, and an address of their own."""
+    common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29512"}
+    changes = [common | {"RANK": str(rank), "MASTER_ADDR": one} for rank, one in enumerate((first, second))]
+    return on_both(hosts, [sys.executable, "-m", "shared.preflight", "--timeout", "20"], changes)
+
+
+def test_machines_that_can_meet_are_ready(hosts):  # noqa: F811
+    said, codes = preflight(hosts, "10.77.0.1", "10.77.0.1")
+    assert codes == [0, 0], said
+    assert "meet at     10.77.0.1:29512" in said[0]
+    assert "ready: 2 processes" in said[0]
+
+
+def test_an_address_that_no_machine_has(hosts):  # noqa: F811
+    said, codes = preflight(hosts, "10.77.0.9", "10.77.0.9")
+    assert codes == [2, 2], said
+    assert "MASTER_ADDR 10.77.0.9 is no address of" in said[0]
+    assert "or give one of 10.77.0.1 on all" in said[0]
+    assert "no way to 10.77.0.9:29512 (No route to host): a wrong MASTER_ADDR" in said[1]
+
+
+def test_a_firewall(hosts):  # noqa: F811
+    if not shutil.which("nft"):
+        subprocess.run("apt-get update -qq && apt-get install -qq -y nftables", shell=True, check=False)
+    rules = "add table inet t; add chain inet t c { type filter hook input priority 0; }; "
+    rules += "add rule inet t c tcp dport 29512 drop"
+    nft = ["ip", "netns", "exec", hosts[0][0], "nft"]
+    if not shutil.which("nft") or subprocess.run([*nft, rules], check=False, capture_output=True).returncode:
+        pytest.skip("this kernel, or apt, has no nftables")
+    try:
+        said, codes = preflight(hosts, "10.77.0.1", "10.77.0.1")
+    finally:
+        subprocess.run([*nft, "delete table inet t"], check=True)
+    assert codes == [2, 2], said
+    assert "rank 1 did not come to 10.77.0.1:29512" in said[0]
+    assert "no answer from 10.77.0.1:29512" in said[1]
+    assert "a firewall drops the packets" in said[1]
+
+
+def test_multi_node_yaml_gives_the_run_of_one_process(hosts, texts, tmp_path):  # noqa: F811
+    flags = [*runs.TINY, *texts]
+    launcher = [runs.BIN / "accelerate", "launch", "--config_file", runs.ROOT / "accelerate_configs/multi_node.yaml"]
+    launcher += ["--num_processes", 2, "--machine_rank", "NUMBER", "--main_process_ip", hosts[0][1]]
+    launcher += ["--mixed_precision", "no", "recipes/nlp.py", *flags, "--output_dir", tmp_path / "run"]
+    said, codes = on_both(hosts, launcher)
+    assert codes == [0, 0], said
+    runs.succeed([sys.executable, "recipes/nlp.py", *flags, "--output_dir", tmp_path / "one"], OMP_NUM_THREADS="1")
+    assert runs.distance(runs.weights(tmp_path / "run"), runs.weights(tmp_path / "one")) < 1e-5

@@ -1,0 +1,160 @@
+"""A job of clusters/slurm/train.sbatch on a real SLURM, of two nodes on this machine, reaches its time limit.
+
+`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs where apt can.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import psutil
+import pytest
+import runs
+
+pytestmark = pytest.mark.clusters
+STEPS, PAUSE = 16, 8
+THREADS = {"OMP_NUM_THREADS": "2"}  # said, so that a node with one process takes as many as a machine with two
+FLAGS = [*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--checkpointing_steps", "no"]
+CONFIG = """
+ClusterName=recipes
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/linear
+ReturnToService=2
+KillWait=5
+NodeName=node0 NodeHostname={host} NodeAddr=127.0.0.1 Port={node0} CPUs=1 State=UNKNOWN
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={node1} CPUs=1 State=UNKNOWN
+PartitionName=all Nodes=node[0-1] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def said(*command, **environment):
+    """What a short command says; it has to succeed."""
+    env = os.environ | environment
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, env=env, check=False)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """The environment in which sbatch talks to a controller and two nodes, all of them ended afterwards."""
+    if not shutil.which("slurmctld"):
+        subprocess.run("apt-get update -qq && apt-get install -qq -y slurm-wlm munge", shell=True, check=False)
+    if not shutil.which("slurmctld") or os.getuid() != 0:
+        pytest.skip("SLURM on one machine needs root, slurm-wlm and munge")
+    folder = tmp_path / "slurm"
+    for name in ("state", "spool-node0", "spool-node1"):
+        (folder / name).mkdir(parents=True)
+    (folder / "munge.key").write_bytes(secrets.token_bytes(128))
+    (folder / "munge.key").chmod(0o600)
+    ports = {name: runs.free_port() for name in ("controller", "node0", "node1")}
+    (folder / "slurm.conf").write_text(CONFIG.format(host=socket.gethostname(), folder=folder, **ports))
+    environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+    munge = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "log-file": "munge.log",
+             "seed-file": "munge.seed"}  # fmt: skip
+    daemons = [
+        ["munged", "--foreground", "--force", *(f"--{option}={folder / name}" for option, name in munge.items())],
+        ["slurmctld", "-D", "-c"],
+        ["slurmd", "-D", "-N", "node0"],
+        ["slurmd", "-D", "-N", "node1"],
+    ]
+    try:
+        for command in daemons:
+            with (folder / f"{command[0]}{command[-1]}.out".replace("/", "-")[-40:]).open("w") as out:
+                subprocess.Popen(
+                    command, env=os.environ | environment, stdout=out, stderr=out, start_new_session=True, cwd=folder
+                )
+            time.sleep(1)
+        deadline = time.monotonic() + 60
+        while said("sinfo", "-h", "-o", "%D %t", **environment).split() != ["2", "idle"]:
+            assert time.monotonic() < deadline, "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
+            time.sleep(0.5)
+        yield environment
+    finally:
+        end_all(environment["SLURM_CONF"], folder)
+
+
+def end_all(configuration, folder):
+    """Kill each process that was started with this configuration or key, on whatever branch of the family tree."""
+    for _ in range(3):
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SLURM_CONF") == configuration
+                if (ours and process.pid != os.getpid()) or any(str(folder) in word for word in process.cmdline()):
+                    process.send_signal(signal.SIGKILL)
+        time.sleep(0.3)
+
+
+def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights_of_an_uninterrupted_run(
+    slurm, texts, tmp_path
+):
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("clusters", "recipes", "shared", "tests"):
+        (clone / name).symlink_to(runs.ROOT / name)
+    (clone / "out").mkdir()
+    flags = [*map(str, FLAGS), *map(str, texts)]
+    # It pauses before step 8 until it is signalled; only then does its limit come near.
+    recipe = ["tests/clusters/paused_recipe.py"]
+    environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1"} | THREADS
+    environment |= {"PAUSE_FOLDER": str(tmp_path), "PAUSES": str(PAUSE), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
+    environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"}
+    job = said(
+        *("sbatch", "--parsable", "--chdir", clone, "--job-name", "limited", "--nodes", "2", "--cpus-per-task", "1"),
+        *("--time", "60", "clusters/slurm/train.sbatch", *recipe, *flags),
+        **environment,
+    ).strip()
+    log = clone / "out/limited.log"
+    notes = tmp_path / "starts.jsonl"
+    wait_for(lambda: notes.exists() and notes.read_text().count(f'"step": {PAUSE}') == 2, log)
+    hours, minutes, _ = field(job, "RunTime", slurm).split(":")
+    said("scontrol", "update", f"JobId={job}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}", **slurm)
+    wait_for(lambda: field(job, "JobState", slurm) == "PENDING", log)
+    said("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=60", **slurm)  # or it waits two minutes
+    state = wait_for(lambda: (found := field(job, "JobState", slurm)) not in ("PENDING", "RUNNING") and found, log)
+    assert state == "COMPLETED", log.read_text()[-5000:]
+    assert field(job, "Restarts", slurm) == "1"
+    text = log.read_text()
+    assert f"job {job} queues itself again" in text
+    assert len(set(map(str, (line["step"] for line in runs.training_lines(clone / "out/limited"))))) == STEPS // 2
+    assert not (clone / "out/limited/PREEMPTED").exists()
+
+    command = runs.torchrun(2, "recipes/nlp.py", *flags, "--output_dir", tmp_path / "whole")
+    runs.succeed(command, CUDA_VISIBLE_DEVICES="", **THREADS)
+    assert (runs.weights(clone / "out/limited") == runs.weights(tmp_path / "whole")).all()
+
+
+def wait_for(what, log, seconds=240):
+    """Wait until `what()` is true; its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := what()):
+        assert time.monotonic() < deadline, log.read_text()[-5000:] if log.exists() else "no log"
+        time.sleep(0.5)
+    return value
+
+
+def field(job, name, environment):
+    """A field of `scontrol show job`."""
+    shown = said("scontrol", "show", "job", job, **environment)
+    return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))

@@ -1,0 +1,259 @@
+"""Processes that cannot meet are told the likely cause, within a timeout of their own, and each cause by its name."""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+
+import pytest
+import runs
+
+from shared import meeting, preflight
+from shared.errors import UserError
+from shared.meeting import Place
+
+
+@pytest.fixture
+def listener():
+    """A socket that listens on a port and accepts nobody."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        yield server
+
+
+def place(rank, port, processes=2, address="127.0.0.1"):
+    return Place(rank, processes, address, port, serves=rank == 0)
+
+
+# Each cause, as a process meets it
+
+
+def test_a_port_in_use_is_named_with_its_owner(listener):
+    port = listener.getsockname()[1]
+    with pytest.raises(UserError, match=rf"port {port} is in use on \S+ by process {os.getpid()} \(.*choose another"):
+        meeting.meet(place(0, port), 5)
+
+
+def test_an_address_that_is_no_name():
+    with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid is no name that \S+ knows: give .* IP address"):
+        meeting.meet(place(1, 29500, address="node-0.invalid"), 0.5)
+
+
+def test_a_port_on_which_nobody_listens():
+    port = runs.free_port()
+    with pytest.raises(UserError, match=f"nothing listens at 127.0.0.1:{port}, seen from .*: start rank 0"):
+        meeting.meet(place(1, port), 0.5)
+
+
+def test_packets_that_are_dropped(listener):
+    # Linux answers nothing once the queue of connections to be accepted is full, as a firewall does that drops them.
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            full = stack.enter_context(socket.socket())
+            full.setblocking(False)
+            full.connect_ex(listener.getsockname())
+        with pytest.raises(UserError, match=r"no answer from 127.0.0.1:\d+ to .*: a firewall drops the packets"):
+            meeting.meet(place(1, listener.getsockname()[1]), 0.5)
+
+
+def test_a_network_that_leads_nowhere(monkeypatch):
+    def connect(*_):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(UserError, match=r"no way to 10.1.2.3:29500 \(Network is unreachable\): a wrong MASTER_ADDR"):
+        meeting.meet(place(1, 29500, address="10.1.2.3"), 0.5)
+
+
+def test_something_else_that_answers_at_the_port(listener):
+    # It takes the connection and closes it, as a server of another protocol does.
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with pytest.raises(UserError, match=r"something answers at .*, but it is not rank 0 of this launch"):
+        meeting.meet(place(1, listener.getsockname()[1]), 3)
+    listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_rank_that_does_not_come():
+    port = runs.free_port()
+    alone = place(0, port, processes=3)
+    store = meeting.meet(alone, 5)
+    with pytest.raises(UserError, match=r"of 3 processes rank 1, 2 did not come to 127.* within 0.5 s \(rank 0 did\)"):
+        meeting.exchange(store, alone, {}, 0.5)
+
+
+def test_an_address_that_is_not_rank_0s_own():
+    with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is no address of \S+, where rank 0 runs: .* give"):
+        meeting.meet(place(0, runs.free_port(), address="192.0.2.1"), 5)
+
+
+def test_two_processes_of_one_rank():
+    port = runs.free_port()
+    first = place(0, port)
+    store = meeting.meet(first, 5)
+    with pytest.raises(UserError, match="did not come"):
+        meeting.exchange(store, first, {}, 0.2)
+    with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
+        meeting.exchange(store, first, {}, 0.2)
+
+
+def test_processes_that_met_and_cannot_connect(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
+    alone = place(0, runs.free_port(), processes=1)
+    store = meeting.meet(alone, 5)
+    with pytest.raises(UserError, match=r"the processes met at 127.*, but .*no-such-card.*: open all ports .*IFNAME"):
+        meeting.connect(store, alone, 5)
+
+
+def test_a_host_whose_name_is_a_loopback_address_in_its_own_file(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
+    assert "is a loopback address in its own /etc/hosts" in meeting.unconnected()
+
+
+def test_a_call_that_never_ends_is_ended():
+    script = "from shared import meeting\nimport time\nwith meeting.ended_after(0.2, 'stood still'): time.sleep(60)"
+    done = runs.run([sys.executable, "-c", script])
+    assert (done.returncode, done.stderr) == (2, "error: stood still\n")
+
+
+# What has to be the same on all machines
+
+
+def fact(host, rank, **changes):
+    kinds = {
+        "setting": {"--seed": "0"},
+        "version": {"torch": "2.13.0"},
+        "code": {"shared/launch.py": "aa"},
+        "data": {"of --train_file train.csv": "bb"},
+    }
+    return {"host": host, "rank": rank} | {kind: kinds[kind] | changes.get(kind, {}) for kind in kinds}
+
+
+def test_processes_that_agree_pass():
+    preflight.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"setting": {"--seed": "1"}}, r"--seed is 0 on a \(rank 0\), 1 on b \(rank 2\): make it the same"),
+        ({"version": {"torch": "2.12.0"}}, r"torch is 2.13.0 on a \(rank 0\), 2.12.0 on b \(rank 2\)"),
+        ({"code": {"shared/launch.py": "ab"}}, r"code shared/launch.py differs between a \(rank 0\) and b \(rank 2\)"),
+        ({"code": {"shared/new.py": "ab"}}, "code shared/new.py differs"),
+        ({"data": {"of --train_file train.csv": "bc"}}, "data of --train_file train.csv differs between"),
+    ],
+)
+def test_machines_that_differ_are_told_in_what(changes, said):
+    with pytest.raises(UserError, match=said):
+        preflight.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2, **changes)])
+
+
+def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "WHOLE", 8)
+    file = tmp_path / "data"
+    seen = set()
+    for content in (b"0" * 12, b"1" + b"0" * 11, b"0" * 11 + b"1", b"0" * 13, b"0" * 20, b"0" * 19 + b"1"):
+        file.write_bytes(content)
+        seen.add(preflight.digest(file))
+    assert len(seen) == 6
+    before = preflight.digest(tmp_path)
+    file.write_bytes(b"0" * 21)
+    assert preflight.digest(tmp_path) != before
+
+
+def test_machines_are_listed_with_their_ranks():
+    assert preflight.machines([fact("a", 0), fact("a", 1), fact("b", 2)]) == "2: a (ranks 0-1), b (rank 2)"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(["--timeout", "soon"], "--timeout: give the seconds"), (["no.py"], "no.py is no file: python -m shared.pre")],
+)
+def test_a_command_line_that_is_wrong(argv, said):
+    with pytest.raises(UserError, match=said):
+        preflight.arguments(argv)
+
+
+# Launched
+
+
+def shells(command, changes):
+    """One process per shell, as ranks 0, 1, ..., each with its own changes to how it is started: said, exit codes."""
+    common = {"WORLD_SIZE": str(len(changes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
+    common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    started = []
+    try:
+        for rank, change in enumerate(changes):
+            flags = change.pop("flags", [])
+            started.append(runs.start([*command, *flags], **common | {"RANK": str(rank)} | change))
+        said = ["".join(shell.communicate(timeout=120)) for shell in started]
+    finally:
+        for shell in started:
+            runs.end(shell)
+    return said, [shell.returncode for shell in started]
+
+
+def test_processes_that_meet_say_as_what_and_how_fast(texts, tmp_path):
+    flags = [*texts, "--global_batch_size", 12, "--output_dir", tmp_path / "run"]
+    command = runs.torchrun(2, "-m", "shared.preflight", "recipes/nlp.py", *flags)
+    said = runs.succeed(command, CUDA_VISIBLE_DEVICES="")
+    for line in (
+        r"processes +2, DDP over gloo",
+        r"machines +1: \S+ \(ranks 0-1\)",
+        r"precision +fp32",
+        r"batch +global batch 12 = 2 processes x ~6 samples, in micro-batches of <= 1,024 tokens",
+        r"tracker +none",
+        rf"output +{tmp_path}/run, seen by all processes",
+        r"all-reduce +\d+ MiB in [\d.]+ ms, [\d.e-]+ GB/s in and out of each process",
+        r"ready: 2 processes",
+    ):
+        assert len(re.findall(line, said)) == 1, said
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(texts, tmp_path):
+    shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "shared/card.py").open("a") as module:
+        module.write("# edited on one machine\n")
+    package = tmp_path / "accelerate-0.0.1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.0.1\n")
+    for folder, labels in (("here", "ab"), ("there", "ac")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.csv").write_text("text,label\none,{}\ntwo,{}\n".format(*labels))
+    command = [sys.executable, "-m", "shared.preflight", runs.ROOT / "recipes/nlp.py", "--train_file", "train.csv"]
+    here = {"folder": tmp_path / "here", "PYTHONPATH": str(runs.ROOT)}
+    there = {"folder": tmp_path / "there", "PYTHONPATH": str(tmp_path), "flags": ["--seed", "1"]}
+    said, codes = shells(command, [here, there])
+    assert codes == [2, 2], said
+    for one in said:
+        assert one.count("error: ") == 1, one
+        for part in (
+            r"--seed is 0 on \S+ \(rank 0\), 1 on \S+ \(rank 1\)",
+            r"accelerate is 1\.\S+ on \S+ \(rank 0\), 0\.0\.1 on",
+            r"code shared/card\.py differs",
+            r"data of --train_file train\.csv differs",
+        ):
+            assert re.search(part, one), one
+
+
+def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout():
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "CUDA_VISIBLE_DEVICES": ""}
+    done = runs.run([sys.executable, "-m", "shared.preflight", "--timeout", "2"], timeout=120, **alone)
+    assert done.returncode == 2
+    assert "rank 1 did not come" in done.stderr
+
+
+def test_a_launch_of_one_process_is_ready_at_once():
+    said = runs.succeed([sys.executable, "-m", "shared.preflight"], CUDA_VISIBLE_DEVICES="")
+    assert "ready: 1 process\n" in said
+    assert "all-reduce" not in said

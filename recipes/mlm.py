@@ -6,7 +6,7 @@ Without arguments it learns from the docstrings of installed libraries. Your own
 
     ... recipes/mlm.py --config recipes/configs/modernbert_base.yaml --train_file corpus.txt
 
-Expected: 0.3 of the hidden tokens right.
+Expected: 0.38 of the hidden tokens right after 520 steps, one pass, in 5.6 minutes of CPU time; the loss falls to 3.6.
 To copy: this file and the folder shared/.
 """
 

@@ -135,7 +135,7 @@ def reach(place: Place, deadline: float) -> None:
     Raises:
         UserError: why not, as far as the last attempt tells.
     """
-    here = socket.gethostname()
+    here, why = socket.gethostname(), ""
     while True:
         try:
             socket.create_connection((place.address, place.port), max(0.1, min(5, deadline - time.monotonic()))).close()
@@ -151,7 +151,7 @@ def reach(place: Place, deadline: float) -> None:
                 "MASTER_ADDR and MASTER_PORT on all"
             )
         except TimeoutError:
-            why = (
+            why = why or (  # the last attempt may be too short to be told more
                 f"no answer from {place.where} to {here}: a firewall drops the packets, or no machine has that "
                 "address; open the port between the machines, or correct MASTER_ADDR"
             )

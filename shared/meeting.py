@@ -82,6 +82,11 @@ def meet(place: Place, seconds: float) -> dist.TCPStore:
     try:
         return dist.TCPStore(place.address, place.port, place.processes, place.serves, left, wait_for_workers=False)
     except dist.DistError as error:
+        if place.serves:
+            raise UserError(
+                f"rank 0 cannot connect to its own port at {place.where} ({first_line(error)}): a firewall on "
+                f"{socket.gethostname()} closes it even there; open it"
+            ) from None
         raise UserError(
             f"something answers at {place.where}, but it is not rank 0 of this launch ({first_line(error)}): choose "
             "another MASTER_PORT (--main_process_port, --master-port) on all machines"

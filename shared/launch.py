@@ -72,6 +72,8 @@ def start(config: options.Options) -> Any:
     Raises:
         UserError: names the setting that would have made another run of this, and the fix.
     """
+    if torch.distributed.is_initialized() and "RANK" not in os.environ:  # by debug_launcher, which says no more
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
     told_to = told_to_use_cpu()
     on_cpu = told_to or not torch.accelerator.is_available()
     check_environment(config, on_cpu)

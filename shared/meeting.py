@@ -82,6 +82,11 @@ def meet(place: Place, seconds: float) -> dist.TCPStore:
     try:
         return dist.TCPStore(place.address, place.port, place.processes, place.serves, left, wait_for_workers=False)
     except dist.DistError as error:
+        if place.serves:
+            raise UserError(
+                f"rank 0 cannot connect to its own port at {place.where} ({first_line(error)}): a firewall on "
+                f"{socket.gethostname()} closes it even there; open it"
+            ) from None
         raise UserError(
             f"something answers at {place.where}, but it is not rank 0 of this launch ({first_line(error)}): choose "
             "another MASTER_PORT (--main_process_port, --master-port) on all machines"
@@ -135,7 +140,7 @@ def reach(place: Place, deadline: float) -> None:
     Raises:
         UserError: why not, as far as the last attempt tells.
     """
-    here = socket.gethostname()
+    here, why = socket.gethostname(), ""
     while True:
         try:
             socket.create_connection((place.address, place.port), max(0.1, min(5, deadline - time.monotonic()))).close()
@@ -151,7 +156,7 @@ def reach(place: Place, deadline: float) -> None:
                 "MASTER_ADDR and MASTER_PORT on all"
             )
         except TimeoutError:
-            why = (
+            why = why or (  # the last attempt may be too short to be told more
                 f"no answer from {place.where} to {here}: a firewall drops the packets, or no machine has that "
                 "address; open the port between the machines, or correct MASTER_ADDR"
             )

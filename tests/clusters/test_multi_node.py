@@ -56,7 +56,7 @@ def test_a_firewall(hosts):  # noqa: F811
     if not shutil.which("nft"):
         subprocess.run("apt-get update -qq && apt-get install -qq -y nftables", shell=True, check=False)
     rules = "add table inet t; add chain inet t c { type filter hook input priority 0; }; "
-    rules += "add rule inet t c tcp dport 29512 drop"
+    rules += "add rule inet t c iifname host0 tcp dport 29512 drop"
     nft = ["ip", "netns", "exec", hosts[0][0], "nft"]
     if not shutil.which("nft") or subprocess.run([*nft, rules], check=False, capture_output=True).returncode:
         pytest.skip("this kernel, or apt, has no nftables")

@@ -112,7 +112,6 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     clone.mkdir()
     for name in ("clusters", "recipes", "shared", "tests"):
         (clone / name).symlink_to(runs.ROOT / name)
-    (clone / "out").mkdir()
     flags = [*map(str, FLAGS), *map(str, texts)]
     # It pauses before step 8 until it is signalled; only then does its limit come near.
     recipe = ["tests/clusters/paused_recipe.py"]
@@ -125,7 +124,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
         *("--time", "60", "clusters/slurm/train.sbatch", *recipe, *flags),
         **environment,
     ).strip()
-    log = clone / "out/limited.log"
+    log = clone / "limited.log"
     notes = tmp_path / "starts.jsonl"
     wait_for(lambda: notes.exists() and notes.read_text().count(f'"step": {PAUSE}') == 2, log)
     hours, minutes, _ = field(job, "RunTime", slurm).split(":")

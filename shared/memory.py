@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ class Fed:
 
     def note(self, batch: Any) -> None:
         """Keep the shape of the largest tensor of a batch."""
-        values = batch.values() if hasattr(batch, "values") else batch
+        values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
         tensors = [value for value in values if isinstance(value, Tensor)]
         largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
         self.shape = " x ".join(map(str, largest.shape))

@@ -59,6 +59,10 @@ def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
     assert "ran out of memory on a micro-batch of 7 x 24: " + fix in memory.advice(config)
     memory.fed.note((torch.zeros(5, 2), torch.zeros(5)))
     assert memory.fed.shape == "5 x 2"
+    memory.fed.note(torch.zeros(4, 3))
+    assert memory.fed.shape == "4 x 3"
+    memory.fed.note(["text", 7])
+    assert memory.fed.shape == ""
 
 
 @given(most=st.integers(1, 5000), limit=st.integers(1, 6000))

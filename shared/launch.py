@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -98,7 +98,7 @@ def start(config: options.Options) -> Any:
         cpu=on_cpu,  # without it two processes on a machine without a GPU each believe they are alone
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT)],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT, init_method=init_method())],
     )
     # Among kwargs_handlers only Accelerate's own class may stand, which cannot have a hook of ours.
     accelerator.ddp_handler = DDPSettings(config.gradient_compression)
@@ -186,6 +186,24 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             f"{env.get('LOCAL_WORLD_SIZE', local_rank() + 1)} processes on a machine with "
             f"{torch.accelerator.device_count()} GPU(s): lower --num_processes (--nproc-per-node) to the number of GPUs"
         )
+
+
+def init_method() -> str | None:
+    """How the processes find each other: as the launcher says (None), but apart from those that it had started before.
+
+    `torchrun --max-restarts` without a c10d rendezvous keeps one store for all its starts, and torch 2.13 does not tell
+    them apart: a process that is early finds the address of one that is dead, and both wait for ever.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if restarts == "0":
+        return None
+
+    def find(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[torch.distributed.Store, int, int]]:
+        store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=timeout))
+        yield torch.distributed.PrefixStore(f"restart-{restarts}", store), rank, world_size
+
+    torch.distributed.register_rendezvous_handler("restarted", find)
+    return "restarted://"
 
 
 def threads_per_process() -> int:

@@ -61,6 +61,8 @@ def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
     assert memory.fed.shape == "5 x 2"
     memory.fed.note(torch.zeros(4, 3))
     assert memory.fed.shape == "4 x 3"
+    memory.fed.note(["text", 7])
+    assert memory.fed.shape == ""
 
 
 @given(most=st.integers(1, 5000), limit=st.integers(1, 6000))

@@ -226,10 +226,25 @@ def wait_for_steps(process, output, steps):
         time.sleep(0.02)
 
 
-def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path):
+LATE = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+import runs
+from shared import launch
+
+nlp = runs.load_recipe("nlp")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "0":
+    time.sleep(3)  # so that rank 1 looks for it while its last life's address is still there
+launch.run(nlp.main, nlp.Config)
+"""
+
+
+def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path_factory, tmp_path):
     steps = 60
+    script = tmp_path_factory.mktemp("late") / "late.py"
+    script.write_text(LATE.format(tests=str(runs.ROOT / "tests")))
     flags = [*texts, *FLAGS, "--max_train_steps", steps, "--eval_steps", steps, "--output_dir", tmp_path]
-    command = runs.torchrun(2, "--max-restarts", 1, "recipes/nlp.py", *flags)
+    command = runs.torchrun(2, "--max-restarts", 1, script, *flags)
     launcher = runs.start(command, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     try:
         wait_for_steps(launcher, tmp_path, 4)

@@ -1,6 +1,7 @@
 """Out of memory: said in one line, and prevented by --auto_micro_batch, which tries budgets before training."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -27,9 +28,8 @@ class Fed:
     def note(self, batch: Any) -> None:
         """Keep the shape of the largest tensor of a batch."""
         values = batch.values() if isinstance(batch, Mapping) else [batch] if isinstance(batch, Tensor) else batch
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
-        self.shape = " x ".join(map(str, largest.shape))
+        shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
+        self.shape = " x ".join(map(str, max(shapes, key=math.prod, default=())))
 
 
 fed = Fed()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import batch_norm, checkpoints, evaluation, launch, preemption, run_folder
+from shared import batch_norm, checkpoints, evaluation, launch, lock, preemption, run_folder
 from shared.augmentation import Augmentation, AugmentationOptions
 from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
@@ -108,6 +108,7 @@ class Config(AugmentationOptions):
     )
 
 
+@lock.released_after
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)

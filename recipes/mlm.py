@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import checkpoints, evaluation, launch, preemption, run_folder
+from shared import checkpoints, evaluation, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
 from shared.card import launch_card
 from shared.datasets.documents import first_texts, load_documents
@@ -92,6 +92,7 @@ class Config(Options):
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
 
 
+@lock.released_after
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import checkpoints, evaluation, launch, preemption, run_folder
+from shared import checkpoints, evaluation, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
 from shared.card import launch_card
 from shared.datasets.labels import Labels
@@ -71,6 +71,7 @@ class Config(Options):
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
 
 
+@lock.released_after
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
@@ -212,10 +213,8 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
         tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
-    train, validation = (
-        tokenize(table, columns, tokenizer, config.max_length).with_targets(labels.encode(table)) for table in tables
-    )
-    return train, validation, labels, tokenizer
+    texts = [tokenize(t, columns, tokenizer, config.max_length).with_targets(labels.encode(t)) for t in tables]
+    return texts[0], texts[1], labels, tokenizer
 
 
 def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:

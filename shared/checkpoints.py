@@ -152,6 +152,10 @@ def load(accelerator: Any, path: Path) -> None:
         for i, optimizer in enumerate(accelerator._optimizers):
             state = torch.load(path / numbered("optimizer.bin", i), map_location="cpu", weights_only=True)
             inner(optimizer).load_state_dict(state)
+        for i, other in enumerate(accelerator._custom_objects):
+            other.load_state_dict(
+                torch.load(path / f"custom_checkpoint_{i}.pkl", map_location="cpu", weights_only=True)
+            )
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(torch.load(path / "scaler.pt", weights_only=True))
 

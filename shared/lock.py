@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import shlex
 import socket
@@ -9,27 +10,26 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from shared.errors import UserError
 
 NAME = ".lock"
 PATIENCE = 60.0  # seconds for a run that is just ending
+Config = TypeVar("Config")
+Result = TypeVar("Result")
 _held: dict[Path, IO[str]] = {}
 
 
-def acquire(output_dir: str | Path) -> Callable[[], None]:
-    """Lock a folder for this process; returns what gives it back. Only the main process calls this.
+def acquire(output_dir: str | Path) -> None:
+    """Lock a folder for this process. Only the main process calls this.
 
-    A holder that lives is waited for, which is said once. A folder that this process holds already is no obstacle: it
-    had another run there before.
+    A holder that lives is waited for, which is said once.
 
     Raises:
         UserError: the folder is still in use after a minute; names the process.
     """
     path, deadline = Path(output_dir).resolve() / NAME, time.monotonic() + PATIENCE
-    if path in _held:
-        release(path, _held[path])
     waiting = False
     while (stream := try_to_lock(path)) is None:
         holder = ""
@@ -48,7 +48,6 @@ def acquire(output_dir: str | Path) -> Callable[[], None]:
     stream.write(f"process {os.getpid()} on {socket.gethostname()} ({shlex.join(sys.argv)})\n")
     stream.flush()
     _held[path] = stream
-    return lambda: release(path, stream)
 
 
 def try_to_lock(path: Path) -> IO[str] | None:
@@ -69,15 +68,22 @@ def try_to_lock(path: Path) -> IO[str] | None:
     return try_to_lock(path)
 
 
-def release(path: Path, stream: IO[str]) -> None:
-    """Remove a lock file that this process holds, and the lock with it; nothing, if another run of it does by now."""
-    if _held.get(path) is stream:
-        del _held[path]
+def release_all() -> None:
+    """Give back what this process holds, and remove the file."""
+    while _held:
+        path, stream = _held.popitem()
         path.unlink(missing_ok=True)
         stream.close()
 
 
-def release_all() -> None:
-    """Give back whatever this process holds: it is about to end without the interpreter's shutdown."""
-    for path, stream in list(_held.items()):
-        release(path, stream)
+def released_after(main: Callable[[Config], Result]) -> Callable[[Config], Result]:
+    """Decorate a recipe's `main`: however it ends, the folder that it locked is free again."""
+
+    @functools.wraps(main)
+    def run(config: Config) -> Result:
+        try:
+            return main(config)
+        finally:
+            release_all()
+
+    return run

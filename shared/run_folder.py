@@ -6,9 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-import weakref
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,20 +28,12 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
     """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
 
     Call it on every process; those that write look and tell the others. Nothing in the folder is changed yet, but it is
-    locked for this run, as long as somebody has the progress.
+    locked for this run, whose `main` is `lock.released_after`.
 
     Raises:
         UserError: the folder cannot be written, is in use, holds a run that another config decided, or is not what
             --save_on_each_node says; the model could not be uploaded at the end.
     """
-    with ExitStack() as undo:
-        config, progress, checkpoint = look_into(accelerator, config, undo)
-        weakref.finalize(progress, undo.pop_all().close)
-    return config, progress, checkpoint
-
-
-def look_into(accelerator: Any, config: Config, undo: ExitStack) -> tuple[Config, Progress, Path | None]:
-    """What `open_run` returns; `undo` gives the folder back."""
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, Any]:
@@ -58,7 +48,7 @@ def look_into(accelerator: Any, config: Config, undo: ExitStack) -> tuple[Config
 
     def lock_folder() -> None:
         check_writable(output_dir)
-        undo.callback(lock.acquire(output_dir))
+        lock.acquire(output_dir)
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)

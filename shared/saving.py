@@ -40,10 +40,15 @@ class Saver:
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         # Everything else that Accelerate can save is a function of the config and the step, and must not be prepared.
-        assert not [*accelerator._schedulers, *accelerator._dataloaders, *accelerator._custom_objects]
+        assert not [*accelerator._schedulers, *accelerator._dataloaders]
         self.accelerator, self.config, self.plan = accelerator, config, plan
-        self.models, self.optimizers = accelerator._models, accelerator._optimizers
+        self.models, self.optimizers, self.others = (
+            accelerator._models,
+            accelerator._optimizers,
+            accelerator._custom_objects,
+        )
         self.sharded = any(map(sharded_checkpoints.is_sharded, self.models))
+        assert not (self.sharded and self.others)
         if self.sharded and config.save_on_each_node:
             raise UserError(
                 "--save_on_each_node, but each process writes its part of a sharded model (FSDP), and a machine alone "
@@ -118,16 +123,21 @@ class Saver:
     def _copy(self) -> None:
         """Take the state of now into memory, or find out that there is not enough of it."""
         models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
-        optimizers = {numbered("optimizer.bin", i): inner(o).state_dict() for i, o in enumerate(self.optimizers)}
-        if self.buffers and self.buffers.copy(models | optimizers):
+        rest = self._archives()
+        if self.buffers and self.buffers.copy(models | rest):
             return
         self.close()
         try:
-            self.buffers = Buffers(models, optimizers)
-            self.buffers.copy(models | optimizers)
+            self.buffers = Buffers(models, rest)
+            self.buffers.copy(models | rest)
         except (MemoryError, OSError) as error:
             checkpoint_writer.complain(f"checkpoints are written while the training waits: {error}")
             self.in_background = False
+
+    def _archives(self) -> dict[str, Any]:
+        """What torch.save writes: the states of optimizers and of objects registered for checkpointing, by file."""
+        optimizers = {numbered("optimizer.bin", i): inner(o).state_dict() for i, o in enumerate(self.optimizers)}
+        return optimizers | {f"custom_checkpoint_{i}.pkl": other.state_dict() for i, other in enumerate(self.others)}
 
     def _write(self) -> None:
         """Write the last job, in the background if its content is in memory."""
@@ -174,8 +184,8 @@ class Saver:
             for i, model in enumerate(self.models):
                 tensors = {name: tensor.contiguous() for name, tensor in distinct(model.state_dict()).items()}
                 save_file(tensors, job.partial / numbered("model.safetensors", i), {"format": "pt"})
-            for i, optimizer in enumerate(self.optimizers):
-                torch.save(inner(optimizer).state_dict(), job.partial / numbered("optimizer.bin", i))
+            for name, state in self._archives().items():
+                torch.save(state, job.partial / name)
             for name, content in job.contents.items():
                 (job.partial / name).write_bytes(content)
             checkpoint_writer.commit(job.partial, job.final, manifest_of(job.partial))
@@ -232,7 +242,7 @@ class Saver:
 
     def _bytes(self, job: Job) -> int:
         """What a checkpoint takes on disk, but for its smallest files."""
-        states = [each.state_dict() for each in (*self.models, *map(inner, self.optimizers))]
+        states = [*(model.state_dict() for model in self.models), *self._archives().values()]
         return job.bytes() + sum(tensor.nbytes for state in states for tensor in flatten(state).tensors)
 
     def _can_repeat(self) -> bool:

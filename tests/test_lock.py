@@ -5,6 +5,7 @@ import fcntl
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +18,10 @@ from shared.options import Options
 HOLD = """
 import sys, time
 from shared import lock
-release = lock.acquire(sys.argv[1])
+lock.acquire(sys.argv[1])
 print("locked", flush=True)
 sys.stdin.readline()
-release()
+lock.release_all()
 """
 
 
@@ -41,12 +42,12 @@ def holder(tmp_path):
 
 
 def test_the_file_says_who_and_is_gone_in_the_end(tmp_path):
-    release = lock.acquire(tmp_path)
+    lock.acquire(tmp_path)
     assert (tmp_path / ".lock").read_text().startswith(f"process {lock.os.getpid()} on ")
     assert lock.try_to_lock(tmp_path / ".lock") is None
-    release()
+    lock.release_all()
     assert not list(tmp_path.iterdir())
-    release()  # once more does nothing
+    lock.release_all()  # once more does nothing
 
 
 def test_a_holder_that_lives_is_waited_for_said_once_and_then_refused(holder, tmp_path, monkeypatch, capsys):
@@ -58,17 +59,35 @@ def test_a_holder_that_lives_is_waited_for_said_once_and_then_refused(holder, tm
 
 def test_a_run_in_a_folder_in_use_is_refused_and_changes_nothing(holder, tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
-    alone = SimpleNamespace(num_processes=1, is_main_process=True, mixed_precision="no", print=print)
+    alone = SimpleNamespace(
+        num_processes=1, is_main_process=True, is_local_main_process=True, mixed_precision="no", print=print
+    )
     with pytest.raises(UserError, match="is in use by"):
         run_folder.open_run(alone, Options(output_dir=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_run_has_its_folder_as_long_as_somebody_has_its_progress(tmp_path):
-    alone = SimpleNamespace(num_processes=1, is_main_process=True, mixed_precision="no", print=print)
-    _, progress, _ = run_folder.open_run(alone, Options(output_dir=str(tmp_path)))
-    assert lock.try_to_lock(tmp_path / ".lock") is None
-    del progress, _
+def open_and(end):
+    """A recipe that opens its folder and ends in some way."""
+    alone = SimpleNamespace(
+        num_processes=1, is_main_process=True, is_local_main_process=True, mixed_precision="no", print=print
+    )
+
+    @lock.released_after
+    def main(config):
+        run_folder.open_run(alone, config)
+        assert lock.try_to_lock(Path(config.output_dir) / ".lock") is None
+        return end()
+
+    return main
+
+
+def test_a_run_has_its_folder_until_its_main_has_ended(tmp_path):
+    config = Options(output_dir=str(tmp_path))
+    assert open_and(lambda: 3)(config) == 3
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="any reason"):
+        open_and(lambda: (_ for _ in ()).throw(UserError("any reason")))(config)
     assert not list(tmp_path.iterdir())
 
 
@@ -83,16 +102,17 @@ def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch):
             holder.wait(30)
 
     monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
-    release = lock.acquire(tmp_path)
+    lock.acquire(tmp_path)
     assert len(naps) == 3
     assert str(lock.os.getpid()) in (tmp_path / ".lock").read_text()
-    release()
+    lock.release_all()
 
 
 def test_a_holder_that_was_killed_is_none(holder, tmp_path, capsys):
     runs.end(holder)
     assert (tmp_path / ".lock").exists()
-    lock.acquire(tmp_path)()
+    lock.acquire(tmp_path)
+    lock.release_all()
     assert capsys.readouterr().out == ""
     assert not list(tmp_path.iterdir())
 
@@ -113,27 +133,13 @@ def test_a_file_that_its_holder_removed_in_between_is_not_taken_for_the_lock(tmp
     stream.close()
 
 
-def test_another_run_of_the_same_process_takes_the_folder_over(tmp_path):
-    first = lock.acquire(tmp_path)
-    second = lock.acquire(tmp_path)
-    first()  # late, as when its run is garbage at last
-    assert (tmp_path / ".lock").exists()
-    second()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_process_that_ends_at_once_gives_everything_back(tmp_path):
-    lock.acquire(tmp_path)
-    lock.release_all()
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypatch, capsys):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    lock.acquire(tmp_path)()
+    lock.acquire(tmp_path)
+    lock.release_all()
     assert "cannot be locked (No locks available): another run in this folder would not be noticed" in (
         capsys.readouterr().out
     )

@@ -13,6 +13,7 @@ from shared import checkpoints, options, preemption, run_folder, signals, tracki
 from shared.errors import Preempted
 from shared.preemption import Preemption
 from shared.progress import Progress
+from shared.saving import Saver
 from shared.signals import heard
 
 STEPS = 16
@@ -163,7 +164,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_weights_and_record(
     name, when, step = POINTS[point]
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
-        signal_in(patch, checkpoints if name == "save" else recipe, name, when)
+        signal_in(patch, Saver if name == "save" else recipe, name, when)
         with pytest.raises(Preempted):
             train(recipe, texts, output)
     left = json.loads((output / "PREEMPTED").read_text())

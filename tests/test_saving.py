@@ -259,7 +259,7 @@ def test_state_json_says_where_the_run_is(run):
 
 
 def test_what_cannot_be_saved_must_not_be_prepared(run):
-    run.accelerator.register_for_checkpointing(torch.optim.lr_scheduler.ConstantLR(run.optimizer.optimizer))
+    run.accelerator._schedulers.append(torch.optim.lr_scheduler.ConstantLR(run.optimizer.optimizer))
     with pytest.raises(AssertionError):
         Saver(run.accelerator, run.config, PLAN)
-    run.accelerator._custom_objects.clear()
+    run.accelerator._schedulers.clear()

@@ -1,7 +1,6 @@
 """Out of memory: said in one line, and prevented by --auto_micro_batch, which tries budgets before training."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

@@ -42,6 +42,9 @@ def pairs(values: st.SearchStrategy, shape: st.SearchStrategy, dtype: type) -> s
 
 CLASSES = pairs(st.integers(0, 4), st.integers(1, 40), np.int64)
 LABELS = pairs(st.integers(0, 1), st.tuples(st.integers(1, 40), st.integers(2, 4)), np.int64)
+RANKED = st.integers(1, 40).flatmap(
+    lambda n: st.tuples(*[hnp.arrays(np.int64, shape, elements=st.integers(0, 9)) for shape in ((n, 7), (n,))])
+)
 NUMBERS = pairs(st.integers(-200, 200).map(lambda i: i / 8), st.integers(1, 40), np.float64)
 
 # (folder, config_name): the same value by another way, and the data it is defined for.
@@ -55,6 +58,7 @@ EXPECTED: dict[tuple[str, str | None], tuple[Callable[[np.ndarray, np.ndarray], 
     ("pearson", None): (correlation, NUMBERS),
     ("spearman", None): (rank_correlation, NUMBERS),
     ("mean_squared_error", None): (lambda p, r: np.mean((p - r) ** 2), NUMBERS),
+    ("top_5_accuracy", None): (lambda p, r: np.mean([t in row[:5] for row, t in zip(p, r, strict=True)]), RANKED),
 }
 
 

@@ -192,10 +192,11 @@ def init_method() -> str | None:
     """How the processes find each other: as the launcher says (None), but apart from those that it had started before.
 
     `torchrun --max-restarts` without a c10d rendezvous keeps one store for all its starts, and torch 2.13 does not tell
-    them apart: a process that is early finds the address of one that is dead, and both wait for ever.
+    them apart: a process that is early finds the address of one that is dead, and both wait for ever. Agents of several
+    machines count their restarts apart, so there it has to be a c10d rendezvous, which makes a store for each start.
     """
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if restarts == "0":
+    if restarts == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return None
 
     def find(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[torch.distributed.Store, int, int]]:

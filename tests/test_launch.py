@@ -439,6 +439,16 @@ def test_the_cores_of_a_machine_are_shared_out_unless_the_user_said_otherwise(mo
     assert launch.threads_per_process() == threads
 
 
+@pytest.mark.parametrize(
+    ("restarts", "machines", "method"), [("0", "1", None), ("2", "1", "restarted://"), ("2", "3", None)]
+)
+def test_restarted_processes_of_one_machine_look_for_each_other_apart(monkeypatch, restarts, machines, method):
+    monkeypatch.setattr(torch.distributed, "register_rendezvous_handler", lambda *_: None)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", machines)
+    assert launch.init_method() == method
+
+
 def test_dropout_depends_on_seed_step_and_micro_batch_and_on_nothing_before():
     def draw(*words):
         launch.seed_dropout(torch.device("cpu"), *words)

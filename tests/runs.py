@@ -15,6 +15,7 @@ import sysconfig
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -63,9 +64,16 @@ def run(command, folder=ROOT, timeout=240, **environment):
 
 
 def end(process):
-    """Kill a process and all it has started."""
+    """Kill a process and all it has started: torchrun's have sessions of their own, and save when it dies."""
+    started = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(process.pid).children(recursive=True)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+    for child in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(started)
     process.wait()
 
 

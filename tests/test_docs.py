@@ -25,7 +25,8 @@ PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "
 DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 IN_THE_TREE = ("recipes", "shared", "accelerate_configs", "clusters", "docs")
-OTHER_FLAGS = {"index-url", "loss_tolerance", "weight_tolerance", "timeout"}  # pip's, and those of shared modules
+# pip's, and those of shared modules and campaigns.
+OTHER_FLAGS = {"index-url", "loss_tolerance", "weight_tolerance", "timeout", "kills"}
 # Those of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "follow"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}

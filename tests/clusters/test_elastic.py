@@ -6,7 +6,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,34 +21,6 @@ FLAGS = [
     *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--logging_steps", 1),
     *("--checkpointing_steps", 4, "--save_total_limit", "None"),
 ]
-
-
-def ip(*words):
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no network namespaces here: ip {' '.join(words)}: {done.stderr.strip()}")
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    """Two network namespaces, joined by a cable: [(name, address)]."""
-    if not shutil.which("ip"):
-        subprocess.run("apt-get update -qq && apt-get install -qq -y iproute2", shell=True, check=False)
-    if not shutil.which("ip") or os.getuid() != 0:
-        pytest.skip("network namespaces need root and iproute2")
-    names = [f"recipes-{os.getpid()}-{i}" for i in range(2)]
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "host0", "netns", names[0], "type", "veth", "peer", "name", "host1", "netns", names[1])
-        for i, name in enumerate(names):
-            ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"host{i}")
-            ip("-n", name, "link", "set", f"host{i}", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield [(name, f"10.77.0.{i + 1}") for i, name in enumerate(names)]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 class Host:

@@ -3,18 +3,18 @@
 `make test-clusters` runs this. It needs root, iproute2 and nftables, which it installs where apt can.
 """
 
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 import runs
-from test_elastic import hosts  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.clusters
 
 
-def on_both(hosts, command, changes=({}, {})):  # noqa: F811
+def on_both(hosts, command, changes=({}, {})):
     """The same command on both machines, each with its own changes to the environment: what they said, exit codes."""
     started = []
     try:
@@ -30,21 +30,21 @@ def on_both(hosts, command, changes=({}, {})):  # noqa: F811
     return said, [one.returncode for one in started]
 
 
-def preflight(hosts, first, second):  # noqa: F811
+def preflight(hosts, first, second):
     """The preflight with one process on each machine, as ranks 0 and 1, and an address of their own."""
     common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "29512"}
     changes = [common | {"RANK": str(rank), "MASTER_ADDR": one} for rank, one in enumerate((first, second))]
     return on_both(hosts, [sys.executable, "-m", "shared.preflight", "--timeout", "20"], changes)
 
 
-def test_machines_that_can_meet_are_ready(hosts):  # noqa: F811
+def test_machines_that_can_meet_are_ready(hosts):
     said, codes = preflight(hosts, "10.77.0.1", "10.77.0.1")
     assert codes == [0, 0], said
     assert "meet at     10.77.0.1:29512" in said[0]
     assert "ready: 2 processes" in said[0]
 
 
-def test_an_address_that_no_machine_has(hosts):  # noqa: F811
+def test_an_address_that_no_machine_has(hosts):
     said, codes = preflight(hosts, "10.77.0.9", "10.77.0.9")
     assert codes == [2, 2], said
     assert "MASTER_ADDR 10.77.0.9 is no address of" in said[0]
@@ -52,7 +52,7 @@ def test_an_address_that_no_machine_has(hosts):  # noqa: F811
     assert "no way to 10.77.0.9:29512 (No route to host): a wrong MASTER_ADDR" in said[1]
 
 
-def test_a_firewall(hosts):  # noqa: F811
+def test_a_firewall(hosts):
     if not shutil.which("nft"):
         subprocess.run("apt-get update -qq && apt-get install -qq -y nftables", shell=True, check=False)
     rules = "add table inet t; add chain inet t c { type filter hook input priority 0; }; "
@@ -70,12 +70,65 @@ def test_a_firewall(hosts):  # noqa: F811
     assert "a firewall drops the packets" in said[1]
 
 
-def test_multi_node_yaml_gives_the_run_of_one_process(hosts, texts, tmp_path):  # noqa: F811
-    flags = [*runs.TINY, *texts]
+def multi_node(hosts, flags, output):
+    """A run over both machines, as multi_node.yaml starts it: what they said."""
     launcher = [runs.BIN / "accelerate", "launch", "--config_file", runs.ROOT / "accelerate_configs/multi_node.yaml"]
     launcher += ["--num_processes", 2, "--machine_rank", "NUMBER", "--main_process_ip", hosts[0][1]]
-    launcher += ["--mixed_precision", "no", "recipes/nlp.py", *flags, "--output_dir", tmp_path / "run"]
+    launcher += ["--mixed_precision", "no", "recipes/nlp.py", *flags, "--output_dir", output]
     said, codes = on_both(hosts, launcher)
     assert codes == [0, 0], said
-    runs.succeed([sys.executable, "recipes/nlp.py", *flags, "--output_dir", tmp_path / "one"], OMP_NUM_THREADS="1")
-    assert runs.distance(runs.weights(tmp_path / "run"), runs.weights(tmp_path / "one")) < 1e-5
+    return said
+
+
+@pytest.fixture(scope="module")
+def flags_and_one(texts, tmp_path_factory):
+    """Flags of a run with gradients of 2 MB, and its weights on one process."""
+    flags = [*runs.TINY, *texts, "--hidden_size", "256", "--logging_steps", "1"]
+    output = tmp_path_factory.mktemp("one") / "run"
+    runs.succeed([sys.executable, "recipes/nlp.py", *flags, "--output_dir", output], OMP_NUM_THREADS="1")
+    return flags, runs.weights(output)
+
+
+def test_multi_node_yaml_gives_the_run_of_one_process(hosts, flags_and_one, tmp_path):
+    flags, one = flags_and_one
+    multi_node(hosts, flags, tmp_path / "run")
+    assert runs.distance(runs.weights(tmp_path / "run"), one) < 1e-5
+
+
+@pytest.fixture
+def shape(hosts):
+    """Puts a queueing discipline of tc before both ends of the cable; skips with the kernel's reason."""
+
+    def shape(*discipline):
+        for number, (name, _) in enumerate(hosts):
+            tc = ["tc", "-n", name, "qdisc", "replace", "dev", f"host{number}", "root", *discipline]
+            done = subprocess.run(tc, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"{' '.join(tc)}: {done.stderr.strip()}")
+
+    yield shape
+    for number, (name, _) in enumerate(hosts):
+        tc = ["tc", "-n", name, "qdisc", "del", "dev", f"host{number}", "root"]
+        subprocess.run(tc, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("megabits", [1000, 100])
+def test_a_limited_link_changes_the_time_and_not_the_run(megabits, hosts, shape, flags_and_one, tmp_path):
+    flags, one = flags_and_one
+    shape("tbf", "rate", f"{megabits}mbit", "burst", "256kb", "latency", "50ms")
+    said = multi_node(hosts, flags, tmp_path / "run")
+    assert runs.distance(runs.weights(tmp_path / "run"), one) < 1e-5
+    assert re.search(r"where .* went: .*\d+ % communication", said[0])
+    on_the_wire = one.numel() * 4 * 8 / 1e6 / megabits  # two processes send each other all gradients once
+    for line in runs.training_lines(tmp_path / "run"):
+        assert line["step_seconds"] > 0.8 * on_the_wire  # the token bucket lets 256 kB pass at once
+        assert line["communication"] > 0
+
+
+def test_a_link_with_delay_changes_the_time_and_not_the_run(hosts, shape, flags_and_one, tmp_path):
+    flags, one = flags_and_one
+    shape("netem", "delay", "20ms")
+    multi_node(hosts, flags, tmp_path / "run")
+    assert runs.distance(runs.weights(tmp_path / "run"), one) < 1e-5
+    lines = runs.training_lines(tmp_path / "run")
+    assert all(line["step_seconds"] > 0.04 for line in lines)  # there and back, at least once

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 import runs
-from test_elastic import hosts  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.clusters
 STEPS, PAUSE = 16, 8
@@ -25,7 +24,7 @@ PASSED_ON |= {"RES_OPTIONS": "timeout:1 attempts:1"}  # there is no name server 
 
 
 @pytest.fixture
-def machines(hosts, tmp_path):  # noqa: F811
+def machines(hosts, tmp_path):
     """A clone, a list of two machines that ssh reaches, and how to start ssh.sh on the first of them."""
     if not shutil.which("sshd"):
         subprocess.run("apt-get update -qq && apt-get install -qq -y openssh-server", shell=True, check=False)

@@ -3,7 +3,7 @@
 import pytest
 import runs
 
-from shared import options
+from shared import options, tracking
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +22,11 @@ def alone(texts, tmp_path_factory):
         environment.setenv("OMP_NUM_THREADS", "1")
         nlp.main(options.parse(nlp.Config, [*runs.TINY, *map(str, texts), "--output_dir", str(output)]))
     return output
+
+
+@pytest.fixture
+def one_cpu_process_without_a_picture(monkeypatch):
+    """For recipes that are called in this process."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)

@@ -17,20 +17,15 @@ import pytest
 import runs
 from huggingface_hub import constants
 
-from shared import lock, options, saving, tracking
+from shared import lock, options, saving
 from shared.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 
 @pytest.fixture(scope="module")
 def nlp():
     return runs.load_recipe("nlp")
-
-
-@pytest.fixture(autouse=True)
-def one_cpu_process_without_a_picture(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ The launches share one set of configs; their numbers are those that docs/exactne
 """
 
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from shared import options, tracking
+from shared import options
 from shared.batches import Plan
 from shared.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 WORLDS = (1, 2, 3)
 TWENTY_STEPS = ["--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", "no"]
@@ -29,13 +32,6 @@ ONE_STEP = [
 @pytest.fixture(scope="module")
 def mlm():
     return runs.load_recipe("mlm")
-
-
-@pytest.fixture(autouse=True)
-def one_cpu_process_without_a_picture(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +233,18 @@ def test_the_best_model_by_perplexity_is_the_one_with_the_lowest(mlm):
     config = options.parse(mlm.Config, ["--metric_for_best_model", "perplexity"])
     best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
     assert (best_by.name, best_by.greater_is_better) == ("eval_perplexity", False)
+
+
+@pytest.mark.campaign
+def test_a_pretrained_model_beats_one_from_scratch(tmp_path):
+    """The means of three seeds after 50, 100 and 200 steps of fine-tuning; docs/pretraining.md shows each."""
+    command = [sys.executable, "benchmarks/pretraining.py", "--output_dir", tmp_path]
+    runs.succeed(command, timeout=7200, CUDA_VISIBLE_DEVICES="")
+    rows = json.loads((tmp_path / "pretraining.json").read_text())["rows"]
+    for steps in (50, 100, 200):
+        scores = {
+            way: [row["eval_accuracy"] for row in rows if (row["way"], row["steps"]) == (way, steps)]
+            for way in ("from scratch", "pretrained")
+        }
+        assert [len(each) for each in scores.values()] == [3, 3]
+        assert np.mean(scores["pretrained"]) > np.mean(scores["from scratch"]), (steps, scores)

@@ -101,6 +101,7 @@ def main(config: Config) -> dict[str, float]:
         return result
     best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
     train, validation, tokenizer = load_data(config)
+    run_folder.same_data(accelerator, progress, train, validation)
     model = build_model(config, tokenizer)
     collate, sequences = arrange(model, tokenizer, accelerator, config)
     lengths = collate.padded_lengths(train.lengths)

@@ -79,6 +79,7 @@ def main(config: Config) -> dict[str, float]:
         accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
         return result
     train, validation, labels, tokenizer = load_data(config)
+    run_folder.same_data(accelerator, progress, train, validation)
     metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
     best_by = evaluation.best_by(config, metrics)
     model = build_model(config, labels, tokenizer)

@@ -44,6 +44,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     die_with_launcher()
     config = config_class()
     try:
+        require_numbers()
         config = options.parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, leave, peer_failed)
         main(config)
@@ -212,7 +213,8 @@ def threads_per_process() -> int:
 
     torchrun and accelerate set OMP_NUM_THREADS to 1 for everybody; that is their default and nobody's choice.
     """
-    given = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # further ones are for nested teams
+    given = int(first) if first.isdecimal() else 0  # what is no number, OpenMP passes over as well
     launcher = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
     if given and not (given == 1 and launcher):
         return given
@@ -270,6 +272,17 @@ def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
     if outcome[1]:
         raise UserError(outcome[1])
     return outcome[0]
+
+
+def require_numbers() -> None:
+    """The launcher's variables are numbers.
+
+    Raises:
+        UserError: names one that is not; it is removed, so that the error can be told like any other.
+    """
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(f"{name}={os.environ.pop(name)}: expected a number, as a launcher sets it")
 
 
 def local_rank() -> int:

@@ -224,6 +224,8 @@ def check(config: Options) -> None:
         least = 1 if kind is int and name not in config.MAY_BE_ZERO else 0
         if kind in (int, float) and value < least:
             raise UserError(f"--{name} {value}: must be at least {least}")
+        if kind is int and value >= 2**31:
+            raise UserError(f"--{name} {value}: must be below {2**31}")
         if name in config.RATIOS and value > 1:
             raise UserError(f"--{name} {value}: must be between 0 and 1")
 

@@ -423,6 +423,8 @@ def test_an_engine_that_the_loop_is_not_made_for_is_refused(monkeypatch):
     [
         ({}, 8, 8),
         ({"OMP_NUM_THREADS": "3"}, 8, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 8, 4),
+        ({"OMP_NUM_THREADS": "many"}, 8, 8),
         ({"OMP_NUM_THREADS": "1"}, 8, 1),
         ({"LOCAL_WORLD_SIZE": "3"}, 8, 2),
         ({"LOCAL_WORLD_SIZE": "4"}, 2, 1),
@@ -437,6 +439,13 @@ def test_the_cores_of_a_machine_are_shared_out_unless_the_user_said_otherwise(mo
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert launch.threads_per_process() == threads
+
+
+def test_a_launcher_s_variable_that_is_no_number_is_refused_and_forgotten(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="WORLD_SIZE=two: expected a number"):
+        launch.require_numbers()
+    launch.require_numbers()
 
 
 @pytest.mark.parametrize(

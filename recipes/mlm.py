@@ -36,6 +36,7 @@ from shared.packing import arrange
 from shared.pretrained import check_heads, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
+from shared.text_models import for_device
 from shared.tracking import Tracker
 
 TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
@@ -101,7 +102,7 @@ def main(config: Config) -> dict[str, float]:
         return result
     best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
     train, validation, tokenizer = load_data(config)
-    model = build_model(config, tokenizer)
+    model = for_device(accelerator, config, build_model(config, tokenizer))
     collate, sequences = arrange(model, tokenizer, accelerator, config)
     lengths = collate.padded_lengths(train.lengths)
     plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)

@@ -32,6 +32,7 @@ from shared.options import Options
 from shared.pretrained import check_heads, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
+from shared.text_models import for_device
 from shared.tracking import Tracker
 
 
@@ -81,7 +82,7 @@ def main(config: Config) -> dict[str, float]:
     train, validation, labels, tokenizer = load_data(config)
     metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
     best_by = evaluation.best_by(config, metrics)
-    model = build_model(config, labels, tokenizer)
+    model = for_device(accelerator, config, build_model(config, labels, tokenizer))
     collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
     plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)

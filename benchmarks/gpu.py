@@ -145,7 +145,8 @@ def table(report: dict[str, Any]) -> str:
         "",
         f"Measured ceilings: matrix product in bf16 {top['product'] / 1e12:,.1f} TFLOP/s{copies}.",
         "",
-        "| lane | data | per second | first bar | goal | MFU | of the product | host waits per step | data wait | memory |",
+        "| lane | data | per second | first bar | goal | MFU | of the product | host waits per step | data wait | "
+        "peak memory |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in report["rows"]:

@@ -13,9 +13,11 @@ import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -58,6 +60,8 @@ VIT |= {"horizontal_flip": True, "optim": "adamw", "learning_rate": 1e-3}
 FINE = {"model_name_or_path": "encoder", "train_file": "short.parquet", "validation_file": "valid.parquet"}
 FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch": 16384, "learning_rate": 5e-5}
 COMPILED = {"torch_compile": True}
+OFTEN = {"checkpointing_steps": 8}
+CACHED = COMPILED | {"cache": "uint8"}
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_length": 32}
 TEXT |= {"vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch": 96}
 PICTURES = {"global_batch_size": 8, "image_size": 16, "resize_size": 18, "decode_size": 18}
@@ -75,12 +79,10 @@ LANES = {
     "fine_tuning_compiled": Lane("nlp", "real", FINE | COMPILED, steps=64, warmup=32, toy={"global_batch_size": 8}),
     "bert_base_eager": Lane("mlm", "random", BASE, toy=TEXT),
     "bert_base_real": Lane("mlm", "real", BASE | COMPILED, "tokens", 590e3, 757e3, toy=TEXT),
-    "resnet50_cache": Lane(
-        "image_classification", "cache", RESNET | COMPILED | {"cache": "uint8"}, "images", toy=SMALL
-    ),
-    "bert_base_checkpoints": Lane("mlm", "random", BASE | {"checkpointing_steps": "8"}, toy=TEXT),
+    "resnet50_cache": Lane("image_classification", "cache", RESNET | CACHED, "images", toy=SMALL),
+    "bert_base_checkpoints": Lane("mlm", "random", BASE | OFTEN, toy=TEXT | {"checkpointing_steps": 1}),
     "modernbert_base_real": Lane("mlm", "real", MODERN | COMPILED, "tokens", 360e3, 480e3, toy=TEXT),
-    "vit_cache": Lane("image_classification", "cache", VIT | COMPILED | {"cache": "uint8"}, "images", toy=PICTURES),
+    "vit_cache": Lane("image_classification", "cache", VIT | CACHED, "images", toy=PICTURES),
     "resnet50_eager": Lane("image_classification", "on the device", RESNET, "images", toy=SMALL),
     "bert_base_deterministic": Lane("mlm", "random", BASE | {"deterministic": True}, toy=TEXT),
     "bert_base_padded": Lane("mlm", "real", BASE | COMPILED | {"packing": False}, toy=TEXT),
@@ -98,11 +100,13 @@ def command_line(lane: Lane, folder: Path, toy: bool) -> list[str]:
     flags = common | lane.flags | (lane.toy | {"torch_compile": False} if toy else {}) | {"output_dir": folder / "run"}
     if "config" in flags:
         flags["config"] = ROOT / flags["config"]
+    if lane.data == "cache":
+        flags["train_dir"] = folder / "photos"
+    if toy and lane.recipe == "mlm" and lane.data == "real":
+        flags["train_file"] = "corpus.txt"
     for name in ("model_name_or_path", "train_file", "validation_file"):
         if name in flags:
             flags[name] = folder / flags[name]
-    if lane.data == "cache":
-        flags["train_dir"] = folder / "photos"
     return [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
 
 
@@ -111,6 +115,8 @@ def run(name: str, folder: Path, toy: bool) -> None:
     lane = LANES[name]
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder.parent / "cache")
+    if toy:
+        (folder / "corpus.txt").write_text((ROOT / "CONTRIBUTING.md").read_text())
     if lane.recipe in ("nlp", "trainer"):
         prepare_texts(folder, toy)
     if "vit" in name:
@@ -124,25 +130,26 @@ def run(name: str, folder: Path, toy: bool) -> None:
         return
     recipe = importlib.import_module(f"recipes.{lane.recipe}")
     config = options.parse(recipe.Config, command_line(lane, folder, toy))
-    before = {"load_data": recipe.load_data, "Loader": recipe.Loader}
-    if lane.data in ("random", "on the device"):
-        recipe.load_data = random_documents if lane.recipe == "mlm" else random_images
-    if lane.data == "on the device":
-        recipe.Loader = Resident
     load_data = recipe.load_data
+    if lane.data in ("random", "on the device"):
+        load_data = random_documents if lane.recipe == "mlm" else random_images
 
     def load_and_note(config: Any) -> Any:
         found = load_data(config)
         (folder / "facts.json").write_text(json.dumps(facts(name, config, found[0], toy)))
         return found
 
-    recipe.load_data = load_and_note
-    evaluation.Metrics.compute = lambda *_: {}  # no part of a step, and `evaluate` may be missing here
-    tracking.draw_curves = lambda *_: None
-    started = time.perf_counter()
-    with HostWaits(recipe) as waits:
+    with ExitStack() as stack:
+        replace = lambda *what: stack.enter_context(mock.patch.object(*what))  # noqa: E731
+        replace(recipe, "load_data", load_and_note)
+        if lane.data == "on the device":
+            replace(recipe, "Loader", Resident)
+        # Neither is part of a step, and the packages that they need may be missing here.
+        replace(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
+        replace(tracking, "draw_curves", lambda *_: None)
+        started = time.perf_counter()
+        waits = stack.enter_context(HostWaits(recipe))
         recipe.main(config)
-    vars(recipe).update(before)
     summary = {"steps": waits.steps, "where": waits.where.most_common(8), "seconds": time.perf_counter() - started}
     (folder / "waits.json").write_text(json.dumps(summary))
 
@@ -263,9 +270,11 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     from shared.datasets import docstrings
     from shared.datasets.text import train_tokenizer
 
+    lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
+    few = pa.table({"text": lines, "label": [str(i % 2) for i in range(len(lines))]})
     rng = np.random.default_rng(0)
-    for table, name in zip(docstrings.load(), ("short", "valid"), strict=True):
-        rows = 64 if toy else (len(table) if name == "short" else 256)
+    for table, name in zip((few, few) if toy else docstrings.load(), ("short", "valid"), strict=True):
+        rows = len(table) if name == "short" else min(256, len(table))
         words = np.clip(rng.lognormal(3.0, 0.5, rows), 4, 50).astype(int)  # 23 on average, some 35 tokens
         pairs = zip(table["text"].to_pylist()[:rows], words, strict=True)
         short = pa.table({"text": [" ".join(t.split()[:n]) for t, n in pairs], "label": table["label"][:rows]})
@@ -275,7 +284,8 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
     without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     torch.manual_seed(0)
-    encoder = BertConfig(vocab_size=30528, **small, **without_dropout, num_labels=len(set(texts["label"].to_pylist())))
+    vocabulary, labels = -(-len(tokenizer) // 64) * 64, len(set(texts["label"].to_pylist()))
+    encoder = BertConfig(vocab_size=vocabulary, num_labels=labels, **small, **without_dropout)
     BertForSequenceClassification(encoder).save_pretrained(folder / "encoder")
     tokenizer.save_pretrained(folder / "encoder")
 

@@ -3,7 +3,7 @@
 A job is {"flags": a command line, "mode": ...}: "train" calls main as it is; "record" also writes what the model is
 fed, one line per forward pass, to OUTPUT_DIR/fed-RANK.jsonl; "evaluate" only evaluates the model, on the first 1, 2, 3
 ... validation rows, and writes OUTPUT_DIR/evaluations.json; "dropout" trains an image classifier with dropout before
-its last layer. CALL_RECIPE_BACKEND in the environment is what --torch_compile compiles with.
+its last layer.
 """
 
 import copy
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import nn
 
-from shared import compiling, evaluation, launch, options, run_folder, tracking
+from shared import evaluation, launch, options, run_folder, tracking
 from shared.batches import Plan
 
 
@@ -91,7 +91,6 @@ def evaluate(module, config):
 if __name__ == "__main__":
     recipe, jobs = map(Path, sys.argv[1:])
     module = load(recipe)
-    compiling.BACKEND = os.environ.get("CALL_RECIPE_BACKEND", compiling.BACKEND)
     tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/test_tracking.py draws it
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
     modes["dropout"] = lambda c: dropout(module, c)

@@ -53,13 +53,15 @@ BASE = {"config": "recipes/configs/bert_base.yaml"} | SHORT
 LARGE = BASE | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 LARGE |= {"max_tokens_per_micro_batch": 16384}
 MODERN = {"config": "recipes/configs/modernbert_base.yaml"} | SHORT | {"global_batch_size": 32, "mlm_probability": 0.3}
-PHOTOS = {"global_batch_size": 256, "num_train_epochs": 1000, "weight_decay": 1e-4, "warmup_steps": 1}
+PHOTOS = {"global_batch_size": 256, "per_device_train_batch_size": 256, "warmup_steps": 1}
 RESNET = {"config": "recipes/configs/imagenet_resnet50.yaml", "dataset_name": None, "decode_size": 256} | PHOTOS
+RESNET |= {"global_batch_size": 384, "per_device_train_batch_size": 384}
 VIT = {"model_name_or_path": "vit", "from_scratch": True, "decode_size": 256, "min_crop_area": 0.08} | PHOTOS
 VIT |= {"horizontal_flip": True, "optim": "adamw", "learning_rate": 1e-3}
 FINE = {"model_name_or_path": "encoder", "train_file": "short.parquet", "validation_file": "valid.parquet"}
 FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch": 16384, "learning_rate": 5e-5}
 COMPILED = {"torch_compile": True}
+DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short pieces, two or three micro-batches of them
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "max_length": 32}
@@ -78,14 +80,14 @@ LANES = {
     "fine_tuning_trainer": Lane("trainer", "real", FINE, steps=64, warmup=32, toy={"global_batch_size": 8}),
     "fine_tuning_compiled": Lane("nlp", "real", FINE | COMPILED, steps=64, warmup=32, toy={"global_batch_size": 8}),
     "bert_base_eager": Lane("mlm", "random", BASE, toy=TEXT),
-    "bert_base_real": Lane("mlm", "real", BASE | COMPILED, "tokens", 590e3, 757e3, toy=TEXT),
+    "bert_base_real": Lane("mlm", "real", BASE | DOCSTRINGS, "tokens", 590e3, 757e3, toy=TEXT),
     "resnet50_cache": Lane("image_classification", "cache", RESNET | CACHED, "images", toy=SMALL),
     "bert_base_checkpoints": Lane("mlm", "random", BASE | OFTEN, toy=TEXT | {"checkpointing_steps": 1}),
-    "modernbert_base_real": Lane("mlm", "real", MODERN | COMPILED, "tokens", 360e3, 480e3, toy=TEXT),
+    "modernbert_base_real": Lane("mlm", "real", MODERN | DOCSTRINGS, "tokens", 360e3, 480e3, toy=TEXT),
     "vit_cache": Lane("image_classification", "cache", VIT | CACHED, "images", toy=PICTURES),
     "resnet50_eager": Lane("image_classification", "on the device", RESNET, "images", toy=SMALL),
     "bert_base_deterministic": Lane("mlm", "random", BASE | {"deterministic": True}, toy=TEXT),
-    "bert_base_padded": Lane("mlm", "real", BASE | COMPILED | {"packing": False}, toy=TEXT),
+    "bert_base_padded": Lane("mlm", "real", BASE | DOCSTRINGS | {"packing": False}, toy=TEXT),
     "vit_eager": Lane("image_classification", "on the device", VIT, "images", toy=PICTURES),
     "modernbert_base_eager": Lane("mlm", "random", MODERN, toy=TEXT),
 }

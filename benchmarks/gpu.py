@@ -206,6 +206,7 @@ def main() -> None:
     machine = {"device": device, "versions": versions, "command": "python " + " ".join(sys.argv)}
     machine["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     report: dict[str, Any] = {"machine": machine, "ceilings": ceilings(), "rows": [], "left_out": []}
+    torch.cuda.empty_cache()  # the lanes' processes need the memory
     work = ROOT / "out/gpu_lanes"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)

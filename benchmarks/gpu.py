@@ -28,7 +28,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu_lanes import LANES, LOGGING_STEPS, Lane  # noqa: E402
+from benchmarks.gpu_lanes import LANES, Lane  # noqa: E402
 from shared.flops import measure_peak  # noqa: E402
 
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
@@ -89,7 +89,8 @@ def race(name: str, folder: Path, seconds: float) -> dict[str, Any]:
 def figures(lane: Lane, folder: Path) -> dict[str, Any]:
     """What a lane's run left: rates of its timed steps, weighted by their time, and what else its lines say."""
     file = folder / "run/metrics.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    whole = [line for line in file.read_text().splitlines(True) if line.endswith("\n")] if file.exists() else []
+    lines = [json.loads(line) for line in whole]
     toy = not torch.cuda.is_available()
     timed = [line for line in lines if "loss" in line and line["step"] > (1 if toy else lane.warmup)]
     row: dict[str, Any] = {"data": lane.data, "unit": lane.unit, "lines": len(timed)}
@@ -103,7 +104,6 @@ def figures(lane: Lane, folder: Path) -> dict[str, Any]:
     row["rate"] = mean("tokens_per_second" if lane.unit == "tokens" else "samples_per_second")
     row |= {"step_seconds": seconds / len(timed), "slowest_line": max(line["step_seconds"] for line in timed)}
     row |= {"data_wait": mean("data_wait"), "peak_memory_bytes": max(line["peak_memory_bytes"] for line in timed)}
-    row["first_step_seconds"] = lines[0]["step_seconds"] * (1 if toy else LOGGING_STEPS)
     row |= json.loads((folder / "facts.json").read_text())
     stalls = [line["checkpoint_seconds"] for line in timed if line.get("checkpoint_seconds")]
     if stalls and "checkpointing_steps" in lane.flags:

@@ -140,11 +140,13 @@ def test_the_exported_model_and_checkpoints_have_the_names_of_the_eager_ones(tra
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
+@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
 def test_generated_code_trains_the_same_on_one_process_and_on_two(texts, tmp_path, recipe):
-    base, recipe = [*texts, *runs.TINY], f"recipes/{recipe}.py"
-    outputs = runs.run_many(1, {"eager": base, "compiled": [*base, "--torch_compile"]}, tmp_path, recipe)
-    outputs |= runs.run_many(2, {"two": [*base, "--torch_compile"]}, tmp_path, recipe)
+    base = runs.TINY_IMAGES if recipe == "image_classification" else [*texts, *runs.TINY]
+    path = f"recipes/{recipe}.py"
+    outputs = runs.run_many(1, {"eager": base, "compiled": [*base, "--torch_compile"]}, tmp_path, path)
+    outputs |= runs.run_many(2, {"two": [*base, "--torch_compile"]}, tmp_path, path)
     eager = runs.weights(outputs["eager"])
-    assert runs.distance(runs.weights(outputs["compiled"]), eager) < 1e-5
-    assert runs.distance(runs.weights(outputs["two"]), eager) < 1e-5
+    found = {name: runs.distance(runs.weights(outputs[name]), eager) for name in ("compiled", "two")}
+    print(found)  # for docs/performance.md
+    assert max(found.values()) < 1e-5

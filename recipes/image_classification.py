@@ -22,7 +22,7 @@ from shared import batch_norm, checkpoints, evaluation, launch, lock, preemption
 from shared.augmentation import Augmentation, AugmentationOptions
 from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
-from shared.card import launch_card
+from shared.card import print_card
 from shared.datasets.images import Images, collate, load_images, worst
 from shared.image_models import for_device, freeze_backbone, load_processor, new_classifier
 from shared.loading import Loader, feed
@@ -143,9 +143,9 @@ def main(config: Config) -> dict[str, float]:
         checkpoints.load(accelerator, checkpoint)
         statistics.begin()
     evaluated = average.model or model
-    sizes = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
-    rows = {"data": sizes, **batch_norm.notes(model, plan, progress.step)}
-    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, rows))
+    data = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
+    notes = batch_norm.notes(model, plan, progress.step)
+    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)

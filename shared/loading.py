@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shared.batches import MicroBatch, Plan, hash64
@@ -117,7 +117,8 @@ def feed(
         if device.type == "cpu":
             yield micro_batch, batch
         else:  # from pinned memory the copy does not make the host wait
-            yield micro_batch, send_to_device(batch, device, non_blocking=pin and num_workers > 0)
+            pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
+            yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
 
 
 def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:

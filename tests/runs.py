@@ -216,3 +216,14 @@ def write_bert_with_dropout(folder, texts):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def mount_in_memory(folder, limits):
+    """Mount a file system with limits such as size=8m at an empty folder; the reason why not, empty if it is there."""
+    mount = ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", folder]
+    return subprocess.run(mount, capture_output=True, text=True, check=False).stderr.strip()
+
+
+def unmount(folder):
+    """The end of that file system."""
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -116,14 +116,17 @@ class Launch:
         return self.process.returncode, said
 
     def succeed(self, row):
-        """Wait for the end of a launch that has to complete its run; into `row` goes what going on has cost."""
+        """Wait for the end of a launch that has to complete its run; what it said."""
         code, said = self.end()
         assert code == 0, said[-3000:]
-        resumed = re.findall(r"resumed from step_(\d+)", said)
-        row.repeated = max(row.repeated, self.before - (int(resumed[0]) if resumed else 0))
-        if steps := self.notes("step"):
-            row.seconds = max(row.seconds, min(note["time"] for note in steps) - self.started)
+        self.count(row)
         return said
+
+    def count(self, row):
+        """Put into `row` what going on has cost this launch."""
+        if steps := self.notes("step"):
+            row.repeated = max(row.repeated, self.before - min(note["step"] for note in steps) + 1)
+            row.seconds = max(row.seconds, min(note["time"] for note in steps) - self.started)
 
 
 def assert_same(output, whole):
@@ -149,7 +152,7 @@ class Table:
     """The cases of a campaign, and what came of them."""
 
     def __init__(self, heading):
-        self.heading, self.rows, self.failures = heading, {}, []
+        self.heading, self.rows, self.failures, self.remark = heading, {}, [], ""
 
     @contextlib.contextmanager
     def case(self, name, detail=""):
@@ -170,7 +173,7 @@ class Table:
         for name, row in self.rows.items():
             seconds = f"{row.seconds:.1f}" if row.seconds else ""
             lines.append(f"| {name} | {row.tried} | {row.survived} | {row.repeated} | {seconds} |")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(["", self.remark] if self.remark else [])])
 
     def print_and_exit(self):
         """The end of a campaign: exit code 1 if anything has failed."""

@@ -337,7 +337,7 @@ def say(what: str) -> None:
             mine = mark_of(what, local_rank())
             mine.touch()
             for mark in mine.parent.glob(f"accelerate-recipes-{what}-{os.getuid()}-*"):
-                if time.time() - mark.stat().st_mtime > FORGOTTEN:
+                if mine.stat().st_mtime - mark.stat().st_mtime > FORGOTTEN:
                     mark.unlink()
 
 

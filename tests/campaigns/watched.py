@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import call_recipe
 
-from shared import launch
+from shared import launch, tracking
 from shared.loading import Loader
 from shared.saving import Saver
 
@@ -107,6 +107,7 @@ def noted_exit(code, exit=os._exit):
 
 
 if __name__ == "__main__":
+    tracking.draw_curves = lambda *_: None  # takes longer than the run
     nlp = call_recipe.load(ROOT / "recipes/nlp.py")
     nlp.load_data = before(lambda: "data", nlp.load_data)
     nlp.build_model = watched(nlp.build_model)

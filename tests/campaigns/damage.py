@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import runs
-from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of, wait_until
+from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of
 
 from shared import checkpoints
 
@@ -95,11 +95,11 @@ class Scene:
         self.flags = flags_of(texts, runs.write_bert_with_dropout(folder / "bert", texts))
         self.folder, self.processes, self.cases = folder, processes, 0
         with self.launch(folder / "whole", folder / "notes-whole") as whole:
-            assert whole.end()[0] == 0
+            whole.succeed()
         with self.launch(folder / "killed", folder / "notes-killed", [f"step-{STOPPED}"]) as killed:
             killed.wait_for(f"step-{STOPPED}")
-            assert wait_until(lambda: NEWEST in checkpoints.complete(folder / "killed"), killed.process)
             killed.kill()
+        assert max(checkpoints.complete(folder / "killed")) == NEWEST
 
     def launch(self, output, notes, pauses=(), prefix=()):
         return Launch(self.processes, self.flags, output, notes, pauses, prefix)
@@ -156,7 +156,7 @@ def fill(folder, files_left=None, bytes_left=0):
         (folder / "filler/bytes").write_bytes(bytes(space - space % 4096))
 
 
-def assert_goes_on(scene, folder, row, left, reason):
+def assert_goes_on(scene, folder, _, left, reason):
     """At a save the disk is full, at the next ones too, each time with so much `left`: the run says so and goes on."""
     saves = range(NEWEST, NEWEST + INTERVAL * len(left), INTERVAL)
     points = [f"step-{step - 1}" for step in [*saves, saves[-1] + INTERVAL]]
@@ -167,7 +167,7 @@ def assert_goes_on(scene, folder, row, left, reason):
             if how:
                 fill(folder, **how)
             run.go(point)
-        said = run.succeed(row)
+        said = run.succeed()
     for step in saves:
         assert f"warning: cannot save {folder}/run/checkpoints/{named(step)} ({reason}" in said, said[-3000:]
     assert_same(folder / "run", scene.folder / "whole")
@@ -226,7 +226,7 @@ def two_at_once(scene, how, row):
                 assert code != 0
                 assert "is in use by process" in said, said[-3000:]
                 first.go("step-6")
-                first.succeed(row)
+                first.succeed()
             else:
                 heard = ""
                 while WAITING not in heard:
@@ -235,7 +235,7 @@ def two_at_once(scene, how, row):
                     heard += line
                 if how == "ends":
                     first.go("step-6")
-                    first.succeed(row)
+                    first.succeed()
                 else:
                     first.kill()
                 said = second.succeed(row)

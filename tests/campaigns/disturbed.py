@@ -115,15 +115,16 @@ class Launch:
         said = "".join(self.process.communicate(timeout=PATIENCE))
         return self.process.returncode, said
 
-    def succeed(self, row):
-        """Wait for the end of a launch that has to complete its run; what it said."""
+    def succeed(self, row=None):
+        """Wait for the end of a launch that has to complete its run; what it said. `row`: as for `count`."""
         code, said = self.end()
         assert code == 0, said[-3000:]
-        self.count(row)
+        if row:
+            self.count(row)
         return said
 
     def count(self, row):
-        """Put into `row` what going on has cost this launch."""
+        """Put into `row` what this launch has cost, which goes on where another one has ended."""
         if steps := self.notes("step"):
             row.repeated = max(row.repeated, self.before - min(note["step"] for note in steps) + 1)
             row.seconds = max(row.seconds, min(note["time"] for note in steps) - self.started)

@@ -6,7 +6,7 @@ at each the process waits for the file go-POINT. They are
 
     data           the training data are about to be read
     first pass     the discarded pass before the first step is about to begin
-    step-N         the gradients of step N are there, and the weights are as before
+    step-N         the gradients of step N are there, the weights are as before, and no save is under way
     save-N         the checkpoint of step N is about to be written, by a process that stands still as long
     evaluation-N   a batch of the evaluation after step N has been read
 """
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER, PAUSES = Path(os.environ["WATCH"]), os.environ.get("PAUSES", "").split(",")
 RANK, PROCESS = int(os.environ.get("RANK", 0)), os.getpid()
 step_under_way = 0  # counted from 1; 0 before the first
+savers = []
 
 
 def note(**what):
@@ -39,6 +40,8 @@ def note(**what):
 
 def pause(point):
     if point in PAUSES:
+        for saver in savers if point.startswith("step-") else ():
+            saver._look(wait=True)
         note(at=point)
         while not (FOLDER / f"go-{point}").exists():
             time.sleep(0.005)
@@ -79,6 +82,7 @@ def watched(build_model):
 
 def paused_write(saver, write=Saver._write):
     """The write of a checkpoint, whose process is stopped before it is told."""
+    savers[:] = [saver]
     stopped = saver.writer.process if f"save-{saver.step}" in PAUSES and saver.writer else None
     if stopped:
         stopped.send_signal(signal.SIGSTOP)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import psutil
 import runs
 
 STEPS, INTERVAL = 24, 4  # of the watched runs, and steps between their checkpoints
-PATIENCE = 240  # seconds that anything may take
+PATIENCE = 600  # seconds that anything may take
 
 
 def exported(output):
@@ -58,9 +59,9 @@ class Launch:
         self.processes, self.output, self.folder, self.started = processes, output, folder, time.monotonic()
         self.before = last_step(output)
         folder.mkdir(parents=True)
-        script = runs.ROOT / "tests/campaigns/watched.py"
+        script = [runs.ROOT / "tests/campaigns/watched.py", *flags, "--output_dir", output]
         self.process = runs.start(
-            [*prefix, *runs.torchrun(processes, script, *flags, "--output_dir", output)],
+            [*prefix, *(runs.torchrun(processes, *script) if processes > 1 else [sys.executable, *script])],
             OMP_NUM_THREADS="1",
             CUDA_VISIBLE_DEVICES="",
             WATCH=str(folder),
@@ -83,8 +84,11 @@ class Launch:
 
     def wait_for(self, point):
         """Wait until all processes wait at a point."""
-        here = wait_until(lambda: sum(note["at"] == point for note in self.notes("at")) >= self.processes, self.process)
-        assert here, f"it ended before {point}: {''.join(self.process.communicate())[-3000:]}"
+        deadline = time.monotonic() + PATIENCE
+        while sum(note["at"] == point for note in self.notes("at")) < self.processes:
+            assert self.process.poll() is None, f"it ended before {point}: {self.end()[1][-3000:]}"
+            assert time.monotonic() < deadline, f"not at {point} in {PATIENCE} s: {self.notes('at')}"
+            time.sleep(0.02)
 
     def go(self, point):
         """Have the processes that wait at a point go on."""
@@ -112,7 +116,10 @@ class Launch:
 
     def end(self):
         """Wait for the end of the launch; its exit code and what it said."""
-        said = "".join(self.process.communicate(timeout=PATIENCE))
+        try:
+            said = "".join(self.process.communicate(timeout=PATIENCE))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end in {PATIENCE} s; {len(self.notes('step'))} passes were made") from None
         return self.process.returncode, said
 
     def succeed(self, row=None):

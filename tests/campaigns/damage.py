@@ -156,11 +156,16 @@ def fill(folder, files_left=None, bytes_left=0):
         (folder / "filler/bytes").write_bytes(bytes(space - space % 4096))
 
 
+def beside(folder, name):
+    """A folder that is not on the disk that is full."""
+    return folder.with_name(f"{folder.name}-{name}")
+
+
 def assert_goes_on(scene, folder, _, left, reason):
     """At a save the disk is full, at the next ones too, each time with so much `left`: the run says so and goes on."""
     saves = range(NEWEST, NEWEST + INTERVAL * len(left), INTERVAL)
     points = [f"step-{step - 1}" for step in [*saves, saves[-1] + INTERVAL]]
-    with scene.launch(folder / "run", folder / "notes", points) as run:
+    with scene.launch(folder / "run", beside(folder, "notes"), points) as run:
         for point, how in zip(points, [*left, None], strict=True):
             run.wait_for(point)
             shutil.rmtree(folder / "filler", ignore_errors=True)
@@ -176,14 +181,14 @@ def assert_goes_on(scene, folder, _, left, reason):
 
 def assert_ends_or_goes_on(scene, folder, row):
     """No byte is left, for the record either: it may end, if it says why, and goes on when there is space again."""
-    with scene.launch(folder / "run", folder / "notes-1", ["step-7"]) as run:
+    with scene.launch(folder / "run", beside(folder, "notes-1"), ["step-7"]) as run:
         run.wait_for("step-7")
         fill(folder)
         run.go("step-7")
         code, said = run.end()
     assert code == 0 or "error: the disk is full" in said, said[-3000:]
     shutil.rmtree(folder / "filler")
-    with scene.launch(folder / "run", folder / "notes-2") as again:
+    with scene.launch(folder / "run", beside(folder, "notes-2")) as again:
         again.succeed(row)
     assert_same(folder / "run", scene.folder / "whole")
 

@@ -6,6 +6,7 @@ depends neither on the process that draws nor on the kind of device. Images are 
 
 import math
 from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,7 @@ from shared import color, trivial_augment
 from shared.batches import MicroBatch, hash64
 from shared.image_models import Geometry
 from shared.options import Options
-from shared.resampling import center_boxes, crop_and_resize
+from shared.resampling import center_boxes, crop_and_resize, whole
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
@@ -61,14 +62,19 @@ class Draws:
     """Numbers in [0, 1) for the rows of a micro-batch, by name: always the same ones for the same sample."""
 
     def __init__(self, seed: int, micro_batch: MicroBatch, device: torch.device) -> None:
-        self.seed, self.device = seed, device
-        self.epochs, self.samples = micro_batch.epochs.astype(np.uint64), micro_batch.samples.astype(np.uint64)
+        self.seed, self.micro_batch, self.device = seed, micro_batch, device
+
+    @cached_property
+    def all(self) -> NDArray[np.float64]:
+        """All draws at once, because calls cost more than numbers: float64 [draws, rows]."""
+        # The 3 keeps these draws apart from those of data sets (1) and dropout (2).
+        epochs, samples = self.micro_batch.epochs.astype(np.uint64), self.micro_batch.samples.astype(np.uint64)
+        rows = hash64(self.seed, epochs, samples, 3)
+        return (hash64(np.arange(len(DRAWS), dtype=np.uint64)[:, None], state=rows) >> np.uint64(11)) / 2.0**53
 
     def on_cpu(self, name: str) -> NDArray[np.float64]:
         """The draw `name` of each row, where it was made: float64 [rows]."""
-        # The 3 keeps these draws apart from those of data sets (1) and dropout (2).
-        words = hash64(self.seed, self.epochs, self.samples, 3, DRAWS[name])
-        return (words >> np.uint64(11)) / 2.0**53
+        return self.all[DRAWS[name]]
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
         """The same on the device, uniform between `low` and `high`: float32 [rows]."""
@@ -132,8 +138,8 @@ class Augmentation:
 
     def normalize(self, images: Tensor) -> Tensor:
         """0 ... 255 to the mean and standard deviation that the model expects."""
-        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.geometry.mean, self.geometry.std))
-        images = (images / 255 - mean) / std
+        mean, std = (per_channel(values, images.device) for values in (self.geometry.mean, self.geometry.std))
+        images = images.div_(255).sub_(mean).div_(std)  # in place: `images` is new, and a pass over memory is the cost
         return images.to(memory_format=torch.channels_last) if self.channels_last and images.is_cuda else images
 
 
@@ -142,16 +148,22 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
 
     Inception's crop (Szegedy et al., "Going Deeper with Convolutions") as torchvision defines it, with one draw for
     each image instead of ten tries: a box that is wider or higher than the image is cut to it. `min_area` 1 is the
-    whole image, whatever its shape.
+    whole image, whatever its shape, as one box [1, 4] for all.
     """
     if min_area >= 1:
-        return aspects.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(aspects), 4)
+        return whole(aspects.device)
     area = draw("area", min_area, 1.0)
     shape = draw("shape", -math.log(MAX_ASPECT), math.log(MAX_ASPECT)).exp()  # width over height, in pixels
     wide = (area * shape / aspects).sqrt().clamp(max=1)
     high = (area / shape * aspects).sqrt().clamp(max=1)
     left, top = draw("left") * (1 - wide), draw("top") * (1 - high)
     return torch.stack([left, top, left + wide, top + high], dim=1)
+
+
+@cache
+def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 [channels, 1, 1], made once: a GPU would be waited for each time."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def mirrored(boxes: Tensor) -> Tensor:

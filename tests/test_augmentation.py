@@ -70,7 +70,10 @@ def test_evaluation_is_resize_and_center_crop(width, height):
     left, top = (resized.width - 24) / 2, (resized.height - 24) / 2
     expected = np.asarray(resized.crop((int(left), int(top), int(left) + 24, int(top) + 24)), float)
     boxes = center_boxes(torch.tensor([width / height]), 24 / 32)
-    exact = arrays(crop_and_resize(stored(image), boxes, 24))[0]
+    side = max(width, height)
+    square = Image.new("RGB", (side, side))
+    square.paste(image)  # not squeezed: the rest is black, and in no box
+    exact = arrays(crop_and_resize(stored(square), boxes * torch.tensor([width, height] * 2) / side, 24))[0]
     squeezed = arrays(crop_and_resize(stored(image.resize((48, 48), Image.Resampling.BILINEAR)), boxes, 24))[0]
     assert np.abs(exact - expected).mean() < 2.5  # places are rounded to pixels there, and not here
     assert np.abs(squeezed - expected).mean() < 5
@@ -92,7 +95,7 @@ def test_random_crops_lie_in_the_image_and_have_the_area_and_shape_asked_for(see
 
 def test_crops_of_the_whole_area_are_the_whole_image():
     boxes = crop_boxes(Draws(0, micro_batch([1, 2]), CPU), torch.tensor([0.5, 2.0]), 1.0)
-    assert boxes.tolist() == [[0, 0, 1, 1]] * 2
+    assert boxes.expand(2, 4).tolist() == [[0, 0, 1, 1]] * 2
 
 
 # Colors and TrivialAugment

@@ -94,7 +94,7 @@ class Config(AugmentationOptions):
     num_train_epochs: int = 28
     """Passes over the training data."""
     validation_split_percentage: int = 20
-    """Share of each class held out for validation, in percent, where the data has no validation part."""
+    """Share of each class held out for validation, in percent, where there is no validation or test part."""
     output_dir: str = "out/images"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 

@@ -101,7 +101,7 @@ class Config(AugmentationOptions):
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
     RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
-        *Options.NEEDS,
+        *AugmentationOptions.NEEDS,
         ("validation_dir", "train_dir"),
         ("from_scratch", "model_name_or_path"),
         ("freeze_backbone", "model_name_or_path"),

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared import color, trivial_augment
+from shared import color, policies
 from shared.batches import MicroBatch, hash64
+from shared.errors import UserError
 from shared.image_models import Geometry
 from shared.options import Options
 from shared.resampling import center_boxes, crop_and_resize, whole
@@ -23,7 +24,9 @@ from shared.resampling import center_boxes, crop_and_resize, whole
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
 DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "erase top": 15}
-DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19}
+DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19, "hue": 20}
+MOST_OPERATIONS = 4  # of RandAugment on an image
+DRAWS |= {f"{what} {i}": 21 + 2 * i + j for i in range(MOST_OPERATIONS) for j, what in enumerate(("operation", "sign"))}
 MAX_ASPECT = 4 / 3  # of a random crop, and its inverse
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"
 
@@ -44,8 +47,14 @@ class AugmentationOptions(Options):
     """Mirror half of the training images; not for digits."""
     color_jitter: float = 0.0
     """Change brightness, contrast and saturation by up to this share."""
+    hue: float = 0.0
+    """Turn the hue by up to this share of the color circle, 0.5 at most."""
     trivial_augment: bool = False
     """One random operation of random strength on each training image."""
+    rand_augment: int | None = None
+    """RandAugment: that many random operations, such as 2, on each training image. None: none."""
+    ra_magnitude: int | None = None
+    """Strength of --rand_augment, of 30. None: 9."""
     random_erasing: float = 0.0
     """Share of the training images of which a box is blanked."""
     mixup: float = 0.0
@@ -56,6 +65,7 @@ class AugmentationOptions(Options):
     """Share of each target that is spread over all classes."""
 
     RATIOS: ClassVar = Options.RATIOS | {"min_crop_area", "random_erasing", "label_smoothing"}
+    NEEDS: ClassVar = (*Options.NEEDS, ("ra_magnitude", "rand_augment"))
 
 
 class Draws:
@@ -95,7 +105,10 @@ class Augmentation:
     min_crop_area: float = 1.0
     horizontal_flip: bool = False
     color_jitter: float = 0.0
+    hue: float = 0.0
     trivial_augment: bool = False
+    rand_augment: int | None = None
+    ra_magnitude: int | None = None
     random_erasing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -103,7 +116,14 @@ class Augmentation:
 
     @classmethod
     def of_run(cls, config: Any, geometry: Geometry) -> "Augmentation":
-        """The augmentation that a config asks for."""
+        """The augmentation that a config asks for.
+
+        Raises:
+            UserError: a value is larger than its largest.
+        """
+        for name, most in (("hue", 0.5), ("rand_augment", MOST_OPERATIONS), ("ra_magnitude", policies.LEVELS - 1)):
+            if (getattr(config, name) or 0) > most:
+                raise UserError(f"--{name} {getattr(config, name)}: must be at most {most}")
         names = [field.name for field in fields(cls) if field.name != "geometry"]
         return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 
@@ -121,9 +141,14 @@ class Augmentation:
         images = self.cut(batch["images"], boxes)
         if self.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
-            images = trivial_augment.apply(images, operation, magnitude, sign)
+            images = policies.trivial(images, operation, magnitude, sign)
+        for i in range(self.rand_augment or 0):
+            operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
+            images = policies.rand(images, operation, 9 if self.ra_magnitude is None else self.ra_magnitude, sign)
         if self.color_jitter:
             images = jitter(images, draw, self.color_jitter)
+        if self.hue:
+            images = color.hue(images, draw("hue", -self.hue, self.hue)[:, None, None, None])
         images = self.normalize(images)
         if self.random_erasing:
             images = images.masked_fill(erased(draw, self.geometry.size, self.random_erasing)[:, None], 0.0)

@@ -88,7 +88,12 @@ class Draws:
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
         """The same on the device, uniform between `low` and `high`: float32 [rows]."""
-        return to(self.device, low + (high - low) * self.on_cpu(name))
+        return self.several({name: (low, high)})[0]
+
+    def several(self, ranges: dict[str, tuple[float, float]]) -> Tensor:
+        """Several draws with one copy to the device, each uniform in its range: float32 [draws, rows]."""
+        low, high = np.array([*ranges.values()]).T[..., None]
+        return to(self.device, low + (high - low) * self.all[[DRAWS[name] for name in ranges]])
 
 
 def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
@@ -177,11 +182,13 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
     """
     if min_area >= 1:
         return whole(aspects.device)
-    area = draw("area", min_area, 1.0)
-    shape = draw("shape", -math.log(MAX_ASPECT), math.log(MAX_ASPECT)).exp()  # width over height, in pixels
-    wide = (area * shape / aspects).sqrt().clamp(max=1)
-    high = (area / shape * aspects).sqrt().clamp(max=1)
-    left, top = draw("left") * (1 - wide), draw("top") * (1 - high)
+    widest = math.log(MAX_ASPECT)
+    ranges = {"area": (min_area, 1.0), "shape": (-widest, widest), "left": (0.0, 1.0), "top": (0.0, 1.0)}
+    area, shape, left, top = draw.several(ranges)
+    shape = shape.exp()  # width over height, in pixels
+    wide = (area * shape).div_(aspects).sqrt_().clamp_(max=1)
+    high = (area / shape).mul_(aspects).sqrt_().clamp_(max=1)
+    left, top = left * (1 - wide), top * (1 - high)
     return torch.stack([left, top, left + wide, top + high], dim=1)
 
 

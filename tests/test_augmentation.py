@@ -205,16 +205,15 @@ def test_an_operation_of_randaugment_is_as_strong_as_its_magnitude_says():
         assert (np.abs(changed - np.asarray(expected)) > 1).mean() < 0.01, name
 
 
-def test_the_operations_of_randaugment_on_an_image_are_drawn_apart():
-    images, count = stored(*(photo(20, seed) for seed in range(40))), 40
-    batch = {"images": images, "aspects": torch.ones(count), "labels": torch.zeros(count, dtype=torch.int64)}
-    made = [
-        Augmentation(0, GEOMETRY, rand_augment=number, ra_magnitude=30).training(micro_batch(range(count)), batch, 2)[0]
-        for number in (1, 2)
-    ]
-    again = (made[0] != made[1]).flatten(1).any(1).float().mean()
-    assert again > 0.6  # the second is the identity, or does nothing, for the others
-    draw = Draws(0, micro_batch(range(count)), CPU)
+def test_each_operation_of_randaugment_on_an_image_has_draws_of_its_own():
+    images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
+    batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
+    as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
+    found, _ = Augmentation(0, as_stored, rand_augment=2).training(micro_batch(rows), batch, 2)
+    draw, expected = Draws(0, micro_batch(rows), CPU), images.permute(0, 3, 1, 2).float()
+    for i in range(2):
+        expected = policies.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
+    assert torch.allclose(found, expected, atol=1e-3)
     assert not np.array_equal(draw.on_cpu("operation 0"), draw.on_cpu("operation 1"))
 
 

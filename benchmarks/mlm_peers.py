@@ -27,6 +27,7 @@ LABELS = {
     "ours_bf16": "recipes/mlm.py, bf16",
     "trainer_bf16": "Trainer with DataCollatorForLanguageModeling, bf16",
 }
+RATE = "tokens_per_second"
 PAIRS = (("ours", "trainer"), ("ours_bf16", "trainer"), ("ours_bf16", "trainer_bf16"))
 
 
@@ -185,18 +186,12 @@ def main() -> None:
     prepare(folder / "model")
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     report: dict[str, Any] = {"machine": peers.machine(arguments.processes), "settings": settings, "rows": []}
-    for round_ in range(arguments.rounds):
-        first = round_ % len(arguments.contestants)  # another one begins each round
-        for name in arguments.contestants[first:] + arguments.contestants[:first]:
-            report["rows"].append(race(arguments, folder, name, round_))
-            row = report["rows"][-1]
-            print(f"round {round_} {name:14} {row['tokens_per_second']:8,.0f} tokens/s", flush=True)
-        rate = {(row["contestant"], row["round"]): row["tokens_per_second"] for row in report["rows"]}
-        report["ratios"] = {
-            f"{one} / {other}": [rate[one, r] / rate[other, r] for r in range(round_ + 1)]
-            for one, other in PAIRS
-            if {one, other} <= set(arguments.contestants)
-        }
+    for round_, name in peers.turns(arguments.rounds, arguments.contestants):
+        row = race(arguments, folder, name, round_)
+        report["rows"].append(row)
+        print(f"round {round_} {name:14} {row['tokens_per_second']:8,.0f} tokens/s", flush=True)
+        ratios = {f"{one} / {other}": peers.by_round(report["rows"], one, other, RATE) for one, other in PAIRS}
+        report["ratios"] = {pair: each for pair, each in ratios.items() if each}
         (arguments.output_dir / "mlm_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
         (arguments.output_dir / "mlm_cpu.md").write_text(table(report))
     print(table(report))

@@ -17,6 +17,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +204,24 @@ def recipe_row(arguments: argparse.Namespace, prepared: dict[str, Any], output: 
 
 def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The recipe's tokens per second over each other contestant's: round by round, the median, the extremes."""
-    rate = {(row["contestant"], row["round"]): row["tokens_per_second"] for row in rows}
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["contestant"] for row in rows if row["contestant"] != "ours"):
-        each = [rate["ours", r] / rate[name, r] for n, r in rate if n == name and ("ours", r) in rate]
-        if each:
+        if each := by_round(rows, "ours", name, "tokens_per_second"):
             found[name] = {"rounds": each, "median": statistics.median(each), "min": min(each), "max": max(each)}
     return found
+
+
+def by_round(rows: list[dict[str, Any]], one: str, other: str, rate: str) -> list[float]:
+    """The rate of one contestant over that of another, for each round that has both."""
+    rates = {(row["contestant"], row["round"]): row[rate] for row in rows}
+    return [rates[one, r] / rates[other, r] for name, r in rates if name == other and (one, r) in rates]
+
+
+def turns(rounds: int, contestants: list[str]) -> Iterator[tuple[int, str]]:
+    """Round and contestant, one after the other; another one begins each round."""
+    for round_ in range(rounds):
+        first = round_ % len(contestants)
+        yield from ((round_, name) for name in contestants[first:] + contestants[:first])
 
 
 def machine(processes: int) -> dict[str, Any]:
@@ -316,13 +328,11 @@ def main() -> None:
         script = (ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
         launch(arguments.processes, folder / "evaluation.log", *script)
         report["evaluation"] = json.loads(result.read_text())
-    for round_ in range(arguments.rounds if "nlp" in arguments.lanes else 0):
-        first = round_ % len(arguments.contestants)  # another one begins each round
-        for name in arguments.contestants[first:] + arguments.contestants[:first]:
-            row = race(arguments, prepared, folder, name, round_)
-            report["rows"].append(row)
-            rate = f"{row['tokens_per_second']:8,.0f} tokens/s, padding {row['padding_share']:.1%}"
-            print(f"round {round_} {name:16} {rate}", flush=True)
+    for round_, name in turns(arguments.rounds if "nlp" in arguments.lanes else 0, arguments.contestants):
+        row = race(arguments, prepared, folder, name, round_)
+        report["rows"].append(row)
+        rate = f"{row['tokens_per_second']:8,.0f} tokens/s, padding {row['padding_share']:.1%}"
+        print(f"round {round_} {name:16} {rate}", flush=True)
     report["ratios"] = ratios(report["rows"])
     (arguments.output_dir / "nlp_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
     (arguments.output_dir / "nlp_cpu.md").write_text(table(report))

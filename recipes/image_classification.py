@@ -93,14 +93,14 @@ class Config(AugmentationOptions):
     num_train_epochs: int = 28
     """Passes over the training data."""
     validation_split_percentage: int = 20
-    """Share of each class held out for validation, in percent, where the data has no validation part."""
+    """Share of each class held out for validation, in percent, where there is no validation or test part."""
     output_dir: str = "out/images"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
     RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
-        *Options.NEEDS,
+        *AugmentationOptions.NEEDS,
         ("validation_dir", "train_dir"),
         ("from_scratch", "model_name_or_path"),
         ("freeze_backbone", "model_name_or_path"),

@@ -6,6 +6,7 @@ depends neither on the process that draws nor on the kind of device. Images are 
 
 import math
 from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,17 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared import color, trivial_augment
+from shared import color, policies
 from shared.batches import MicroBatch, hash64
+from shared.errors import UserError
 from shared.image_models import Geometry
 from shared.options import Options
-from shared.resampling import center_boxes, crop_and_resize
-from shared.transfer import constant, to_device
+from shared.resampling import center_boxes, crop_and_resize, whole
+from shared.transfer import to_device
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
 DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "erase top": 15}
-DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19}
+DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19, "hue": 20}
+MOST_OPERATIONS = 4  # of RandAugment on an image
+DRAWS |= {f"{what} {i}": 21 + 2 * i + j for i in range(MOST_OPERATIONS) for j, what in enumerate(("operation", "sign"))}
 MAX_ASPECT = 4 / 3  # of a random crop, and its inverse
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"
 
@@ -44,8 +48,14 @@ class AugmentationOptions(Options):
     """Mirror half of the training images; not for digits."""
     color_jitter: float = 0.0
     """Change brightness, contrast and saturation by up to this share."""
+    hue: float = 0.0
+    """Turn the hue by up to this share of the color circle, 0.5 at most."""
     trivial_augment: bool = False
     """One random operation of random strength on each training image."""
+    rand_augment: int | None = None
+    """RandAugment: that many random operations, such as 2, on each training image. None: none."""
+    ra_magnitude: int | None = None
+    """Strength of --rand_augment, of 30. None: 9."""
     random_erasing: float = 0.0
     """Share of the training images of which a box is blanked."""
     mixup: float = 0.0
@@ -56,24 +66,35 @@ class AugmentationOptions(Options):
     """Share of each target that is spread over all classes."""
 
     RATIOS: ClassVar = Options.RATIOS | {"min_crop_area", "random_erasing", "label_smoothing"}
+    NEEDS: ClassVar = (*Options.NEEDS, ("ra_magnitude", "rand_augment"))
 
 
 class Draws:
     """Numbers in [0, 1) for the rows of a micro-batch, by name: always the same ones for the same sample."""
 
     def __init__(self, seed: int, micro_batch: MicroBatch, device: torch.device) -> None:
-        self.seed, self.device = seed, device
-        self.epochs, self.samples = micro_batch.epochs.astype(np.uint64), micro_batch.samples.astype(np.uint64)
+        self.seed, self.micro_batch, self.device = seed, micro_batch, device
+
+    @cached_property
+    def all(self) -> NDArray[np.float64]:
+        """All draws at once, because calls cost more than numbers: float64 [draws, rows]."""
+        # The 3 keeps these draws apart from those of data sets (1) and dropout (2).
+        epochs, samples = self.micro_batch.epochs.astype(np.uint64), self.micro_batch.samples.astype(np.uint64)
+        rows = hash64(self.seed, epochs, samples, 3)
+        return (hash64(np.arange(len(DRAWS), dtype=np.uint64)[:, None], state=rows) >> np.uint64(11)) / 2.0**53
 
     def on_cpu(self, name: str) -> NDArray[np.float64]:
         """The draw `name` of each row, where it was made: float64 [rows]."""
-        # The 3 keeps these draws apart from those of data sets (1) and dropout (2).
-        words = hash64(self.seed, self.epochs, self.samples, 3, DRAWS[name])
-        return (words >> np.uint64(11)) / 2.0**53
+        return self.all[DRAWS[name]]
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
         """The same on the device, uniform between `low` and `high`: float32 [rows]."""
-        return to(self.device, low + (high - low) * self.on_cpu(name))
+        return self.several({name: (low, high)})[0]
+
+    def several(self, ranges: dict[str, tuple[float, float]]) -> Tensor:
+        """Several draws with one copy to the device, each uniform in its range: float32 [draws, rows]."""
+        low, high = np.array([*ranges.values()]).T[..., None]
+        return to(self.device, low + (high - low) * self.all[[DRAWS[name] for name in ranges]])
 
 
 def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
@@ -90,7 +111,10 @@ class Augmentation:
     min_crop_area: float = 1.0
     horizontal_flip: bool = False
     color_jitter: float = 0.0
+    hue: float = 0.0
     trivial_augment: bool = False
+    rand_augment: int | None = None
+    ra_magnitude: int | None = None
     random_erasing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -98,7 +122,14 @@ class Augmentation:
 
     @classmethod
     def of_run(cls, config: Any, geometry: Geometry) -> "Augmentation":
-        """The augmentation that a config asks for."""
+        """The augmentation that a config asks for.
+
+        Raises:
+            UserError: a value is larger than its largest.
+        """
+        for name, most in (("hue", 0.5), ("rand_augment", MOST_OPERATIONS), ("ra_magnitude", policies.LEVELS - 1)):
+            if (getattr(config, name) or 0) > most:
+                raise UserError(f"--{name} {getattr(config, name)}: must be at most {most}")
         names = [field.name for field in fields(cls) if field.name != "geometry"]
         return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 
@@ -116,9 +147,14 @@ class Augmentation:
         images = self.cut(batch["images"], boxes)
         if self.trivial_augment:
             operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
-            images = trivial_augment.apply(images, operation, magnitude, sign)
+            images = policies.trivial(images, operation, magnitude, sign)
+        for i in range(self.rand_augment or 0):
+            operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
+            images = policies.rand(images, operation, 9 if self.ra_magnitude is None else self.ra_magnitude, sign)
         if self.color_jitter:
             images = jitter(images, draw, self.color_jitter)
+        if self.hue:
+            images = color.hue(images, draw("hue", -self.hue, self.hue)[:, None, None, None])
         images = self.normalize(images)
         if self.random_erasing:
             images = images.masked_fill(erased(draw, self.geometry.size, self.random_erasing)[:, None], 0.0)
@@ -134,8 +170,8 @@ class Augmentation:
 
     def normalize(self, images: Tensor) -> Tensor:
         """0 ... 255 to the mean and standard deviation that the model expects."""
-        mean, std = (constant(values, images)[:, None, None] for values in (self.geometry.mean, self.geometry.std))
-        images = (images / 255 - mean) / std
+        mean, std = (per_channel(values, images.device) for values in (self.geometry.mean, self.geometry.std))
+        images = images.div_(255).sub_(mean).div_(std)  # in place: `images` is new, and a pass over memory is the cost
         return images.to(memory_format=torch.channels_last) if self.channels_last and images.is_cuda else images
 
 
@@ -144,16 +180,24 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
 
     Inception's crop (Szegedy et al., "Going Deeper with Convolutions") as torchvision defines it, with one draw for
     each image instead of ten tries: a box that is wider or higher than the image is cut to it. `min_area` 1 is the
-    whole image, whatever its shape.
+    whole image, whatever its shape, as one box [1, 4] for all.
     """
     if min_area >= 1:
-        return constant([0.0, 0.0, 1.0, 1.0], aspects).expand(len(aspects), 4)
-    area = draw("area", min_area, 1.0)
-    shape = draw("shape", -math.log(MAX_ASPECT), math.log(MAX_ASPECT)).exp()  # width over height, in pixels
-    wide = (area * shape / aspects).sqrt().clamp(max=1)
-    high = (area / shape * aspects).sqrt().clamp(max=1)
-    left, top = draw("left") * (1 - wide), draw("top") * (1 - high)
+        return whole(aspects.device)
+    widest = math.log(MAX_ASPECT)
+    ranges = {"area": (min_area, 1.0), "shape": (-widest, widest), "left": (0.0, 1.0), "top": (0.0, 1.0)}
+    area, shape, left, top = draw.several(ranges)
+    shape = shape.exp()  # width over height, in pixels
+    wide = (area * shape).div_(aspects).sqrt_().clamp_(max=1)
+    high = (area / shape).mul_(aspects).sqrt_().clamp_(max=1)
+    left, top = left * (1 - wide), top * (1 - high)
     return torch.stack([left, top, left + wide, top + high], dim=1)
+
+
+@cache
+def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 [channels, 1, 1], made once: a GPU would be waited for each time."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def mirrored(boxes: Tensor) -> Tensor:

@@ -22,13 +22,14 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 MOST_ROWS_CUT_BEST = 256  # in a step; beyond, half a percent of the area is left to gain, and the search takes too long
 
 
-def hash64(*words: Any) -> Any:
+def hash64(*words: Any, state: Any = 0x9E3779B97F4A7C15) -> Any:
     """Mix integers, or arrays of uint64, into one 64-bit hash each (splitmix64's finalizer, once per word).
+
+    `state` is the hash of words that came before, so that many hashes which begin alike need not begin anew.
 
     The random numbers of a run come from here, because NumPy and torch do not promise their streams across versions.
     Works alike on Python ints and on uint64 arrays, whose arithmetic wraps around by itself.
     """
-    state = 0x9E3779B97F4A7C15
     for word in words:
         state = ((state ^ word) + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

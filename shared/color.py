@@ -37,6 +37,24 @@ def saturation(images: Tensor, factors: Tensor) -> Tensor:
     return blend(images, grey(images), factors)
 
 
+def hue(images: Tensor, shifts: Tensor) -> Tensor:
+    """Turn the hue of HSV by shares of the circle: float32 [rows, 1, 1, 1] within -0.5 ... 0.5."""
+    red, green, blue = images.unbind(1)
+    value, least = images.amax(1), images.amin(1)
+    chroma = value - least
+    some = chroma.clamp(min=1)  # of a grey, whose hue does not matter
+    sixths = torch.where(
+        value == red,
+        (green - blue) / some,
+        torch.where(value == green, 2 + (blue - red) / some, 4 + (red - green) / some),
+    )
+    channels = []
+    for first in (5, 3, 1):  # where red, green and blue begin to fall
+        place = (sixths + 6 * shifts[:, 0] + first).remainder(6)
+        channels.append(value - chroma * torch.minimum(place, 4 - place).clamp(0, 1))
+    return torch.stack(channels, 1).add_(0.5).floor_()
+
+
 def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     """Towards the image smoothed with a 3 x 3 kernel, of which the border is the image's own."""
     kernel = constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], images).div(13).expand(3, 1, 3, 3)

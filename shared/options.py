@@ -30,7 +30,7 @@ class Options:
     validation_file: str | None = None
     """Validation data that goes with --train_file. None: --validation_split_percentage of the training data."""
     validation_split_percentage: int = 10
-    """Share of the training data held out for validation, in percent, where the data has no validation part."""
+    """Share of the training data held out for validation, in percent, where there is no validation or test part."""
     dataloader_num_workers: int | None = None
     """Loader worker processes beside each training process. None: 2 with an accelerator, 0 on a CPU."""
 

@@ -1,5 +1,7 @@
 """Each transform against Pillow's or a formula; and draws that belong to the sample."""
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from shared import color, trivial_augment
-from shared.augmentation import DRAWS, Augmentation, Draws, beta_quantile, crop_boxes, erased, mix
+from shared import color, options, policies
+from shared.augmentation import (
+    DRAWS,
+    Augmentation,
+    AugmentationOptions,
+    Draws,
+    beta_quantile,
+    crop_boxes,
+    erased,
+    mix,
+)
 from shared.batches import MicroBatch
+from shared.errors import UserError
 from shared.image_models import Geometry
 from shared.resampling import center_boxes, crop_and_resize
 
@@ -70,7 +82,10 @@ def test_evaluation_is_resize_and_center_crop(width, height):
     left, top = (resized.width - 24) / 2, (resized.height - 24) / 2
     expected = np.asarray(resized.crop((int(left), int(top), int(left) + 24, int(top) + 24)), float)
     boxes = center_boxes(torch.tensor([width / height]), 24 / 32)
-    exact = arrays(crop_and_resize(stored(image), boxes, 24))[0]
+    side = max(width, height)
+    square = Image.new("RGB", (side, side))
+    square.paste(image)  # not squeezed: the rest is black, and in no box
+    exact = arrays(crop_and_resize(stored(square), boxes * torch.tensor([width, height] * 2) / side, 24))[0]
     squeezed = arrays(crop_and_resize(stored(image.resize((48, 48), Image.Resampling.BILINEAR)), boxes, 24))[0]
     assert np.abs(exact - expected).mean() < 2.5  # places are rounded to pixels there, and not here
     assert np.abs(squeezed - expected).mean() < 5
@@ -92,7 +107,7 @@ def test_random_crops_lie_in_the_image_and_have_the_area_and_shape_asked_for(see
 
 def test_crops_of_the_whole_area_are_the_whole_image():
     boxes = crop_boxes(Draws(0, micro_batch([1, 2]), CPU), torch.tensor([0.5, 2.0]), 1.0)
-    assert boxes.tolist() == [[0, 0, 1, 1]] * 2
+    assert boxes.expand(2, 4).tolist() == [[0, 0, 1, 1]] * 2
 
 
 # Colors and TrivialAugment
@@ -129,30 +144,87 @@ def test_operations_on_values_are_those_of_pillow():
             assert np.abs(changed - np.asarray(pillow(image))).max() <= 1
 
 
-@pytest.mark.parametrize("name", trivial_augment.GEOMETRY)
+@pytest.mark.parametrize("shift", [-0.5, -0.17, 0.0, 0.08, 0.33])
+def test_hues_turn_as_colorsys_and_pillow_turn_them(shift):
+    images = [photo(20), photo(20, 1), Image.new("RGB", (20, 20), (90, 90, 90))]
+    found = arrays(color.hue(batch(*images), torch.full((3, 1, 1, 1), shift)))
+    for image, turned in zip(images, found, strict=True):
+        pixels = np.asarray(image).reshape(-1, 3) / 255
+        hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
+        exact = np.array([colorsys.hsv_to_rgb((h + shift) % 1, s, v) for h, s, v in hsv]) * 255
+        assert np.abs(turned.reshape(-1, 3) - exact).max() <= 0.51
+        hue, *others = image.convert("HSV").split()  # of 256 hues and saturations only
+        bands = [Image.fromarray(np.asarray(hue) + np.uint8(round(shift * 255) % 256)), *others]
+        assert np.abs(turned - np.asarray(Image.merge("HSV", bands).convert("RGB"))).mean() < 3
+
+
+@pytest.mark.parametrize("space", [policies.WIDE, policies.USUAL], ids=["trivial", "rand"])
+@pytest.mark.parametrize("name", policies.GEOMETRY)
 @pytest.mark.parametrize("strength", [-0.9, 0.37])
-def test_shears_shifts_and_rotations_are_those_of_pillow(name, strength):
+def test_shears_shifts_and_rotations_are_those_of_pillow(name, strength, space):
     image, signed = photo(40), np.array([strength])
     if name == "rotate":
-        expected = image.rotate(strength * trivial_augment.MOST_TURN)
+        expected = image.rotate(strength * space.turn)
     else:
-        matrix = trivial_augment.inverse(name, signed, 40)[0]
+        matrix = policies.inverse(name, signed, 40, space)[0]
         expected = image.transform((40, 40), Image.Transform.AFFINE, tuple(matrix.ravel()))
-    found = arrays(trivial_augment.change(batch(image), name, abs(signed), signed))[0]
+    found = arrays(policies.change(batch(image), name, abs(signed), signed, space))[0]
     assert (found != np.asarray(expected)).mean() < 0.01  # a place between two pixels may be rounded the other way
 
 
 def test_each_image_gets_its_operation_as_it_would_alone():
-    count = len(trivial_augment.OPERATIONS)
+    count = len(policies.OPERATIONS)
     images = batch(*(photo(20, seed) for seed in range(count)))
     operation = (np.arange(count) + 0.5) / count
     magnitude, sign = np.full(count, 0.8), np.tile([0.2, 0.7], count)[:count]
-    together = trivial_augment.apply(images, operation, magnitude, sign)
+    together = policies.trivial(images, operation, magnitude, sign)
     for i in range(count):
-        alone = trivial_augment.apply(images[i : i + 1], operation[i : i + 1], magnitude[i : i + 1], sign[i : i + 1])
-        assert torch.equal(alone[0], together[i]), trivial_augment.OPERATIONS[i]
+        alone = policies.trivial(images[i : i + 1], operation[i : i + 1], magnitude[i : i + 1], sign[i : i + 1])
+        assert torch.equal(alone[0], together[i]), policies.OPERATIONS[i]
     changed = [not torch.equal(a, b) for a, b in zip(images, together, strict=True)]
-    assert changed == [name != "identity" for name in trivial_augment.OPERATIONS]
+    assert changed == [name != "identity" for name in policies.OPERATIONS]
+
+
+def test_an_operation_of_randaugment_is_as_strong_as_its_magnitude_says():
+    """Magnitude 10 of 30 is a third of the way to the strongest that torchvision has."""
+    image = photo(60)
+    drawn = {name: (np.array([(i + 0.5) / len(policies.OPERATIONS)])) for i, name in enumerate(policies.OPERATIONS)}
+    shift = Image.Transform.AFFINE, (1, 0, 150 / 331 * 60 / 3, 0, 1, 0)
+    shear = Image.Transform.AFFINE, (1, 0.1, 0, 0, 1, 0)
+    for name, expected in (
+        ("identity", image),
+        ("rotate", image.rotate(10)),
+        ("shear x", image.transform((60, 60), *shear)),
+        ("translate x", image.transform((60, 60), *shift)),
+        ("brightness", ImageEnhance.Brightness(image).enhance(1.3)),
+        ("sharpness", ImageEnhance.Sharpness(image).enhance(1.3)),
+        ("posterize", ImageOps.posterize(image, 7)),
+        ("solarize", ImageOps.solarize(image, 170)),
+    ):
+        changed = arrays(policies.rand(batch(image), drawn[name], 10, np.array([0.2])))[0]
+        assert (np.abs(changed - np.asarray(expected)) > 1).mean() < 0.01, name
+
+
+def test_each_operation_of_randaugment_on_an_image_has_draws_of_its_own():
+    images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
+    batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
+    as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
+    found, _ = Augmentation(0, as_stored, rand_augment=2).training(micro_batch(rows), batch, 2)
+    draw, expected = Draws(0, micro_batch(rows), CPU), images.permute(0, 3, 1, 2).float()
+    for i in range(2):
+        expected = policies.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
+    assert torch.allclose(found, expected, atol=1e-3)
+    assert not np.array_equal(draw.on_cpu("operation 0"), draw.on_cpu("operation 1"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "most"), [("hue", 0.6, 0.5), ("rand_augment", 5, 4), ("ra_magnitude", 31, 30)]
+)
+def test_more_than_the_most_is_refused(flag, value, most):
+    words = ["--rand_augment", "2", f"--{flag}", str(value)]
+    config = options.parse(AugmentationOptions, words)
+    with pytest.raises(UserError, match=f"--{flag} {value}: must be at most {most}"):
+        Augmentation.of_run(config, GEOMETRY)
 
 
 # Erasing and mixing
@@ -223,7 +295,16 @@ def test_draws_are_uniform_and_unlike_each_other():
 
 
 def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
-    every = Augmentation(0, GEOMETRY, 0.3, True, 0.4, True, 0.5)
+    every = Augmentation(
+        *(0, GEOMETRY),
+        min_crop_area=0.3,
+        horizontal_flip=True,
+        color_jitter=0.4,
+        hue=0.1,
+        trivial_augment=True,
+        rand_augment=2,
+        random_erasing=0.5,
+    )
     images, aspects = stored(*(photo(20, seed) for seed in range(6))), torch.linspace(0.5, 2, 6)
     labels = torch.arange(6)
 

@@ -12,11 +12,12 @@ import runs
 sys.path.insert(0, str(runs.ROOT / "benchmarks"))
 
 import contestants
+import image_peers
 import mlm_head
 import mlm_peers
 import peers
 
-from recipes import mlm, nlp
+from recipes import image_classification, mlm, nlp
 from shared import options
 
 
@@ -49,6 +50,27 @@ def test_the_masked_recipe_is_started_with_flags_that_it_knows():
     flags = mlm_peers.recipe_flags(Path("folder"))
     config = options.parse(mlm.Config, [str(word) for name, value in flags.items() for word in (f"--{name}", value)])
     assert (config.train_file, config.max_length, config.mlm_probability) == ("folder/train.parquet", 512, 0.3)
+
+
+def test_the_image_recipe_and_the_bare_loop_train_the_same_model_in_passes_of_one_size(tmp_path):
+    flags = {"processes": 1, "rounds": 1, "steps": 10, "global_batch_size": 32, "output_dir": tmp_path}
+    chosen = ["--contestants", "ours_augmented", "bare_augmented"]
+    runs.succeed(
+        [sys.executable, runs.ROOT / "benchmarks/image_peers.py", *image_peers.words(flags), *chosen],
+        OMP_NUM_THREADS="1",
+    )
+    report = json.loads((tmp_path / "images_cpu.json").read_text())
+    assert [row["contestant"] for row in report["rows"]] == chosen[1:]
+    assert all(row["samples_per_second"] * row["seconds"] == pytest.approx(10 * 32) for row in report["rows"])
+    assert list(report["ratios"]) == ["bare_augmented"]
+    assert f"| {image_peers.LABELS['ours_augmented']} |" in (tmp_path / "images_cpu.md").read_text()
+
+
+def test_the_image_recipe_is_compared_with_and_without_augmentation():
+    for name, area in (("ours", 1), ("bare", 1), ("ours_augmented", 0.7), ("bare_augmented", 0.7)):
+        flags = image_peers.words(image_peers.recipe_flags(name, 256, 2))
+        config = options.parse(image_classification.Config, flags)
+        assert (config.per_device_train_batch_size, config.min_crop_area) == (128, area)
 
 
 def test_both_kinds_of_head_measure_the_same_loss(monkeypatch):

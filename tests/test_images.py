@@ -207,6 +207,9 @@ def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
     assert train.source.names == ("red", "blue")
     assert (len(train), len(validation)) == (10, 2)
     assert [int(pixels[0, 0, 2] > 100) for pixels, *_ in (train[i] for i in range(10))] == train.targets.tolist()
+    datasets.DatasetDict({"train": rows, "test": rows.select([4, 3, 1])}).save_to_disk(tmp_path / "cifar")  # as it has
+    train, validation = load_images(config(dataset_name=str(tmp_path / "cifar")), 8)
+    assert (len(train), validation.targets.tolist()) == (10, [0, 1, 1])
 
 
 def test_what_a_user_can_get_wrong_is_refused(tmp_path):

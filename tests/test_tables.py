@@ -311,6 +311,21 @@ def test_a_saved_dataset_without_validation_is_split(saved):
     assert (train.num_rows, validation.num_rows) == (2, 1)
 
 
+def test_the_test_split_validates_where_there_is_no_validation_split_and_that_is_said(saved, tmp_path, capfd):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.load_from_disk(saved / "dict")["train"]
+    parts = {"train": data, "test": data.select([4, 9, 6])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict(parts | {"validation": data.select([7])}).save_to_disk(tmp_path / "three")
+    train, validation = load_tables(**NOTHING_GIVEN | {"dataset_name": str(tmp_path / "two")})
+    assert train.num_rows == 10
+    assert validation["text"].to_pylist() == ["text 4", "text 9", "text 6"]
+    assert f"{tmp_path / 'two'} has no validation split: its test split serves as one" in capfd.readouterr().err
+    _, validation = load_tables(**NOTHING_GIVEN | {"dataset_name": str(tmp_path / "three")})
+    assert validation["text"].to_pylist() == ["text 7"]
+    assert "test split" not in capfd.readouterr().err
+
+
 def test_a_dataset_without_a_train_split_is_refused(saved):
     with pytest.raises(UserError, match=r"no train split \(splits: test\)"):
         load_tables(**NOTHING_GIVEN | {"dataset_name": str(saved / "test_only")})

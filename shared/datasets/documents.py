@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import column_of, named, read_file, read_hub, read_saved, source_of
+from shared.datasets.tables import column_of, named, read_dataset, read_file, source_of
 from shared.errors import UserError
 from shared.options import Options
 
@@ -51,16 +51,12 @@ def load_documents(config: Options, text_column_name: str) -> tuple[Documents, D
             return train, None
         return train, of_file(config.validation_file, "--validation_file", text_column_name)
     if name := config.dataset_name:
-        is_folder = Path(name).is_dir()
-        if is_folder and config.dataset_config_name:
+        if Path(name).is_dir() and config.dataset_config_name:
             raise UserError(
                 f"--dataset_config_name {config.dataset_config_name} has a meaning only for a data set of the Hub"
             )
-        parts = read_saved(name) if is_folder else read_hub(name, config.dataset_config_name)
-        if "train" not in parts:
-            raise UserError(f"--dataset_name {name} has no train split (splits: {', '.join(parts)})")
-        validation = parts.get("validation")
-        return of_table(parts["train"], text_column_name), validation and of_table(validation, text_column_name)
+        table, held_out = read_dataset(name, config.dataset_config_name)
+        return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
     from shared.datasets import docstrings
 
     if text_column_name != "text":

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shared.batches import hash64
 from shared.datasets.decoding import Pixels
 from shared.datasets.labels import Labels
-from shared.datasets.tables import column_of, read_file, read_hub, read_saved, source_of, where
+from shared.datasets.tables import column_of, read_dataset, read_file, source_of, where
 from shared.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -173,11 +173,8 @@ def read_tables(config: Any) -> list[pa.Table]:
     if config.train_file:
         tables = [read_file(config.train_file, "--train_file")]
         return tables + ([read_file(config.validation_file, "--validation_file")] if config.validation_file else [])
-    folder = Path(config.dataset_name).is_dir()
-    parts = read_saved(config.dataset_name) if folder else read_hub(config.dataset_name, config.dataset_config_name)
-    if "train" not in parts:
-        raise UserError(f"--dataset_name {config.dataset_name} has no train split (splits: {', '.join(parts)})")
-    return [parts[split] for split in ("train", "validation") if split in parts]
+    train, validation = read_dataset(config.dataset_name, config.dataset_config_name)
+    return [train] if validation is None else [train, validation]
 
 
 def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:

@@ -24,6 +24,7 @@ from shared.hub import require_hub
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 ROW_COLUMN = "__row__"  # the number of a row in its source, where that is not its place in the table
+VALIDATION_SPLITS = ("validation", "validation_matched", "test")  # the first that there is; the second: MNLI
 BLOCK_BYTES = 1 << 24  # Arrow's readers refuse a row that is longer than a block
 EMBEDDED = "leave out --dataset_name to train on the embedded docstrings, or give --train_file"
 
@@ -57,12 +58,7 @@ def load_tables(
         train = read_file(train_file, "--train_file")
         validation = read_file(validation_file, "--validation_file") if validation_file else None
     elif dataset_name:
-        is_folder = Path(dataset_name).is_dir()
-        parts = read_saved(dataset_name) if is_folder else read_hub(dataset_name, dataset_config_name)
-        if "train" not in parts:
-            raise UserError(f"--dataset_name {dataset_name} has no train split (splits: {', '.join(parts)})")
-        train = parts["train"]
-        validation = parts.get("validation", parts.get("validation_matched"))  # the latter: MNLI
+        train, validation = read_dataset(dataset_name, dataset_config_name)
     else:
         from shared.datasets import docstrings
 
@@ -77,6 +73,27 @@ def load_tables(
                 file=sys.stderr,
             )
     return train, validation
+
+
+def read_dataset(name: str, config_name: str | None) -> tuple[pa.Table, pa.Table | None]:
+    """The training and the validation rows of --dataset_name: a `save_to_disk` folder, or a data set of the Hub.
+
+    Without a validation split its test split serves as one, which is said; without either there is None.
+
+    Raises:
+        UserError: it cannot be read, or has no train split.
+    """
+    parts = read_saved(name) if Path(name).is_dir() else read_hub(name, config_name)
+    if "train" not in parts:
+        raise UserError(f"--dataset_name {name} has no train split (splits: {', '.join(parts)})")
+    split = next((split for split in VALIDATION_SPLITS if split in parts), None)
+    if split == "test" and os.environ.get("RANK", "0") == "0":  # every process comes here, one speaks
+        print(
+            f"--dataset_name {name} has no validation split: its test split serves as one, so what is chosen by its "
+            "scores is chosen on test data",
+            file=sys.stderr,
+        )
+    return parts["train"], parts[split] if split else None
 
 
 def split_off(table: pa.Table, percentage: int, seed: int) -> tuple[pa.Table, pa.Table]:

@@ -8,17 +8,17 @@ count, and start-up and the first update do not. Leaves nlp_cpu.json and nlp_cpu
 """
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import rounds
+from rounds import machine
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,6 +30,12 @@ LABELS = {
     "ours": "recipes/nlp.py",
     "bare": "bare DDP, random batches padded to their longest",
     "group_by_length": 'Trainer, `train_sampling_strategy="group_by_length"`',
+    "bare_tuned": "bare DDP, grouped by length",
+    "accelerate": "Accelerate's documented loop, as shipped",
+    "accelerate_tuned": "Accelerate's documented loop, fused AdamW, grouped by length",
+    "fabric": "Lightning Fabric, as shipped",
+    "fabric_tuned": "Lightning Fabric, fused AdamW, grouped by length",
+    "trainer": "Trainer, as shipped",
     "batch_rebalance": 'Trainer, `train_sampling_strategy="batch_rebalance"`',
 }
 WARMUP = 1  # updates left out at the start
@@ -124,7 +130,7 @@ def race(
     else:
         job = job_for(arguments, prepared, "nlp") | {"contestant": name, "seed": round_, "result": str(result)}
         job["output_dir"] = str(folder / f"{name}-{round_}")
-        if name == "bare":  # it takes twice as long for an update
+        if name in ("bare", "accelerate", "fabric", "trainer"):  # random order, which takes twice as long for an update
             job["steps"] = max(1, arguments.steps // 2) + WARMUP
         result.with_suffix(".job").write_text(json.dumps(job))
         memory = launch(arguments.processes, log, ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
@@ -144,6 +150,8 @@ def job_for(arguments: argparse.Namespace, prepared: dict[str, Any], lane: str) 
         "accumulation": arguments.global_batch_size // arguments.rows // arguments.processes,
         "steps": arguments.steps + WARMUP,
         "warmup": WARMUP,
+        "bf16": arguments.mixed_precision == "bf16",
+        "workers": arguments.workers,
     }
 
 
@@ -158,7 +166,7 @@ def recipe_command(arguments: argparse.Namespace, prepared: dict[str, Any], outp
         "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
         "max_train_steps": arguments.steps + WARMUP,
         "learning_rate": 1e-4,
-        "mixed_precision": "no",
+        "mixed_precision": arguments.mixed_precision,
         "logging_steps": 1,
         "eval_steps": arguments.steps + WARMUP,
         "checkpointing_steps": "no",
@@ -208,36 +216,21 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name in dict.fromkeys(row["contestant"] for row in rows if row["contestant"] != "ours"):
         each = [rate["ours", r] / rate[name, r] for n, r in rate if n == name and ("ours", r) in rate]
         if each:
-            found[name] = {"rounds": each, "median": statistics.median(each), "min": min(each), "max": max(each)}
+            found[name] = rounds.summary(each) | {"min": min(each), "max": max(each)}
     return found
-
-
-def machine(processes: int) -> dict[str, Any]:
-    """What was measured on, and with what."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    packages = ("torch", "accelerate", "transformers", "tokenizers", "numpy")
-    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "cores_used": min(processes, len(os.sched_getaffinity(0))),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
 
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     at, settings, text = report["machine"], report["settings"], report["text"]
+    precision = "bf16" if settings["mixed_precision"] == "bf16" else "fp32"
     lines = [
         f"{at['cpu']}, {at['cores_used']} of {at['cores']} cores, one thread per process; torch "
         f"{at['versions']['torch']}, transformers {at['versions']['transformers']}, accelerate "
         f"{at['versions']['accelerate']}; {at['date'][:10]}.",
         "",
-        f"{settings['processes']} processes, fp32, BERT {SIZES['num_hidden_layers']} x {SIZES['hidden_size']} "
-        f"({report['parameters'] / 1e6:.1f} M parameters), AdamW fused, {settings['global_batch_size']} samples per "
+        f"{settings['processes']} processes, {precision}, BERT {SIZES['num_hidden_layers']} x {SIZES['hidden_size']} "
+        f"({report['parameters'] / 1e6:.1f} M parameters), {settings['global_batch_size']} samples per "
         f"update; {text['texts']:,} docstrings of {text['mean']:.0f} tokens on average (quartiles "
         f"{text['quartiles'][0]:.0f}, {text['quartiles'][1]:.0f}, {text['quartiles'][2]:.0f}), cut at {MAX_LENGTH} "
         f"({text['cut_share']:.0%} of them). The recipe: micro-batches of at most "
@@ -278,6 +271,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed updates per launch, after one of warm-up")
     parser.add_argument("--output_dir", type=Path, default=Path("out/peers"))
+    parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes of each tuned contestant's process")
     parser.add_argument("--lanes", nargs="+", choices=["nlp", "eval"], default=["nlp", "eval"])
     parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:3])
     parser.add_argument("--global_batch_size", type=int, default=128)

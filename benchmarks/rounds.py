@@ -5,8 +5,11 @@ ratios within a round: a machine that slows down for a minute slows both sides d
 """
 
 import argparse
+import datetime
+import importlib.metadata
 import json
 import os
+import platform
 import shlex
 import statistics
 import sys
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import machine
 
 Row = dict[str, Any]
 
@@ -56,6 +58,22 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
     draws = np.random.default_rng(0).choice(values, (2000, len(values)))
     low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
     return {"median": statistics.median(values), "low": float(low), "high": float(high), "rounds": list(values)}
+
+
+def machine(processes: int) -> dict[str, Any]:
+    """What was measured on, and with what."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    packages = ("torch", "accelerate", "transformers", "tokenizers", "numpy")
+    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "cores_used": min(processes, len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def parser(doc: str, output_dir: str) -> argparse.ArgumentParser:

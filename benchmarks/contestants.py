@@ -273,8 +273,28 @@ def typical_updates(order: list[int], lengths: np.ndarray, size: int, steps: int
     return [int(i) for i in np.concatenate([warm, picked]).flatten()]
 
 
+def evaluating_trainer(job: SimpleNamespace, validation: TokenizedText, tokenizer: Any, metrics: Any) -> Any:
+    """transformers' Trainer, as shipped, with the recipe's metrics and a model of its own."""
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=job.output_dir, ddp_backend="gloo", use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    return Trainer(
+        model=load_model(job),
+        args=arguments,
+        eval_dataset=Dicts(validation),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=lambda found: metrics.compute(found.predictions.argmax(1), found.label_ids),
+    )
+
+
 def evaluation(job: SimpleNamespace) -> dict[str, Any]:
-    """The recipe's evaluation against the same data in random order with the training batch size, in turns."""
+    """The recipe's evaluation in turns with Trainer's, and with random order in batches of the training's size.
+
+    The values of both have to be the same: the scores to the last digit, the loss to rounding.
+    """
     from accelerate import Accelerator
 
     from recipes import nlp
@@ -299,8 +319,10 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
     dataset = Dicts(validation)
     inner = accelerator.unwrap_model(model)
 
-    def ours() -> None:
-        nlp.evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+    trainer = evaluating_trainer(job, validation, tokenizer, metrics)
+
+    def ours() -> dict[str, float]:
+        return nlp.evaluate(accelerator, model, plan, validation, collate, labels, metrics)
 
     @torch.inference_mode()
     def random_order(turn: int) -> None:
@@ -314,14 +336,21 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
 
     turns = []
     for turn in range(job.warmup + job.steps):
-        seconds = []
-        for run in (ours, lambda turn=turn: random_order(turn)):
+        seconds, values = {}, {}
+        runs = {"ours": ours, "trainer": trainer.evaluate, "random_order": lambda turn=turn: random_order(turn)}
+        for name in [*runs][turn % 3 :] + [*runs][: turn % 3]:
             accelerator.wait_for_everyone()
             started = time.perf_counter()
-            run()
+            values[name] = runs[name]()
             accelerator.wait_for_everyone()
-            seconds.append(time.perf_counter() - started)
-        turns.append({"ours": seconds[0], "random_order": seconds[1], "ratio": seconds[0] / seconds[1]})
+            seconds[name] = time.perf_counter() - started
+        for name, value in values["ours"].items():
+            assert abs(value - values["trainer"][name]) < (1e-4 if name == "eval_loss" else 1e-9), (name, values)
+        ratios = {
+            "ratio": seconds["ours"] / seconds["random_order"],
+            "of_trainer": seconds["ours"] / seconds["trainer"],
+        }
+        turns.append(seconds | ratios)
     return {"texts": len(validation), "turns": turns[job.warmup :]}
 
 

@@ -259,7 +259,10 @@ def table(report: dict[str, Any]) -> str:
         lines += [
             f"Evaluation of {evaluated['texts']} texts: {middle['ours']:.2f} s, in random order with the training "
             f"batch {middle['random_order']:.2f} s: {middle['ratio']:.2f} of the time "
-            f"({min(t['ratio'] for t in evaluated['turns']):.2f}-{max(t['ratio'] for t in evaluated['turns']):.2f}).",
+            f"({min(t['ratio'] for t in evaluated['turns']):.2f}-{max(t['ratio'] for t in evaluated['turns']):.2f}); "
+            f"Trainer.evaluate {middle['trainer']:.2f} s: {middle['of_trainer']:.2f} of the time "
+            f"({min(t['of_trainer'] for t in evaluated['turns']):.2f}-"
+            f"{max(t['of_trainer'] for t in evaluated['turns']):.2f}).",
             "",
         ]
     return "\n".join(lines)
@@ -274,7 +277,7 @@ def main() -> None:
     parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--workers", type=int, default=0, help="loader processes of each tuned contestant's process")
     parser.add_argument("--lanes", nargs="+", choices=["nlp", "eval"], default=["nlp", "eval"])
-    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:3])
+    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:-1])
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of the other contestants")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024, help="the recipe's budget")
@@ -291,6 +294,7 @@ def main() -> None:
     lengths = prepared["lengths"]
     report: dict[str, Any] = {
         "machine": machine(arguments.processes),
+        "command": rounds.command(),
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()},
         "parameters": prepared["parameters"],
         "text": {
@@ -307,7 +311,8 @@ def main() -> None:
     if "eval" in arguments.lanes:
         result = folder / "evaluation.json"
         job = job_for(arguments, prepared, "eval") | {"contestant": "evaluation", "result": str(result)}
-        result.with_suffix(".job").write_text(json.dumps(job | {"steps": min(arguments.rounds, 3)}))
+        job |= {"steps": arguments.rounds, "output_dir": str(folder / "evaluation")}
+        result.with_suffix(".job").write_text(json.dumps(job))
         script = (ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
         launch(arguments.processes, folder / "evaluation.log", *script)
         report["evaluation"] = json.loads(result.read_text())

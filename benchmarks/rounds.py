@@ -76,6 +76,11 @@ def machine(processes: int) -> dict[str, Any]:
     }
 
 
+def command() -> str:
+    """How this process was started, as one would type it."""
+    return shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
 def parser(doc: str, output_dir: str) -> argparse.ArgumentParser:
     """The flags that every lane has."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,11 +107,10 @@ def save(
     unit: str = "",
 ) -> None:
     """Leave NAME.json and NAME.md in the output folder: machine, command, rows, what was compared."""
-    command = shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
     at = machine(processes)
     report = {
         "machine": at,
-        "command": command,
+        "command": command(),
         "load_average": os.getloadavg(),
         "rows": list(rows),
         "comparisons": comparisons,
@@ -114,7 +118,7 @@ def save(
     lines = [
         f"{at['cpu']}, {at['cores_used']} of {at['cores']} cores, load {report['load_average'][0]:.1f}; torch "
         f"{at['versions']['torch']}, accelerate {at['versions']['accelerate']}, transformers "
-        f"{at['versions']['transformers']}; {at['date'][:10]}. `{command}`",
+        f"{at['versions']['transformers']}; {at['date'][:10]}. `{command()}`",
         "",
         f"| compared | median{f' ({unit})' if unit else ''} | 95 % interval | rounds |",
         "|---|---:|---:|---:|",

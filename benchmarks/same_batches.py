@@ -5,7 +5,8 @@
 Both train in the same processes, in turns, from the same weights. The recipe is `main` of recipes/nlp.py with its
 default options; the bare loop is plain PyTorch, which reads the samples that the plan names through a DataLoader. A
 step of one is the same work as that step of the other, so they are compared one by one, and a round's figure is the
-median of these ratios. After each round the weights of both have to be equal to the last bit. Leaves same_batches.json and
+median of these ratios. After each round the weights of both have to be equal to the last bit. Leaves
+same_batches.json and
 same_batches.md in the output folder.
 """
 

@@ -185,7 +185,7 @@ def measure(contestant: str, steps: int, folder: Path) -> dict[str, float]:
         if len(marks) == steps + 1:
             raise Enough
 
-    register_optimizer_step_post_hook(mark)
+    handle = register_optimizer_step_post_hook(mark)
     try:
         LOOPS[contestant](data, steps, folder)
     except Enough:
@@ -193,6 +193,8 @@ def measure(contestant: str, steps: int, folder: Path) -> dict[str, float]:
         wall, cpu = np.median(blocks, axis=0) * 1e6
         least = np.quantile(blocks[:, 1], 0.1) * 1e6  # what a machine that other work keeps busy lets through
         return {"wall_us": float(wall), "thread_us": float(cpu), "tenth_us": float(least)}
+    finally:
+        handle.remove()
     raise AssertionError("the loop ended before its last step")
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 MAX_LENGTH = 512
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-VALIDATION_TEXTS = {"nlp": 32, "eval": 600}  # the recipe always ends with an evaluation, outside of what is measured
+LAST_EVALUATION = 32  # texts; the recipe always ends with one, outside of what is measured
 LABELS = {
     "ours": "recipes/nlp.py",
     "bare": "bare DDP, random batches padded to their longest",
@@ -41,7 +41,7 @@ LABELS = {
 WARMUP = 1  # updates left out at the start
 
 
-def prepare(folder: Path, seed: int, texts: int | None) -> dict[str, Any]:
+def prepare(folder: Path, seed: int, texts: int | None, evaluation_texts: int = 600) -> dict[str, Any]:
     """Write the encoder, its tokenizer and the texts; what every job needs to know of them."""
     import pyarrow.parquet as pq
     import torch
@@ -61,7 +61,7 @@ def prepare(folder: Path, seed: int, texts: int | None) -> dict[str, Any]:
     train, validation = tables[0].slice(0, texts), tables[1]
     files = {"train_file": folder / "train.parquet"}
     pq.write_table(train, files["train_file"])
-    for lane, rows in VALIDATION_TEXTS.items():
+    for lane, rows in (("nlp", LAST_EVALUATION), ("eval", evaluation_texts)):
         files[lane] = folder / f"validation_{lane}.parquet"
         pq.write_table(validation.slice(0, rows), files[lane])
     tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
@@ -282,6 +282,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of the other contestants")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024, help="the recipe's budget")
     parser.add_argument("--texts", type=int, help="train on that many texts only; default: all")
+    parser.add_argument("--evaluation_texts", type=int, default=600, help="what the evaluation lane evaluates")
     arguments = parser.parse_args()
     if arguments.global_batch_size % (arguments.rows * arguments.processes):
         parser.error("--global_batch_size must be a multiple of --rows x --processes")
@@ -290,7 +291,7 @@ def main() -> None:
         parser.error(f"{folder} exists: name a fresh --output_dir")
     folder.mkdir(parents=True)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processes])
-    prepared = prepare(folder, 0, arguments.texts)
+    prepared = prepare(folder, 0, arguments.texts, arguments.evaluation_texts)
     lengths = prepared["lengths"]
     report: dict[str, Any] = {
         "machine": machine(arguments.processes),

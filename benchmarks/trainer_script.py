@@ -4,6 +4,7 @@ trainer_script.py MODEL TRAIN.parquet VALIDATION.parquet MAX_LENGTH --output_dir
 """
 
 import sys
+from pathlib import Path
 
 import evaluate
 import numpy as np
@@ -23,7 +24,7 @@ def main() -> None:
     names = sorted(dataset["train"].unique("label"))
     tokenizer = AutoTokenizer.from_pretrained(model_name)
     model = AutoModelForSequenceClassification.from_pretrained(model_name, num_labels=len(names))
-    accuracy = evaluate.load("shared/metrics/accuracy/accuracy.py")
+    accuracy = evaluate.load(str(Path(__file__).parent.parent / "shared/metrics/accuracy/accuracy.py"))
 
     def prepare(rows: dict) -> dict:
         tokens = tokenizer(rows["text"], truncation=True, max_length=int(max_length))

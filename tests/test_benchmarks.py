@@ -191,7 +191,7 @@ def pretended(monkeypatch, tmp_path):
 )
 def test_a_lane_starts_the_recipe_with_flags_that_it_knows(pretended, monkeypatch, tmp_path, lane, name, expected):
     monkeypatch.setattr(sys, "argv", [lane.__name__, "--rounds", "2", "--output_dir", str(tmp_path)])
-    monkeypatch.setattr(utilisation, "SIDES", (768, 32))
+    monkeypatch.setattr(utilisation, "SIDES", (16, 32))
     monkeypatch.setattr(peers, "SIZES", peers.SIZES)
     lane.main()
     report = json.loads((tmp_path / f"{lane.__name__}.json").read_text())

@@ -120,7 +120,8 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
 
 
 def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
-    flags = ["--rounds", 1, "--steps", 3, "--texts", 32, "--global_batch_size", 8, "--max_tokens_per_micro_batch", 512]
+    # Micro-batches of several rows: those without padding, single rows above all, are known to differ in rounding.
+    flags = ["--rounds", 1, "--steps", 3, "--texts", 96, "--global_batch_size", 16]
     runs.succeed([sys.executable, runs.ROOT / "benchmarks/same_batches.py", *flags, "--output_dir", tmp_path])
     report = json.loads((tmp_path / "same_batches.json").read_text())
     assert [row["equal"] for row in report["rows"]] == [True, True]

@@ -73,10 +73,16 @@ lint: .venv/installed-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+.venv/installed-bench: .venv/installed requirements-bench.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-bench.txt
+	touch $@
+
 # Every table and picture of docs/performance.md. Limited links take root. What is measured replaces what is committed;
 # the figures that the prediction on paper starts from are those of links.json, and are changed by hand.
 LINKS := 1000 300 100
-bench: setup
+PEERS := benchmarks/peers.py --rounds 5 --global_batch_size 256 --max_tokens_per_micro_batch 2048
+LANES := loop_cost same_batches peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent startup checkpoints_cpu
+bench: .venv/installed-bench
 	rm -rf out/bench
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/bench/collectives
 	$(BIN)/python benchmarks/scaling.py --processes 1 2 --strong --repeats 5 --output_dir out/bench/strong
@@ -91,11 +97,22 @@ bench: setup
 	$(BIN)/python benchmarks/predict.py --token_seconds 3.5e-4 --tokens 1283 --gradient_bytes 5576212 \
 		--late_bytes 4527636 --latency 1e-4 --bandwidth 1.19e8 --output_dir out/bench/predict_paper
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/exposed.py --output_dir out/bench/exposed
-	for folder in collectives strong weak links variants predict_links predict_sleep predict_paper exposed; do \
+	$(BIN)/python benchmarks/loop_cost.py --rounds 5 --output_dir out/bench/loop_cost
+	$(BIN)/python benchmarks/same_batches.py --rounds 5 --output_dir out/bench/same_batches
+	$(BIN)/python $(PEERS) --lanes nlp --output_dir out/bench/peers_fp32
+	$(BIN)/python $(PEERS) --lanes nlp --mixed_precision bf16 --output_dir out/bench/peers_bf16
+	$(BIN)/python benchmarks/peers.py --rounds 5 --lanes eval --output_dir out/bench/peers_eval
+	$(BIN)/python benchmarks/mlm_peers.py --rounds 5 --output_dir out/bench/mlm_cpu
+	$(BIN)/python benchmarks/utilisation.py --rounds 5 --output_dir out/bench/utilisation
+	$(BIN)/python benchmarks/independent.py --rounds 5 --output_dir out/bench/independent
+	$(BIN)/python benchmarks/startup.py --rounds 5 --output_dir out/bench/startup
+	$(BIN)/python benchmarks/checkpoints.py --rounds 15 --output_dir out/bench/checkpoints_cpu
+	for folder in collectives strong weak links variants predict_links predict_sleep predict_paper exposed $(LANES); do \
 		for file in out/bench/$$folder/*.json out/bench/$$folder/*.md out/bench/$$folder/*.png; do \
 			[ ! -f $$file ] || cp $$file benchmarks/results/$$folder.$${file##*.}; \
 		done; \
 	done
+	$(BIN)/python benchmarks/lanes.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -243,7 +243,7 @@ def main() -> None:
     folder = arguments.output_dir / "files"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    from peers import machine
+    from rounds import machine
 
     stall = measure_stall(arguments, folder)
     report = {

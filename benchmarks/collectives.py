@@ -198,7 +198,7 @@ def main() -> None:
                 row = rows[-1]
                 print(f"{size:12,} {method:15} {row['seconds'] * 1e3:9.2f} ms {row['bus_bandwidth'] / 1e6:9.1f} MB/s")
     if dist.get_rank() == 0:
-        from peers import machine
+        from rounds import machine
 
         report = {
             "machine": machine(dist.get_world_size()),

@@ -5,8 +5,10 @@
 
 import argparse
 import json
+import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,8 @@ from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import TokenizedText, tokenize
 from shared.pretrained import load_pretrained
+
+STRATEGIES = ("group_by_length", "batch_rebalance")  # of Trainer, tuned
 
 
 def read_data(job: SimpleNamespace) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
@@ -103,31 +107,108 @@ def load_model(job: SimpleNamespace) -> nn.Module:
     return load_pretrained("AutoModelForSequenceClassification", job.encoder)
 
 
+def order_of(job: SimpleNamespace, train: TokenizedText) -> list[int]:
+    """The samples in the order of training: random, or grouped by length as transformers does it where tuned."""
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    generator = torch.Generator().manual_seed(job.seed)
+    if not job.tuned:
+        return torch.randperm(len(train), generator=generator).tolist()
+    size = job.rows * job.accumulation * int(os.environ["WORLD_SIZE"])
+    grouped = LengthGroupedSampler(size, lengths=train.lengths.tolist(), generator=generator)
+    return typical_updates(list(grouped), train.lengths, size, job.steps, job.warmup, job.seed)
+
+
+def share_of(job: SimpleNamespace, order: list[int]) -> list[int]:
+    """This process's samples: every so many-th batch."""
+    batches = np.array(order[: len(order) // job.rows * job.rows]).reshape(-1, job.rows)
+    return batches[dist.get_rank() :: dist.get_world_size()].flatten().tolist()
+
+
+def loader_of(job: SimpleNamespace, train: TokenizedText, order: list[int]) -> Any:
+    """A DataLoader over `order`, with the workers of the tuned contestants."""
+    workers = job.workers if job.tuned else 0
+    return torch.utils.data.DataLoader(
+        Dicts(train), batch_size=job.rows, sampler=order, collate_fn=pad, drop_last=True, num_workers=workers
+    )
+
+
 def bare(job: SimpleNamespace) -> dict[str, float]:
-    """Plain PyTorch: random order, padding to the longest, DDP as it comes, fused AdamW."""
+    """Plain PyTorch: DDP as it comes, fused AdamW."""
     dist.init_process_group("gloo")
     train, _, _, _ = read_data(job)
-    dataset = Dicts(train)
-    sampler = torch.utils.data.DistributedSampler(dataset, seed=job.seed)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=job.rows, sampler=sampler, collate_fn=pad, drop_last=True)
+    loader = loader_of(job, train, share_of(job, order_of(job, train)))
     inner = load_model(job).train()
     counter = Counter(inner)
     model = nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     batches = iter(loader)
     for _ in range(job.steps):
-        with model.no_sync():
-            for _ in range(job.accumulation - 1):
-                (model(**next(batches)).loss / job.accumulation).backward()
-        (model(**next(batches)).loss / job.accumulation).backward()
+        for left in reversed(range(job.accumulation)):
+            with model.no_sync() if left else nullcontext():
+                with torch.autocast("cpu", torch.bfloat16, enabled=job.bf16):
+                    loss = model(**next(batches)).loss / job.accumulation
+                loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         counter.end_update()
     return counter.result(job.warmup)
 
 
+def accelerate(job: SimpleNamespace) -> dict[str, float]:
+    """The loop of Accelerate's documentation, with its `accumulate`."""
+    from accelerate import Accelerator
+
+    precision = "bf16" if job.bf16 else "no"
+    accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=job.accumulation)
+    train, _, _, _ = read_data(job)
+    inner = load_model(job).train()
+    counter = Counter(inner)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=1e-4, fused=job.tuned or None)
+    loader = loader_of(job, train, order_of(job, train))
+    model, optimizer, loader = accelerator.prepare(inner, optimizer, loader)
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if accelerator.sync_gradients:
+            counter.end_update()
+        if len(counter.marks) == job.steps:
+            break
+    return counter.result(job.warmup)
+
+
+def fabric(job: SimpleNamespace) -> dict[str, float]:
+    """The loop of Lightning Fabric's documentation, with its `no_backward_sync`."""
+    from lightning_fabric import Fabric
+
+    precision: Any = "bf16-mixed" if job.bf16 else "32-true"
+    world = int(os.environ["WORLD_SIZE"])
+    fabric = Fabric(accelerator="cpu", devices=world, strategy="ddp", precision=precision)
+    fabric.launch()
+    train, _, _, _ = read_data(job)
+    inner = load_model(job).train()
+    counter = Counter(inner)
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=1e-4, fused=job.tuned or None)
+    model, optimizer = fabric.setup(inner, optimizer)
+    loader = loader_of(job, train, share_of(job, order_of(job, train)))
+    loader = fabric.setup_dataloaders(loader, use_distributed_sampler=False)  # which would shuffle a grouped order
+    for number, batch in enumerate(loader, start=1):
+        last = number % job.accumulation == 0
+        with fabric.no_backward_sync(model, enabled=not last):
+            fabric.backward(model(**batch).loss / job.accumulation)
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+            counter.end_update()
+        if len(counter.marks) == job.steps:
+            break
+    return counter.result(job.warmup)
+
+
 def trainer(job: SimpleNamespace) -> dict[str, float]:
-    """transformers' Trainer, tuned: its sampler for lengths, fused AdamW, nothing saved, evaluated or logged."""
+    """transformers' Trainer with a sampling strategy of its own; nothing saved, evaluated or logged."""
     from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
     train, _, _, tokenizer = read_data(job)
@@ -152,8 +233,10 @@ def trainer(job: SimpleNamespace) -> dict[str, float]:
         per_device_train_batch_size=job.rows,
         gradient_accumulation_steps=job.accumulation,
         train_sampling_strategy=job.strategy,
-        optim="adamw_torch_fused",
+        optim="adamw_torch_fused",  # its default
         learning_rate=1e-4,
+        bf16=job.bf16,
+        dataloader_num_workers=job.workers if job.tuned else 0,
         ddp_find_unused_parameters=False,
         ddp_backend="gloo",
         use_cpu=True,
@@ -190,8 +273,28 @@ def typical_updates(order: list[int], lengths: np.ndarray, size: int, steps: int
     return [int(i) for i in np.concatenate([warm, picked]).flatten()]
 
 
+def evaluating_trainer(job: SimpleNamespace, validation: TokenizedText, tokenizer: Any, metrics: Any) -> Any:
+    """transformers' Trainer, as shipped, with the recipe's metrics and a model of its own."""
+    from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=job.output_dir, ddp_backend="gloo", use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    return Trainer(
+        model=load_model(job),
+        args=arguments,
+        eval_dataset=Dicts(validation),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+        compute_metrics=lambda found: metrics.compute(found.predictions.argmax(1), found.label_ids),
+    )
+
+
 def evaluation(job: SimpleNamespace) -> dict[str, Any]:
-    """The recipe's evaluation against the same data in random order with the training batch size, in turns."""
+    """The recipe's evaluation in turns with Trainer's, and with random order in batches of the training's size.
+
+    The values of both have to be the same: the scores to the last digit, the loss to rounding.
+    """
     from accelerate import Accelerator
 
     from recipes import nlp
@@ -216,8 +319,10 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
     dataset = Dicts(validation)
     inner = accelerator.unwrap_model(model)
 
-    def ours() -> None:
-        nlp.evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+    trainer = evaluating_trainer(job, validation, tokenizer, metrics)
+
+    def ours() -> dict[str, float]:
+        return nlp.evaluate(accelerator, model, plan, validation, collate, labels, metrics)
 
     @torch.inference_mode()
     def random_order(turn: int) -> None:
@@ -231,14 +336,21 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
 
     turns = []
     for turn in range(job.warmup + job.steps):
-        seconds = []
-        for run in (ours, lambda turn=turn: random_order(turn)):
+        seconds, values = {}, {}
+        runs = {"ours": ours, "trainer": trainer.evaluate, "random_order": lambda turn=turn: random_order(turn)}
+        for name in [*runs][turn % 3 :] + [*runs][: turn % 3]:
             accelerator.wait_for_everyone()
             started = time.perf_counter()
-            run()
+            values[name] = runs[name]()
             accelerator.wait_for_everyone()
-            seconds.append(time.perf_counter() - started)
-        turns.append({"ours": seconds[0], "random_order": seconds[1], "ratio": seconds[0] / seconds[1]})
+            seconds[name] = time.perf_counter() - started
+        for name, value in values["ours"].items():
+            assert abs(value - values["trainer"][name]) < (1e-4 if name == "eval_loss" else 1e-9), (name, values)
+        ratios = {
+            "ratio": seconds["ours"] / seconds["random_order"],
+            "of_trainer": seconds["ours"] / seconds["trainer"],
+        }
+        turns.append(seconds | ratios)
     return {"texts": len(validation), "turns": turns[job.warmup :]}
 
 
@@ -246,9 +358,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job", type=Path, help="JSON: `contestant` and its settings; the result goes to `result`")
     job = SimpleNamespace(**json.loads(parser.parse_args().job.read_text()))
-    run = {"bare": bare, "group_by_length": trainer, "batch_rebalance": trainer, "evaluation": evaluation}
-    job.strategy = job.contestant
-    result = run[job.contestant](job)
+    run = {"bare": bare, "accelerate": accelerate, "fabric": fabric, "trainer": trainer, "evaluation": evaluation}
+    job.tuned = job.contestant.endswith("_tuned") or job.contestant in STRATEGIES
+    job.strategy = job.contestant if job.contestant in STRATEGIES else "random"
+    result = run["trainer" if job.contestant in STRATEGIES else job.contestant.removesuffix("_tuned")](job)
     if dist.get_rank() == 0:
         Path(job.result).write_text(json.dumps(result))
     dist.barrier()

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from peers import machine
+from rounds import machine
 
 from shared import launch
 from shared.batches import MicroBatch

@@ -57,6 +57,8 @@ class HostWaits:
         self.inside: ExitStack | None = None
 
     def __enter__(self) -> "HostWaits":
+        from shared import optimization
+
         begin, due, new_tensor = self.recipe.set_learning_rate, self.recipe.Plan.due, torch.Tensor.new_tensor
 
         def set_learning_rate(*args: Any) -> None:
@@ -84,6 +86,7 @@ class HostWaits:
             )
         else:
             enter(mock.patch.object(torch.Tensor, "new_tensor", counted_new_tensor))
+            enter(mock.patch.object(optimization, "HOST", "nowhere"))  # where a CPU may read, a GPU must not
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import peers
+import rounds
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -172,12 +173,12 @@ def main() -> None:
     folder.mkdir(parents=True)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processes])
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
-    report: dict[str, Any] = {"machine": peers.machine(arguments.processes), "settings": settings, "rows": []}
-    for round_, name in peers.turns(arguments.rounds, arguments.contestants):
+    report: dict[str, Any] = {"machine": rounds.machine(arguments.processes), "settings": settings, "rows": []}
+    for round_, name in rounds.turns(arguments.contestants, arguments.rounds):
         row = race(arguments, folder, name, round_)
         report["rows"].append(row)
         print(f"round {round_} {name:14} {row[RATE]:8,.0f} images/s", flush=True)
-        ratios = {other: peers.by_round(report["rows"], one, other, RATE) for one, other in PAIRS}
+        ratios = {other: rounds.by_round(report["rows"], one, other, RATE) for one, other in PAIRS}
         report["ratios"] = {name: each for name, each in ratios.items() if each}
         (arguments.output_dir / "images_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
         (arguments.output_dir / "images_cpu.md").write_text(table(report))

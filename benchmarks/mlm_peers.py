@@ -18,6 +18,7 @@ from typing import Any
 
 import contestants
 import peers
+import rounds
 
 ROOT = Path(__file__).parent.parent
 MAX_LENGTH, PROBABILITY = 512, 0.3
@@ -26,9 +27,17 @@ LABELS = {
     "trainer": "Trainer with DataCollatorForLanguageModeling, fp32",
     "ours_bf16": "recipes/mlm.py, bf16",
     "trainer_bf16": "Trainer with DataCollatorForLanguageModeling, bf16",
+    "trainer_tuned": "the same grouped by length, larger batches, fp32",
+    "trainer_tuned_bf16": "the same grouped by length, larger batches, bf16",
 }
 RATE = "tokens_per_second"
-PAIRS = (("ours", "trainer"), ("ours_bf16", "trainer"), ("ours_bf16", "trainer_bf16"))
+PAIRS = (
+    ("ours", "trainer"),
+    ("ours", "trainer_tuned"),
+    ("ours_bf16", "trainer"),
+    ("ours_bf16", "trainer_bf16"),
+    ("ours_bf16", "trainer_tuned_bf16"),
+)
 
 
 def recipe_flags(folder: Path) -> dict[str, object]:
@@ -59,7 +68,7 @@ def prepare(folder: Path) -> None:
 
 
 def trainer(job: SimpleNamespace) -> dict[str, float]:
-    """One process of transformers' Trainer on the recipe's pieces: random order, a batch padded to its longest."""
+    """One process of transformers' Trainer on the recipe's pieces: a batch padded to its longest; order as is tuned."""
     from transformers import (
         AutoModelForMaskedLM,
         DataCollatorForLanguageModeling,
@@ -87,7 +96,8 @@ def trainer(job: SimpleNamespace) -> dict[str, float]:
         gradient_accumulation_steps=job.accumulation,
         optim="adamw_torch_fused",
         learning_rate=5e-4,
-        bf16=job.contestant == "trainer_bf16",
+        bf16=job.contestant.endswith("_bf16"),
+        train_sampling_strategy="group_by_length" if "tuned" in job.contestant else "random",
         ddp_find_unused_parameters=False,
         ddp_backend="gloo",
         use_cpu=True,
@@ -99,9 +109,16 @@ def trainer(job: SimpleNamespace) -> dict[str, float]:
     )
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=PROBABILITY)
     pieces = [{"input_ids": train[i].tolist()} for i in range(len(train))]
-    Trainer(
-        model=model, args=arguments, train_dataset=pieces, data_collator=collator, callbacks=[EndOfUpdate()]
-    ).train()
+    made = Trainer(model=model, args=arguments, train_dataset=pieces, data_collator=collator, callbacks=[EndOfUpdate()])
+    if "tuned" in job.contestant:  # its first updates are its longest pieces
+        order, size = (
+            list(made._get_train_sampler(pieces)),
+            job.rows * job.accumulation * contestants.dist.get_world_size(),
+        )
+        lengths = contestants.np.array([len(piece["input_ids"]) for piece in pieces])
+        picked = contestants.typical_updates(order, lengths, size, job.steps, peers.WARMUP, job.seed)
+        made._get_train_sampler = lambda *_: picked
+    made.train()
     return counter.result(peers.WARMUP)
 
 
@@ -111,9 +128,10 @@ def race(arguments: argparse.Namespace, folder: Path, name: str, round_: int) ->
     steps, model = arguments.steps + peers.WARMUP, str(folder / "model")
     if name.startswith("trainer"):
         result = folder / f"{name}-{round_}.json"
-        accumulation = arguments.global_batch_size // arguments.rows // arguments.processes
+        rows = arguments.tuned_rows if "tuned" in name else arguments.rows
+        accumulation = arguments.global_batch_size // rows // arguments.processes
         job = {"contestant": name, "seed": round_, "result": str(result), "output_dir": str(output), "model": model}
-        job |= {"steps": steps, "rows": arguments.rows, "accumulation": accumulation}
+        job |= {"steps": steps, "rows": rows, "accumulation": accumulation}
         result.with_suffix(".job").write_text(json.dumps(job))
         memory = peers.launch(arguments.processes, log, __file__, "--job", result.with_suffix(".job"))
         return {"contestant": name, "round": round_, **json.loads(result.read_text()), "peak_rss_mib": memory}
@@ -165,6 +183,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed updates per launch, after one of warm-up")
     parser.add_argument("--global_batch_size", type=int, default=64)
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of Trainer")
+    parser.add_argument("--tuned_rows", type=int, default=16, help="the same where it is tuned")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048, help="the recipe's budget")
     parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS))
     parser.add_argument("--output_dir", type=Path, default=Path("out/mlm_peers"))
@@ -185,12 +204,17 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     prepare(folder / "model")
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
-    report: dict[str, Any] = {"machine": peers.machine(arguments.processes), "settings": settings, "rows": []}
-    for round_, name in peers.turns(arguments.rounds, arguments.contestants):
+    report: dict[str, Any] = {
+        "machine": rounds.machine(arguments.processes),
+        "command": rounds.command(),
+        "settings": settings,
+        "rows": [],
+    }
+    for round_, name in rounds.turns(arguments.contestants, arguments.rounds):
         row = race(arguments, folder, name, round_)
         report["rows"].append(row)
         print(f"round {round_} {name:14} {row['tokens_per_second']:8,.0f} tokens/s", flush=True)
-        ratios = {f"{one} / {other}": peers.by_round(report["rows"], one, other, RATE) for one, other in PAIRS}
+        ratios = {f"{one} / {other}": rounds.by_round(report["rows"], one, other, RATE) for one, other in PAIRS}
         report["ratios"] = {pair: each for pair, each in ratios.items() if each}
         (arguments.output_dir / "mlm_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
         (arguments.output_dir / "mlm_cpu.md").write_text(table(report))

@@ -8,35 +8,40 @@ count, and start-up and the first update do not. Leaves nlp_cpu.json and nlp_cpu
 """
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import rounds
+from rounds import machine
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 MAX_LENGTH = 512
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-VALIDATION_TEXTS = {"nlp": 32, "eval": 600}  # the recipe always ends with an evaluation, outside of what is measured
+LAST_EVALUATION = 32  # texts; the recipe always ends with one, outside of what is measured
 LABELS = {
     "ours": "recipes/nlp.py",
     "bare": "bare DDP, random batches padded to their longest",
     "group_by_length": 'Trainer, `train_sampling_strategy="group_by_length"`',
+    "bare_tuned": "bare DDP, grouped by length",
+    "accelerate": "Accelerate's documented loop, as shipped",
+    "accelerate_tuned": "Accelerate's documented loop, fused AdamW, grouped by length",
+    "fabric": "Lightning Fabric, as shipped",
+    "fabric_tuned": "Lightning Fabric, fused AdamW, grouped by length",
+    "trainer": "Trainer, as shipped",
     "batch_rebalance": 'Trainer, `train_sampling_strategy="batch_rebalance"`',
 }
 WARMUP = 1  # updates left out at the start
 
 
-def prepare(folder: Path, seed: int, texts: int | None) -> dict[str, Any]:
+def prepare(folder: Path, seed: int, texts: int | None, evaluation_texts: int = 600) -> dict[str, Any]:
     """Write the encoder, its tokenizer and the texts; what every job needs to know of them."""
     import pyarrow.parquet as pq
     import torch
@@ -56,7 +61,7 @@ def prepare(folder: Path, seed: int, texts: int | None) -> dict[str, Any]:
     train, validation = tables[0].slice(0, texts), tables[1]
     files = {"train_file": folder / "train.parquet"}
     pq.write_table(train, files["train_file"])
-    for lane, rows in VALIDATION_TEXTS.items():
+    for lane, rows in (("nlp", LAST_EVALUATION), ("eval", evaluation_texts)):
         files[lane] = folder / f"validation_{lane}.parquet"
         pq.write_table(validation.slice(0, rows), files[lane])
     tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
@@ -125,7 +130,7 @@ def race(
     else:
         job = job_for(arguments, prepared, "nlp") | {"contestant": name, "seed": round_, "result": str(result)}
         job["output_dir"] = str(folder / f"{name}-{round_}")
-        if name == "bare":  # it takes twice as long for an update
+        if name in ("bare", "accelerate", "fabric", "trainer"):  # random order, which takes twice as long for an update
             job["steps"] = max(1, arguments.steps // 2) + WARMUP
         result.with_suffix(".job").write_text(json.dumps(job))
         memory = launch(arguments.processes, log, ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
@@ -145,6 +150,8 @@ def job_for(arguments: argparse.Namespace, prepared: dict[str, Any], lane: str) 
         "accumulation": arguments.global_batch_size // arguments.rows // arguments.processes,
         "steps": arguments.steps + WARMUP,
         "warmup": WARMUP,
+        "bf16": arguments.mixed_precision == "bf16",
+        "workers": arguments.workers,
     }
 
 
@@ -159,7 +166,7 @@ def recipe_command(arguments: argparse.Namespace, prepared: dict[str, Any], outp
         "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
         "max_train_steps": arguments.steps + WARMUP,
         "learning_rate": 1e-4,
-        "mixed_precision": "no",
+        "mixed_precision": arguments.mixed_precision,
         "logging_steps": 1,
         "eval_steps": arguments.steps + WARMUP,
         "checkpointing_steps": "no",
@@ -206,50 +213,22 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The recipe's tokens per second over each other contestant's: round by round, the median, the extremes."""
     found: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(row["contestant"] for row in rows if row["contestant"] != "ours"):
-        if each := by_round(rows, "ours", name, "tokens_per_second"):
-            found[name] = {"rounds": each, "median": statistics.median(each), "min": min(each), "max": max(each)}
+        if each := rounds.by_round(rows, "ours", name, "tokens_per_second"):
+            found[name] = rounds.summary(each) | {"min": min(each), "max": max(each)}
     return found
-
-
-def by_round(rows: list[dict[str, Any]], one: str, other: str, rate: str) -> list[float]:
-    """The rate of one contestant over that of another, for each round that has both."""
-    rates = {(row["contestant"], row["round"]): row[rate] for row in rows}
-    return [rates[one, r] / rates[other, r] for name, r in rates if name == other and (one, r) in rates]
-
-
-def turns(rounds: int, contestants: list[str]) -> Iterator[tuple[int, str]]:
-    """Round and contestant, one after the other; another one begins each round."""
-    for round_ in range(rounds):
-        first = round_ % len(contestants)
-        yield from ((round_, name) for name in contestants[first:] + contestants[:first])
-
-
-def machine(processes: int) -> dict[str, Any]:
-    """What was measured on, and with what."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    packages = ("torch", "accelerate", "transformers", "tokenizers", "numpy")
-    models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "cores_used": min(processes, len(os.sched_getaffinity(0))),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
 
 
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     at, settings, text = report["machine"], report["settings"], report["text"]
+    precision = "bf16" if settings["mixed_precision"] == "bf16" else "fp32"
     lines = [
         f"{at['cpu']}, {at['cores_used']} of {at['cores']} cores, one thread per process; torch "
         f"{at['versions']['torch']}, transformers {at['versions']['transformers']}, accelerate "
         f"{at['versions']['accelerate']}; {at['date'][:10]}.",
         "",
-        f"{settings['processes']} processes, fp32, BERT {SIZES['num_hidden_layers']} x {SIZES['hidden_size']} "
-        f"({report['parameters'] / 1e6:.1f} M parameters), AdamW fused, {settings['global_batch_size']} samples per "
+        f"{settings['processes']} processes, {precision}, BERT {SIZES['num_hidden_layers']} x {SIZES['hidden_size']} "
+        f"({report['parameters'] / 1e6:.1f} M parameters), {settings['global_batch_size']} samples per "
         f"update; {text['texts']:,} docstrings of {text['mean']:.0f} tokens on average (quartiles "
         f"{text['quartiles'][0]:.0f}, {text['quartiles'][1]:.0f}, {text['quartiles'][2]:.0f}), cut at {MAX_LENGTH} "
         f"({text['cut_share']:.0%} of them). The recipe: micro-batches of at most "
@@ -278,7 +257,10 @@ def table(report: dict[str, Any]) -> str:
         lines += [
             f"Evaluation of {evaluated['texts']} texts: {middle['ours']:.2f} s, in random order with the training "
             f"batch {middle['random_order']:.2f} s: {middle['ratio']:.2f} of the time "
-            f"({min(t['ratio'] for t in evaluated['turns']):.2f}-{max(t['ratio'] for t in evaluated['turns']):.2f}).",
+            f"({min(t['ratio'] for t in evaluated['turns']):.2f}-{max(t['ratio'] for t in evaluated['turns']):.2f}); "
+            f"Trainer.evaluate {middle['trainer']:.2f} s: {middle['of_trainer']:.2f} of the time "
+            f"({min(t['of_trainer'] for t in evaluated['turns']):.2f}-"
+            f"{max(t['of_trainer'] for t in evaluated['turns']):.2f}).",
             "",
         ]
     return "\n".join(lines)
@@ -290,12 +272,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed updates per launch, after one of warm-up")
     parser.add_argument("--output_dir", type=Path, default=Path("out/peers"))
+    parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes of each tuned contestant's process")
     parser.add_argument("--lanes", nargs="+", choices=["nlp", "eval"], default=["nlp", "eval"])
-    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:3])
+    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:-1])
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of the other contestants")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024, help="the recipe's budget")
     parser.add_argument("--texts", type=int, help="train on that many texts only; default: all")
+    parser.add_argument("--evaluation_texts", type=int, default=600, help="what the evaluation lane evaluates")
     arguments = parser.parse_args()
     if arguments.global_batch_size % (arguments.rows * arguments.processes):
         parser.error("--global_batch_size must be a multiple of --rows x --processes")
@@ -304,10 +289,11 @@ def main() -> None:
         parser.error(f"{folder} exists: name a fresh --output_dir")
     folder.mkdir(parents=True)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processes])
-    prepared = prepare(folder, 0, arguments.texts)
+    prepared = prepare(folder, 0, arguments.texts, arguments.evaluation_texts)
     lengths = prepared["lengths"]
     report: dict[str, Any] = {
         "machine": machine(arguments.processes),
+        "command": rounds.command(),
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()},
         "parameters": prepared["parameters"],
         "text": {
@@ -324,11 +310,12 @@ def main() -> None:
     if "eval" in arguments.lanes:
         result = folder / "evaluation.json"
         job = job_for(arguments, prepared, "eval") | {"contestant": "evaluation", "result": str(result)}
-        result.with_suffix(".job").write_text(json.dumps(job | {"steps": min(arguments.rounds, 3)}))
+        job |= {"steps": arguments.rounds, "output_dir": str(folder / "evaluation")}
+        result.with_suffix(".job").write_text(json.dumps(job))
         script = (ROOT / "benchmarks/contestants.py", result.with_suffix(".job"))
         launch(arguments.processes, folder / "evaluation.log", *script)
         report["evaluation"] = json.loads(result.read_text())
-    for round_, name in turns(arguments.rounds if "nlp" in arguments.lanes else 0, arguments.contestants):
+    for round_, name in rounds.turns(arguments.contestants, arguments.rounds if "nlp" in arguments.lanes else 0):
         row = race(arguments, prepared, folder, name, round_)
         report["rows"].append(row)
         rate = f"{row['tokens_per_second']:8,.0f} tokens/s, padding {row['padding_share']:.1%}"

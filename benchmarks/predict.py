@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import links
-from peers import machine
+from rounds import machine
 from scaling import run_group
 
 BUCKET = 25 * 2**20

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import batch_norm, checkpoints, evaluation, launch, lock, preemption, run_folder
+from shared import batch_norm, checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
 from shared.augmentation import Augmentation, AugmentationOptions
 from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
@@ -28,7 +28,7 @@ from shared.image_models import for_device, freeze_backbone, load_processor, new
 from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
-from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
 from shared.pretrained import load_pretrained
 from shared.rehearsal import rehearse
@@ -132,7 +132,7 @@ def main(config: Config) -> dict[str, float]:
         images, targets = augmentation.training(micro_batch, batch, classes)
         logits = model(pixel_values=images).logits
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=config.label_smoothing)
-        return losses.sum() * micro_batch.counted / micro_batch.step_size
+        return losses.sum() / micro_batch.normalizer
 
     model.train()
     statistics = batch_norm.RunningAverages(accelerator, model)
@@ -171,14 +171,14 @@ def main(config: Config) -> dict[str, float]:
             launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
             with nullcontext() if micro_batch.last else accelerator.no_sync(model):
                 loss = compute_loss(micro_batch, batch)
-                accelerator.backward(loss * accelerator.num_processes)  # DDP averages over processes; the sum is meant
+                gradients.backward(accelerator, loss)
             monitor.add(micro_batch, loss)
             statistics.add(micro_batch)
-        grad_norm = clip_gradients(accelerator, parameters, config.max_grad_norm)
+        grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
         monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
         statistics.end_step(grad_norm)
         average.end_step()
-        optimizer.zero_grad()
+        gradients.drop(parameters)
         progress.step = step + 1
 
         if plan.due(config.logging_steps, step):

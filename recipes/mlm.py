@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import checkpoints, evaluation, launch, lock, preemption, run_folder
+from shared import checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
 from shared.card import print_card
 from shared.datasets.documents import first_texts, load_documents
@@ -30,7 +30,7 @@ from shared.masked_head import predict_only_masked
 from shared.masking import masking_for
 from shared.memory import find_budget
 from shared.monitoring import Monitor
-from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
 from shared.packing import arrange
 from shared.pretrained import check_heads, load_pretrained
@@ -116,7 +116,7 @@ def main(config: Config) -> dict[str, float]:
         """A micro-batch's share of the mean loss of its global batch."""
         targets = batch.pop("labels")
         losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
-        return losses.sum() * micro_batch.counted / micro_batch.step_size
+        return losses.sum() / micro_batch.normalizer
 
     model.train()
     if config.auto_micro_batch and not checkpoint:
@@ -151,11 +151,11 @@ def main(config: Config) -> dict[str, float]:
             launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
             with nullcontext() if micro_batch.last else accelerator.no_sync(model):
                 loss = compute_loss(micro_batch, batch)
-                accelerator.backward(loss * accelerator.num_processes)  # DDP averages over processes; the sum is meant
+                gradients.backward(accelerator, loss)
             monitor.add(micro_batch, loss)
-        grad_norm = clip_gradients(accelerator, parameters, config.max_grad_norm)
+        grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
         monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
-        optimizer.zero_grad()
+        gradients.drop(parameters)
         progress.step = step + 1
 
         if plan.due(config.logging_steps, step):

@@ -56,6 +56,11 @@ class MicroBatch:
     counted: bool = True  # False: a repeat without weight, for a process that would otherwise miss a collective call
     last: bool = False  # the last of this process in this step: gradients are synchronized after it
 
+    @property
+    def normalizer(self) -> float:
+        """What the sum of the rows' losses is divided by; infinity leaves nothing of a repeat without weight."""
+        return self.step_size if self.counted else float("inf")
+
 
 class Plan:
     """The steps of a run, as seen by one process.
@@ -168,15 +173,12 @@ class Plan:
         """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
         start = step * self.global_batch_size
         end = min(start + self.global_batch_size, self.total_samples)
-        samples, epochs = [], []
+        parts = []
         for epoch in range(start // self.num_samples, (end - 1) // self.num_samples + 1):
             first = epoch * self.num_samples
             part = permutation(self.seed, epoch, self.num_samples)[max(start - first, 0) : end - first]
-            samples.append(part)
-            epochs.append(np.full(len(part), epoch))
-        if len(samples) == 1:
-            return samples[0], epochs[0]
-        return np.concatenate(samples), np.concatenate(epochs)
+            parts.append((part, np.full(len(part), epoch)))
+        return np.concatenate([part for part, _ in parts]), np.concatenate([epochs for _, epochs in parts])
 
     def epochs_completed(self, step: int) -> int:
         """How many epochs are complete once steps 0 ... step-1 are done."""
@@ -218,18 +220,16 @@ class Plan:
         """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
         samples, _ = self.global_batch(step)
         lengths = sorted(self.lengths[samples].tolist(), reverse=True)
-        return self._cut_points(lengths, self.micro_batches_per_step) != self._cut_points(
-            lengths, self._at_least(lengths)
-        )
+        asked, needed = self.micro_batches_per_step, self._at_least(lengths)
+        return self._cut_points(lengths, asked) != self._cut_points(lengths, needed)
 
     def _cut_points(self, sorted_lengths: list[int], at_least: int) -> list[int]:
         return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed)
 
     def _at_least(self, sorted_lengths: list[int]) -> int:
         """How many micro-batches a step is cut into at least, so that every process gets its share."""
-        needed = piece_count(
-            sorted_lengths, self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed
-        )
+        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
+        needed = piece_count(sorted_lengths, *budgets)
         if self.equal_counts:
             return -(-needed // self.num_processes) * self.num_processes
         return max(needed, self.num_processes)

@@ -60,8 +60,10 @@ class Monitor:
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
         self.steps = 0  # since the last reading
         self.most_skipped_in_a_row = 0  # at the last reading
-        # Sum of losses since the last reading; updates skipped since the run began; skipped in a row, now and at most.
-        self.sums = torch.zeros(4, device=accelerator.device)
+        self.losses: list[Tensor] = []  # of the micro-batches since the last reading, on the device
+        self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
+        self.loss = np.float32(0)  # what a checkpoint kept, from before the first reading of this process
+        self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
         self.profiler = Profiler(accelerator, config)
         given = config.peak_tflops and config.peak_tflops * 1e12
         self.peak_flops = given or measure_peak(accelerator.device, accelerator.mixed_precision)
@@ -80,16 +82,14 @@ class Monitor:
         self.passes.end(synchronized=micro_batch.last)
         if not self.flops_per_position and self.passes.positions:
             self.flops_per_position = PASSES * self.flop_counter.stop() / self.passes.positions
-        self.sums[0] += loss.detach()
+        self.losses.append(loss.detach())
         if micro_batch.counted:
             self.fed.append(micro_batch)
 
     def end_step(self, skipped: Tensor) -> None:
         """Count a step; `skipped` is 1.0 where its update was left out, on the device."""
         self.steps += 1
-        self.sums[1] += skipped
-        self.sums[2].add_(1).mul_(skipped)
-        torch.maximum(self.sums[3], self.sums[2], out=self.sums[3])
+        self.skips.append(skipped)
         self.stopwatch.mark("optimizer")
         if self.profiler.left:  # starting it and writing what it found is no part of a step
             with self.stopwatch.time("profile"):
@@ -121,7 +121,7 @@ class Monitor:
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
         self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0
-        self.sums[0] = self.sums[3] = 0
+        self.loss, self.most_in_a_row = np.float32(0), 0
         self.window_started, self.window_parts = self.read_at, self.stopwatch.read() | {"waited": self.seconds_waited()}
         self.most_skipped_in_a_row = totals["most_in_a_row"]
         return figures
@@ -173,15 +173,16 @@ class Monitor:
         """Go on from a checkpoint's figures, so that the digest and the next mean are those of one run."""
         self.steps = state["steps"]
         self.total_samples, self.total_tokens = state["total_samples"], state["total_tokens"]
-        self.sums[1:] = torch.tensor([state["skipped"], state["in_a_row"], state["most_in_a_row"]]).to(self.sums)
+        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.most_in_a_row = state["most_in_a_row"]
         if self.accelerator.is_main_process:  # sums over processes: one of them goes on from the whole
             self.digest = int(state["digest"], 16)
-            self.sums[0] = state["loss"]
+            self.loss = np.float32(state["loss"])
 
     def _gather(self) -> dict[str, NDArray[np.float64]]:
         """What every process counted since the last reading, each [processes]; one host wait, one collective call."""
         self._count_fed()
-        loss, skipped, in_a_row, most_in_a_row = self.sums.tolist()  # waits for the device
+        self._sum_up()  # waits for the device
         self.stopwatch.mark("rest")
         self.read_at = time.perf_counter()
         waited = self.seconds_waited() - self.window_parts["waited"]
@@ -190,10 +191,10 @@ class Monitor:
             waited = min(waited, parts["data"])
         peak_memory, reserved_memory = memory(self.accelerator.device)
         mine = {
-            "loss": loss,
-            "skipped": skipped,
-            "in_a_row": in_a_row,
-            "most_in_a_row": most_in_a_row,
+            "loss": self.loss,
+            "skipped": self.skipped,
+            "in_a_row": self.in_a_row,
+            "most_in_a_row": self.most_in_a_row,
             "digest_high": self.digest >> 32,  # two halves, so that sums in float64 are exact
             "digest_low": self.digest & 0xFFFFFFFF,
             "samples": self.samples,
@@ -235,6 +236,19 @@ class Monitor:
         if self.lengths is None:
             return self.flops_per_position * self.samples
         return self.flops_per_position * self.tokens + self.flops_per_token_squared * self.tokens_squared
+
+    def _sum_up(self) -> None:
+        """Take in the losses and skips since the last reading: one after the other in float32, as they came."""
+        if not self.losses and not self.skips:
+            return
+        figures = torch.stack([figure.float() for figure in self.losses + self.skips]).cpu().numpy()
+        losses, skips = np.split(figures, [len(self.losses)])
+        self.loss = np.cumsum(np.append(self.loss, losses), dtype=np.float32)[-1]  # cumsum does not sum pairwise
+        for skipped in skips.astype(bool).tolist():
+            self.skipped += skipped
+            self.in_a_row = self.in_a_row + 1 if skipped else 0
+            self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
+        self.losses, self.skips = [], []
 
     def _count_fed(self) -> None:
         """Count the samples fed and take their ids into the digest: once per reading, not in every step."""

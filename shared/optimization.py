@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shared.options import Options
 
 Schedule = Callable[[int], float]
+HOST = "cpu"  # where to read a number is no waiting
 BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
 
 
@@ -116,15 +117,6 @@ def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 
 
-def clip_gradients(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the synchronized gradients down to `max_norm` (0: leave them) and return their norm before that, a scalar.
-
-    Under fp16 Accelerate unscales them first.
-    """
-    norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards the norm, too
-
-
 def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
     """One optimizer step, left out on all processes together when the norm of the gradients is not finite.
 
@@ -132,12 +124,13 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
     when the update was skipped, else 0.0; the host does not wait for it. Accelerate's `step_was_skipped` cannot serve:
     with fused optimizers it is always False (accelerate#4242).
     """
-    skipped = (~torch.isfinite(grad_norm)).float()
+    on_host = grad_norm.device.type == HOST
+    skipped = torch.tensor(float(not math.isfinite(grad_norm))) if on_host else (~torch.isfinite(grad_norm)).float()
     if accelerator.scaler is not None:
         optimizer.step()  # the scaler found the same when it unscaled the gradients, and skips and backs off by itself
         return skipped
     optimizer = inner(optimizer)  # without a scaler the wrapper adds nothing but two import probes, 0.1 ms per step
-    if skips_on_device(optimizer):
+    if skips_on_device(optimizer) and not on_host:
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()
     elif not skipped.item():

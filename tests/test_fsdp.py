@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
+from shared import gradients
 from shared.batches import Plan
 from shared.evaluation import Rows
 from shared.loading import Loader, feed
 from shared.monitoring import Monitor
-from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options
 
 CONFIG = Options(learning_rate=0.01, weight_decay=0.1, global_batch_size=8, max_grad_norm=0.2)
@@ -86,7 +87,7 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
             sync(micro_batch.last)
             (loss * accelerator.num_processes).backward()
             counts[-1].append(micro_batch.counted)
-        grad_norm = clip_gradients(accelerator, parameters, CONFIG.max_grad_norm)
+        grad_norm = gradients.clip(accelerator, parameters, CONFIG.max_grad_norm)
         monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
         optimizer.zero_grad()
         figures = monitor.read()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from shared import gradients, optimization
 from shared.optimization import (
     make_optimizer,
     make_schedule,
@@ -114,6 +115,7 @@ def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelera
 
 
 def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
+    monkeypatch.setattr(optimization, "HOST", "nowhere")  # as on a GPU
     model = nn.Linear(2, 1)
     optimizer = accelerator.prepare(make_optimizer(model, config()))
     model(torch.ones(1, 2)).sum().backward()
@@ -121,3 +123,35 @@ def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
     for name in ("item", "tolist", "__bool__", "__float__"):
         monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"{name} reads from the device"))
     step_if_finite(accelerator, optimizer, norm)
+
+
+@pytest.mark.parametrize("device_decides", [True, False])
+def test_host_and_device_leave_out_the_same_updates(accelerator, monkeypatch, device_decides):
+    monkeypatch.setattr(optimization, "HOST", "nowhere" if device_decides else "cpu")
+    model = nn.Linear(2, 1)
+    nn.init.ones_(model.weight)
+    optimizer = accelerator.prepare(make_optimizer(model, config()))
+    skipped = []
+    for factor in (math.inf, 1.0, math.nan, 2.0):
+        (model(torch.tensor([[1.0, 3.0]])).sum() * factor).backward()
+        norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
+        skipped.append(step_if_finite(accelerator, optimizer, norm).item())
+        gradients.drop(list(model.parameters()))
+    assert skipped == [1, 0, 1, 0]
+    assert model.weight.flatten().tolist() == pytest.approx([1 - 2 * 0.1, 1 - 2 * 0.1], abs=2e-3)  # two steps of Adam
+    assert optimizer.optimizer.state[model.weight]["step"] == 2
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 1e-3, 1.0, 1e3]))
+def test_gradients_are_clipped_to_the_bits_of_torchs_own_function(seed, max_norm):
+    random = torch.Generator().manual_seed(seed)
+    mine = [nn.Parameter(torch.zeros(size)) for size in ((3, 5), (70,), (2, 2), (1,))]
+    theirs = [nn.Parameter(torch.zeros_like(p)) for p in mine]
+    for one, other in zip(mine[:3], theirs, strict=False):  # the last has no gradient
+        one.grad = torch.randn(one.shape, generator=random)
+        other.grad = one.grad.clone()
+    norm = gradients.clip(Accelerator(cpu=True), mine, max_norm)
+    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs, max_norm or math.inf))
+    for one, other in zip(mine[:3], theirs, strict=False):
+        assert torch.equal(one.grad, other.grad)
+    assert mine[3].grad is None

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import runs
 
-from shared import checkpoints, options, preemption, run_folder, signals, tracking
+from shared import checkpoints, gradients, options, preemption, run_folder, signals, tracking
 from shared.errors import Preempted
 from shared.preemption import Preemption
 from shared.progress import Progress
@@ -149,8 +149,8 @@ def signal_in(monkeypatch, module, name, when):
 
 # Where the signal comes, and the step whose checkpoint is left for it.
 POINTS = {
-    "in a step": ("clip_gradients", lambda call: call == 5, 5),
-    "in the first step": ("clip_gradients", lambda call: call == 1, 1),
+    "in a step": ("clip", lambda call: call == 5, 5),
+    "in the first step": ("clip", lambda call: call == 1, 1),
     "in an evaluation": ("predict", lambda call: call == 1, 8),
     "in the last evaluation": ("evaluate", lambda call: call == 2, 16),
     "in a save": ("save", lambda call: call == 1, 9),
@@ -164,7 +164,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_weights_and_record(
     name, when, step = POINTS[point]
     output = tmp_path / "run"
     with monkeypatch.context() as patch:
-        signal_in(patch, Saver if name == "save" else recipe, name, when)
+        signal_in(patch, {"save": Saver, "clip": gradients}.get(name, recipe), name, when)
         with pytest.raises(Preempted):
             train(recipe, texts, output)
     left = json.loads((output / "PREEMPTED").read_text())

@@ -11,9 +11,10 @@ import runs
 import torch
 from torch import nn
 
+from shared import gradients
 from shared.batches import Plan
 from shared.monitoring import Monitor
-from shared.optimization import clip_gradients, make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options
 
 STEPS, OVERFLOW_AT, SAVED_AFTER = 8, 1, 4  # the checkpoint lies after the overflow and before the scale grows again
@@ -64,7 +65,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
         # 1e38 is finite until the scaler multiplies it; without a scaler the loss itself has to overflow.
         factor = 1.0 if not bad else 1e38 if accelerator.scaler else math.inf
         accelerator.backward(loss * factor * accelerator.num_processes)
-        grad_norm = clip_gradients(accelerator, parameters, CONFIG.max_grad_norm)
+        grad_norm = gradients.clip(accelerator, parameters, CONFIG.max_grad_norm)
         clipped = torch.cat([p.grad.flatten() for p in parameters]).norm()
         skipped = step_if_finite(accelerator, optimizer, grad_norm)
         monitor.end_step(skipped)

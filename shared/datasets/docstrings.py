@@ -52,14 +52,15 @@ def load(progress: bool = True) -> "tuple[pa.Table, pa.Table]":
     import pyarrow.parquet as pq
 
     folder = _prepared(progress)
-    return pq.read_table(folder / "train.parquet"), pq.read_table(folder / "validation.parquet")
+    train, validation = (pq.ParquetFile(folder / f"{part}.parquet").read() for part in ("train", "validation"))
+    return train, validation
 
 
 def documents(progress: bool = True) -> "pa.Table":
     """All gathered text without the limit per library: the columns text, file and split ("train" or "validation")."""
     import pyarrow.parquet as pq
 
-    return pq.read_table(_prepared(progress) / "documents.parquet")
+    return pq.ParquetFile(_prepared(progress) / "documents.parquet").read()
 
 
 def _prepared(progress: bool) -> Path:

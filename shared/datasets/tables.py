@@ -217,6 +217,11 @@ def read_file(path: str, flag: str) -> pa.Table:
     return named(table, source)
 
 
+def read_parquet(file: Any) -> pa.Table:
+    """What `pyarrow.parquet.read_table` gives, without its import of pyarrow.dataset and pandas, 0.3 s at a start."""
+    return pyarrow.parquet.ParquetFile(file).read()
+
+
 def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:
     _refuse_non_utf8(data, source)
     options = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
@@ -298,5 +303,5 @@ READERS: dict[str, Callable[[bytes, str], pa.Table]] = {
     ".tsv": lambda data, source: _read_separated(data, source, "\t"),
     ".json": _read_json,
     ".jsonl": _read_json,
-    ".parquet": lambda data, source: pyarrow.parquet.read_table(pa.BufferReader(data)),
+    ".parquet": lambda data, source: read_parquet(pa.BufferReader(data)),
 }

@@ -1,0 +1,190 @@
+"""The recipe beside a bare DDP loop that is fed the very same micro-batches: speed, and equality of the weights.
+
+    python benchmarks/same_batches.py --processes 2 --rounds 5 --output_dir out/same_batches
+
+Both train in the same processes, in turns, from the same weights. The recipe is `main` of recipes/nlp.py with its
+default options; the bare loop is plain PyTorch, which reads the samples that the plan names through a DataLoader. A
+step of one is the same work as that step of the other, so they are compared one by one, and a round's figure is the
+median of these ratios. After each round the weights of both have to be equal to the last bit. Leaves
+same_batches.json and
+same_batches.md in the output folder.
+"""
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import contestants
+import peers
+import rounds
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+LEARNING_RATE = 1e-4
+
+
+class Enough(Exception):
+    """The last step of a turn is done."""
+
+
+class Marks:
+    """The end of each optimizer step of a turn, whatever loop it is in, and the weights after the last."""
+
+    def __init__(self, steps: int) -> None:
+        self.left, self.times, self.weights = steps, [time.perf_counter()], []
+        self.handle = register_optimizer_step_post_hook(self._note)
+
+    def _note(self, optimizer: Any, *_: Any) -> None:
+        self.times.append(time.perf_counter())
+        self.left -= 1
+        if not self.left:
+            self.handle.remove()
+            self.weights = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+            raise Enough
+
+    def seconds(self) -> list[float]:
+        """Of each step but the first, which the start of the loop is in."""
+        return [later - earlier for earlier, later in zip(self.times[1:], self.times[2:], strict=False)]
+
+
+def ours(job: SimpleNamespace, round_: int) -> None:
+    """The recipe as a user starts it."""
+    from recipes import nlp
+    from shared import options
+
+    nlp.main(options.parse(nlp.Config, [*job.flags, "--output_dir", f"{job.folder}/ours-{round_}"]))
+
+
+def bare(job: SimpleNamespace, round_: int) -> None:
+    """Plain PyTorch on the plan's micro-batches."""
+    from recipes import nlp
+    from shared import options
+    from shared.batches import Plan
+
+    config = options.parse(nlp.Config, job.flags)
+    train, _, _, _ = contestants.read_data(job)
+    plan = Plan(
+        lengths=train.lengths,
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        max_steps=config.max_train_steps,
+        max_tokens=config.max_tokens_per_micro_batch,
+        num_processes=dist.get_world_size(),
+        process_index=dist.get_rank(),
+    )
+    schedule = [plan.micro_batches(step) for step in range(job.steps)]
+    order = [m.samples.tolist() for mine in schedule for m in mine]
+    loader = torch.utils.data.DataLoader(contestants.Dicts(train), batch_sampler=order, collate_fn=contestants.pad)
+    model = nn.parallel.DistributedDataParallel(contestants.load_model(job).train())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
+    batches = iter(loader)
+    for mine in schedule:
+        for micro_batch in mine:
+            with nullcontext() if micro_batch.last else model.no_sync():
+                batch = next(batches)
+                losses = F.cross_entropy(model(**batch_without_labels(batch)).logits, batch["labels"], reduction="none")
+                (losses.sum() / micro_batch.step_size * dist.get_world_size()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def batch_without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the model is called with."""
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+def work(job: SimpleNamespace) -> list[dict[str, Any]]:
+    """All rounds in one process of the launch: the rows of the report."""
+    rows = []
+    for round_ in range(job.rounds):
+        done: dict[str, Marks] = {}
+        turns = (("ours", ours), ("bare", bare))
+        for name, loop in turns if round_ % 2 == 0 else turns[::-1]:
+            if dist.is_initialized():
+                dist.barrier()
+            done[name] = marks = Marks(job.steps)
+            try:
+                loop(job, round_)
+            except Enough:
+                gc.collect()
+        pairs = zip(done["bare"].seconds(), done["ours"].seconds(), strict=True)
+        ratio = statistics.median(theirs / mine for theirs, mine in pairs)
+        equal = all(map(torch.equal, done["ours"].weights, done["bare"].weights))
+        for name, marks in done.items():
+            middle = statistics.median(marks.seconds())
+            rows.append({"contestant": name, "round": round_, "step_seconds": middle, "ratio": ratio, "equal": equal})
+    return rows
+
+
+def main() -> None:
+    parser = rounds.parser(__doc__, "out/same_batches")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12, help="of each turn; the first is left out")
+    parser.add_argument("--global_batch_size", type=int, default=64)
+    parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048)
+    parser.add_argument("--texts", type=int, help="train on that many texts only; default: all")
+    parser.add_argument("--job", type=Path, help="what a process of the launch is to do")
+    arguments = parser.parse_args()
+    if arguments.job:
+        job = SimpleNamespace(**json.loads(arguments.job.read_text()))
+        dist.init_process_group("gloo")
+        rows = work(job)
+        if dist.get_rank() == 0:
+            arguments.job.with_suffix(".rows").write_text(json.dumps(rows))
+        dist.barrier()
+        os._exit(0)
+    folder = rounds.fresh_folder(arguments)
+    sys.path.insert(0, str(peers.ROOT))
+    prepared = peers.prepare(folder, 0, arguments.texts)
+    flags = {
+        "model_name_or_path": prepared["encoder"],
+        "train_file": prepared["files"]["train_file"],
+        "validation_file": prepared["files"]["nlp"],
+        "max_length": peers.MAX_LENGTH,
+        "global_batch_size": arguments.global_batch_size,
+        "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
+        "max_train_steps": arguments.steps + 1,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0,
+        "mixed_precision": "no",
+    }
+    job = {
+        "flags": [str(word) for name, value in flags.items() for word in (f"--{name}", value)],
+        "folder": str(folder),
+        "encoder": prepared["encoder"],
+        "train_file": prepared["files"]["train_file"],
+        "validation_file": prepared["files"]["nlp"],
+        "max_length": peers.MAX_LENGTH,
+        "rounds": arguments.rounds,
+        "steps": arguments.steps,
+    }
+    file = folder / "same_batches.job"
+    file.write_text(json.dumps(job))
+    peers.launch(arguments.processes, folder / "log", __file__, "--job", file)
+    rows = json.loads(file.with_suffix(".rows").read_text())
+    ratio = rounds.summary([row["ratio"] for row in rows if row["contestant"] == "ours"])
+    equal = rounds.summary([float(row["equal"]) for row in rows if row["contestant"] == "ours"])
+    found = {"speed of ours / bare": ratio, "rounds with weights equal to the bit": equal}
+    rounds.save(arguments, "same_batches", arguments.processes, rows, found)
+    if not all(row["equal"] for row in rows):
+        sys.exit("the weights differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import re
+import runpy
 import signal
 import sys
 import tempfile
@@ -363,3 +364,7 @@ def end() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    runpy.run_module("shared.preflight", run_name="__main__")  # which says what this environment resolves to

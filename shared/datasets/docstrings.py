@@ -62,8 +62,8 @@ def documents(progress: bool = True) -> "pa.Table":
     return pq.read_table(_prepared(progress) / "documents.parquet")
 
 
-def _prepared(progress: bool) -> Path:
-    """The cache folder with the three Parquet files, built if this machine has none for the installed versions."""
+def installed() -> tuple[dict[str, Path], dict[str, str], list[str]]:
+    """The source folders of the libraries that are read here and their versions, by package; those that are missing."""
     roots: dict[str, Path] = {}
     versions: dict[str, str] = {}
     missing = []
@@ -74,6 +74,12 @@ def _prepared(progress: bool) -> Path:
         elif len(roots) < MOST_LIBRARIES:
             roots[package] = Path(spec.submodule_search_locations[0])
             versions[package] = importlib.metadata.version(distribution)
+    return roots, versions, missing
+
+
+def _prepared(progress: bool) -> Path:
+    """The cache folder with the three Parquet files, built if this machine has none for the installed versions."""
+    roots, versions, missing = installed()
     absent = f"{', '.join(missing)} not installed"
     if len(roots) < FEWEST_LIBRARIES:
         raise UserError(

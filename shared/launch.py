@@ -73,6 +73,9 @@ def start(config: options.Options) -> Any:
     Raises:
         UserError: names the setting that would have made another run of this, and the fix.
     """
+    options.check(config)  # which a config of a notebook has not passed
+    if not config.output_dir:
+        raise UserError("--output_dir '' would be the working folder: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # by debug_launcher, which says no more
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
     told_to = told_to_use_cpu()

@@ -202,15 +202,21 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
 def visibility(accelerator: Any, output_dir: Path) -> str:
     """Whether the machines see the same folder: rank 0 leaves a file in it, the others look."""
 
-    def leave() -> Path:
+    def leave() -> tuple[Path, bool]:
+        is_new = not output_dir.exists()
         run_folder.check_writable(output_dir)
         token = output_dir / f".preflight-{secrets.token_hex(8)}"
         token.touch()
-        return token
+        return token, is_new
 
-    token = launch.on_main_process(accelerator, leave)
+    def remove() -> None:
+        token.unlink()
+        if is_new:
+            output_dir.rmdir()
+
+    token, is_new = launch.on_main_process(accelerator, leave)
     blind = gather(accelerator, None if token.exists() else socket.gethostname())
-    launch.on_main_process(accelerator, token.unlink)
+    launch.on_main_process(accelerator, remove)
     hosts = sorted({host for host in blind if host})
     if hosts:
         return f"NOT shared: {', '.join(hosts)} cannot see it, and a run could not be resumed there"

@@ -248,7 +248,7 @@ def main() -> None:
     kind.add_argument("--strong", action="store_true", help="samples per step stay, the default")
     parser.add_argument("--global_batch_size", type=int, default=32, help="samples per step (weak: per process)")
     parser.add_argument("--links", type=float, nargs="+", default=[0], help="Mbit/s between processes; 0: no limit")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"])
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"])  # the last: below
     parser.add_argument("--strategy", choices=["ddp", "dp"], default="ddp", help="dp: DataParallel beside DDP, on GPUs")
     parser.add_argument("--hosts", nargs="+", help="machines with this folder and environment, reached by ssh")
     parser.add_argument("--repeats", type=int, default=3)

@@ -5,6 +5,7 @@
 
 Strong scaling keeps the samples per step, weak scaling keeps those per process. Each combination is started as often as
 --repeats says, in turns; the first part of each run is left out. Leaves scaling.json, scaling.md and scaling.png.
+All on the CPU, but for --strategy dp, which compares torch.nn.DataParallel with DDP on GPUs.
 """
 
 import argparse
@@ -36,6 +37,7 @@ VARIANTS: dict[str, tuple[int, list[str], dict[str, int]]] = {  # times the samp
     "power_sgd": (1, [], {"power_sgd_rank": 4, "bucket_cap_mb": 100}),  # of two buckets, gloo mixes up the messages
     "buckets1": (1, [], {"bucket_cap_mb": 1}),
     "buckets100": (1, [], {"bucket_cap_mb": 100}),
+    "data_parallel": (1, [], {"data_parallel": 1}),  # GPUs, of one process: those that "plain" has processes on
 }
 FIGURES = {  # of a row, and the key of metrics.jsonl it is the mean of
     "samples_per_second": "samples_per_second",
@@ -53,6 +55,8 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     """Start the recipe once, to its end; the means of its figures after the first part."""
     times, flags, settings = VARIANTS[variant]
     size = arguments.global_batch_size * times * (processes if arguments.weak else 1)
+    if "data_parallel" in settings:
+        settings, processes = {"data_parallel": processes}, 1
     every = max(1, arguments.steps // 3)
     total = every + arguments.steps
     flags = [*flags, "--global_batch_size", size, "--max_train_steps", total, "--logging_steps", every]
@@ -61,7 +65,7 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     script = [ROOT / "benchmarks/variant.py", json.dumps(settings), ROOT / "recipes" / RECIPES[arguments.recipe]]
     command = [str(word) for word in (sys.executable, *script, *flags)]
     with links.limited(processes, link) if link else nullcontext() as places:
-        run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"))
+        run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"), arguments.strategy == "dp")
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
     figures = {}
@@ -72,7 +76,9 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     return figures
 
 
-def run_group(command: list[str], processes: int, places: Any, hosts: list[str] | None, log: Path) -> None:
+def run_group(
+    command: list[str], processes: int, places: Any, hosts: list[str] | None, log: Path, gpus: bool = False
+) -> None:
     """Start a process group without a launcher, each process where it belongs, and wait for its end.
 
     Raises:
@@ -97,6 +103,8 @@ def run_group(command: list[str], processes: int, places: Any, hosts: list[str] 
         }
         if processes == 1:
             environment = {name: environment[name] for name in list(environment)[6:]}
+        if gpus:
+            del environment["ACCELERATE_USE_CPU"]
         prefix = places[rank][0] if places else []
         if places:
             environment["GLOO_SOCKET_IFNAME"] = places[rank][2]
@@ -240,7 +248,8 @@ def main() -> None:
     kind.add_argument("--strong", action="store_true", help="samples per step stay, the default")
     parser.add_argument("--global_batch_size", type=int, default=32, help="samples per step (weak: per process)")
     parser.add_argument("--links", type=float, nargs="+", default=[0], help="Mbit/s between processes; 0: no limit")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=["plain"])
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"])  # the last: below
+    parser.add_argument("--strategy", choices=["ddp", "dp"], default="ddp", help="dp: DataParallel beside DDP, on GPUs")
     parser.add_argument("--hosts", nargs="+", help="machines with this folder and environment, reached by ssh")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flags", default="", help="more flags for the recipe, in one word")
@@ -250,6 +259,13 @@ def main() -> None:
         reason := "links of other machines are their own" if arguments.hosts else links.why_not()
     ):
         parser.error(f"--links {' '.join(f'{link:g}' for link in arguments.links)}: {reason}; use --links 0")
+    if arguments.strategy == "dp":
+        import torch
+
+        arguments.variants, needed = ["plain", "data_parallel"], max(2, *arguments.processes)
+        if (there := torch.cuda.device_count()) < needed:
+            print(f"skipped: --strategy dp compares on {needed} GPUs, and this machine has {there}")
+            return
     folder = arguments.output_dir.resolve() / "runs"
     if folder.exists():
         parser.error(f"{folder} exists: name a fresh --output_dir")

@@ -1,13 +1,16 @@
 """Start a recipe with settings of DDP that no flag has: variant.py '{"bucket_cap_mb": 1}' recipes/nlp.py --flags ...
 
 The settings are arguments of DistributedDataParallel, and `power_sgd_rank`, which sends gradients as products of two
-thin matrices of that rank (Vogels et al., 2019).
+thin matrices of that rank (Vogels et al., 2019). `data_parallel` is a number of GPUs, over which this one process
+spreads each micro-batch with torch.nn.DataParallel; micro-batches are as much larger as there are GPUs.
 """
 
+import dataclasses
 import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -17,6 +20,16 @@ from shared import compression, launch
 def use(settings: dict[str, int]) -> None:
     """Have every DDP model of this process made with `settings`."""
     rank = settings.pop("power_sgd_rank", None)
+    if gpus := settings.pop("data_parallel", None):
+        import torch
+        from accelerate import Accelerator
+
+        prepare = Accelerator.prepare_model
+
+        def spread(self, *args, **kwargs):
+            return torch.nn.DataParallel(prepare(self, *args, **kwargs), list(range(gpus)))
+
+        Accelerator.prepare_model = spread  # type: ignore[method-assign]
     usual = compression.DDPSettings.to_kwargs
     compression.DDPSettings.to_kwargs = lambda self: usual(self) | settings  # type: ignore[method-assign]
     if rank:
@@ -29,12 +42,20 @@ def use(settings: dict[str, int]) -> None:
         compression.DDPSettings.register_comm_hook = register  # type: ignore[method-assign]
 
 
+def enlarged(config: Any, times: int) -> Any:
+    """A recipe's config with the limits of a micro-batch multiplied."""
+    limits = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
+    given = {name: limit for name in limits if (limit := getattr(config, name, None))}
+    return dataclasses.replace(config, **{name: times * limit for name, limit in given.items()})
+
+
 if __name__ == "__main__":
     settings, recipe = json.loads(sys.argv[1]), Path(sys.argv[2])
     sys.argv = sys.argv[2:]
+    times = settings.get("data_parallel", 1)
     use(settings)
     spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
     module = importlib.util.module_from_spec(spec)
     sys.modules[recipe.stem] = module
     spec.loader.exec_module(module)
-    launch.run(module.main, module.Config)
+    launch.run(lambda config: module.main(enlarged(config, times)), module.Config)

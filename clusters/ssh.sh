@@ -27,6 +27,10 @@ if [ $# -lt 3 ] || [ "$2" != -- ]; then usage >&2; exit 2; fi
 mapfile -t machines < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$1")
 [ ${#machines[@]} -gt 0 ] || { echo "error: $1 names no machine" >&2; exit 2; }
 shift 2
+# A launcher can silently start fewer processes; PROCESSES=gpu, the default, is counted on each machine only.
+case "${PROCESSES:-gpu} $1" in
+    [0-9]*.py) set -- "$1" --expect_processes $((${#machines[@]} * PROCESSES)) "${@:2}" ;;
+esac
 
 settings="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110 "  # seconds to save before torchrun kills
 for name in ${EXPORT:-}; do settings+="$(printf '%q' "$name=${!name}") "; done

@@ -30,7 +30,7 @@ from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
-from shared.pretrained import load_pretrained
+from shared.pretrained import checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.tracking import Tracker
@@ -252,7 +252,7 @@ def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
     if config.freeze_backbone:
         freeze_backbone(model)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
     return model
 
 

@@ -33,7 +33,7 @@ from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
 from shared.packing import arrange
-from shared.pretrained import check_heads, load_pretrained
+from shared.pretrained import check_heads, checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
@@ -252,7 +252,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     check_max_length(config.max_length, model.config)
     predict_only_masked(model)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
     return model
 
 

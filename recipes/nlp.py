@@ -29,7 +29,7 @@ from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options
-from shared.pretrained import check_heads, load_pretrained
+from shared.pretrained import check_heads, checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
@@ -252,7 +252,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_activations(model)
     return model
 
 

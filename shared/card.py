@@ -1,12 +1,14 @@
 """The launch card: what a run resolved to, said once before it starts."""
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shared.batches import Plan
+from shared.machines import gather
 from shared.optimization import skips_on_device
 from shared.options import Options
 from shared.progress import Progress
@@ -26,17 +28,26 @@ def launch_card(
     checkpoint: Path | None,
     rows: Mapping[str, object],
 ) -> str:
-    """One aligned line per row: hardware, the batch equation, steps, then the recipe's own `rows`, then warnings."""
+    """One aligned line per row: hardware, the batch equation, steps, then the recipe's own `rows`, then warnings.
+
+    Call it on every process.
+    """
     trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
+    several, folder = sum(first for _, first in hosts) > 1, config.output_dir
+    if several:  # as run_folder has found
+        folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
         **hardware(accelerator),
+        **({"machines": machines(hosts)} if several else {}),
         **gradients(config.gradient_compression, accelerator.num_processes),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
         f"epochs of {plan.num_samples:,}), seed {plan.seed}",
         "parameters": f"{trained:,} trained by {config.optim}",
         **rows,
-        "output": f"{config.output_dir}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
+        "tracker": config.report_to,
+        "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
     if progress.step < plan.total_steps and plan.refined(progress.step):
         card["note"] = (
@@ -61,6 +72,15 @@ def hardware(accelerator: Any) -> dict[str, str]:
     }
 
 
+def machines(hosts: Sequence[tuple[str, bool]]) -> str:
+    """`2: node-a (ranks 0-7), node-b (ranks 8-15)`, from each rank's host and whether it is the first one there."""
+    starts = [rank for rank, (_, first) in enumerate(hosts) if first]
+    said = []
+    for start, end in zip(starts, [*starts[1:], len(hosts)], strict=True):
+        said.append(f"{hosts[start][0]} (rank{f's {start}-{end - 1}' if end - start > 1 else f' {start}'})")
+    return f"{len(said)}: {', '.join(said[:8])}{', ...' * (len(said) > 8)}"
+
+
 def gradients(compression: str, processes: int) -> dict[str, str]:
     """How gradients travel, where that is not as they are."""
     if compression == "none":
@@ -77,11 +97,15 @@ def precision(accelerator: Any) -> str:
 def batch_equation(plan: Plan, step: int) -> str:
     """The global batch as a product: `global batch 256 = 2 processes x ~4 micro-batches of <= 4,096 tokens`."""
     pieces = len(plan.cut(min(step, plan.total_steps - 1)))
-    limits = [f"{plan.max_tokens:,} tokens"] if plan.max_tokens else []
-    limits += [f"{plan.max_samples} samples"] if plan.max_samples else []
-    within = f" of <= {' and '.join(limits)}" if limits else ""
-    each = pieces / plan.num_processes
-    return (
-        f"global batch {plan.global_batch_size} = {plan.num_processes} process{'es' * (plan.num_processes > 1)} "
-        f"x ~{each:g} micro-batch{'es' * (each != 1)}{within}"
+    return product(
+        plan.global_batch_size, plan.num_processes, pieces / plan.num_processes, plan.max_tokens, plan.max_samples
     )
+
+
+def product(size: int, processes: int, each: float | None, max_tokens: int | None, max_samples: int | None) -> str:
+    """That equation, with `each` process's number of micro-batches, or without it where the data is not known."""
+    limits = [f"{max_tokens:,} tokens"] if max_tokens else []
+    limits += [f"{max_samples} samples"] if max_samples else []
+    within = f" of <= {' and '.join(limits)}" if limits else ""
+    pieces = "micro-batches" if each is None else f"~{each:g} micro-batch{'es' * (each != 1)}"
+    return f"global batch {size} = {processes} process{'es' * (processes > 1)} x {pieces}{within}"

@@ -10,6 +10,7 @@ import errno
 import gc
 import os
 import re
+import runpy
 import signal
 import sys
 import tempfile
@@ -76,6 +77,9 @@ def start(config: options.Options) -> Any:
     Raises:
         UserError: names the setting that would have made another run of this, and the fix.
     """
+    options.check(config)  # which a config of a notebook has not passed
+    if not config.output_dir:
+        raise UserError("--output_dir '' would be the working folder: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # by debug_launcher, which says no more
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
     told_to = told_to_use_cpu()
@@ -393,3 +397,7 @@ def end() -> None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
         PartialState().destroy_process_group()
+
+
+if __name__ == "__main__":
+    runpy.run_module("shared.preflight", run_name="__main__")  # which says what this environment resolves to

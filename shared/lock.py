@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from shared.errors import UserError
+from shared.options import Options
 
 NAME = ".lock"
 PATIENCE = 60.0  # seconds for a run that is just ending
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound=Options)
 Result = TypeVar("Result")
 _held: dict[Path, IO[str]] = {}
 
@@ -77,13 +78,20 @@ def release_all() -> None:
 
 
 def released_after(main: Callable[[Config], Result]) -> Callable[[Config], Result]:
-    """Decorate a recipe's `main`: however it ends, the folder that it locked is free again."""
+    """Decorate a recipe's `main`: however it ends, the folder that it locked is free again.
+
+    A folder that it made is removed if nothing is in it, as after a dry run and a refusal.
+    """
 
     @functools.wraps(main)
     def run(config: Config) -> Result:
+        is_new = not Path(config.output_dir).exists()
         try:
             return main(config)
         finally:
             release_all()
+            if is_new:
+                with contextlib.suppress(OSError):
+                    Path(config.output_dir).rmdir()
 
     return run

@@ -1,10 +1,11 @@
 """Whether the processes of a launch can meet, and as what: known within half a minute, before anything is trained.
 
-    torchrun --nproc-per-node 2 -m shared.preflight
+    torchrun --nproc-per-node 2 -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml -m shared.preflight recipes/nlp.py --seed 1
 
-Under any launcher, or none. With a recipe and its flags it also says what these resolve to, and compares its data on
-all machines. Exit code 0 when all processes met, computed together and agree; 2 with the likely cause when not.
+Under any launcher, or none; `python -m shared.launch` is the same. With a recipe and its flags it also says what these
+resolve to, and compares its data on all machines. Exit code 0 when all processes met, computed together and agree; 2
+with the likely cause when not.
 
 A module beside launch.py and not in it: a recipe that trains needs none of this.
 """
@@ -27,7 +28,10 @@ import torch
 from torch import distributed as dist
 
 from shared import card, launch, meeting, options, run_folder
+from shared.datasets import docstrings
 from shared.errors import UserError
+from shared.machines import gather
+from shared.tracking import require_tracker
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
 WHOLE = 64 << 20  # bytes; of a larger file only so many at its start and end are compared
@@ -36,7 +40,10 @@ ENOUGH = 0.1  # seconds; an all-reduce that takes longer is not made larger
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do it all and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]]."""
+    """Do it all and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]], or --help."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return
     launch.die_with_launcher()
     try:
         seconds, recipe, flags = arguments(argv)
@@ -68,7 +75,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         UserError: the likely cause why the processes of this launch cannot train together.
     """
     config = options.parse(config_class(recipe) if recipe else options.Options, flags)
-    place, rows = meeting.Place.of_environment(), {}
+    place = meeting.Place.of_environment()
     launch.check_environment(config, launch.told_to_use_cpu() or not torch.accelerator.is_available())
     if place.processes > 1:
         with meeting.ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
@@ -76,10 +83,12 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             facts = meeting.exchange(store, place, own_facts(recipe, config), seconds)
             refuse_differences(facts)
             meeting.connect(store, place, seconds)
-            rows = {"machines": machines(facts), "meet at": place.where}
     with meeting.ended_after(60, f"the all-reduce did not end: {meeting.unconnected()}"):
         accelerator = launch.start(config)
-        rows = card.hardware(accelerator) | rows
+        rows = card.hardware(accelerator)
+        if place.processes > 1:
+            hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
+            rows |= {"machines": card.machines(hosts), "meet at": place.where}
         if recipe:
             rows |= resolved(accelerator, config)
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -120,7 +129,7 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "setting": said | {f"--{name}": str(value) for name, value in settings.items()},
-        "version": versions(),
+        "version": versions() | (embedded_data(config) if recipe else {}),
         "code": {name: digest(path) for name, path in sources.items()},
         "data": {f"of --{name} {path}": digest(path) for name, path in files.items()},
     }
@@ -129,6 +138,19 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Python's version and those of the packages that decide a run."""
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+
+
+def embedded_data(config: options.Options) -> dict[str, str]:
+    """The versions of the libraries that a recipe without data of the user's own trains on; {} where it has such data.
+
+    Their docstrings are the data of text recipes, scikit-learn's digits that of the others, which can read folders.
+    """
+    if config.dataset_name or config.train_file or getattr(config, "train_dir", None):
+        return {}
+    if hasattr(config, "train_dir"):
+        return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
+    _, found, _ = docstrings.installed()
+    return {f"{package}, whose docstrings are data,": version for package, version in found.items()}
 
 
 def digest(path: Path) -> str:
@@ -162,15 +184,6 @@ def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
         raise UserError("; ".join(found[:5]) + more + ": make it the same on all machines")
 
 
-def machines(facts: Sequence[Mapping[str, Any]]) -> str:
-    """`2: node-a (ranks 0-7), node-b (ranks 8-15)`."""
-    ranks: dict[str, list[int]] = {}
-    for fact in facts:
-        ranks.setdefault(fact["host"], []).append(fact["rank"])
-    said = [f"{host} (rank{f's {own[0]}-{own[-1]}' if len(own) > 1 else f' {own[0]}'})" for host, own in ranks.items()]
-    return f"{len(ranks)}: {', '.join(said[:8])}{', ...' * (len(said) > 8)}"
-
-
 # What a recipe's flags resolve to here, and how fast the processes are together
 
 
@@ -178,14 +191,11 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     """The rows of a recipe: the batch equation, tracker, output folder."""
     config = run_folder.resolve(config, accelerator, None)
     assert config.global_batch_size
+    launch.on_main_process(accelerator, lambda: require_tracker(config.report_to))
     size, processes = config.global_batch_size, accelerator.num_processes
-    tokens, samples = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
-    limits = [f"{tokens:,} tokens"] if tokens else []
-    limits += [f"{samples} samples"] if samples else []
-    within = f", in micro-batches of <= {' and '.join(limits)}" if limits else ""
+    limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
     return {
-        "batch": f"global batch {size} = {processes} process{'es' * (processes > 1)} x ~{size / processes:g} samples"
-        + within,
+        "batch": card.product(size, processes, None, *limits),
         "tracker": config.report_to,
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }
@@ -194,18 +204,21 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
 def visibility(accelerator: Any, output_dir: Path) -> str:
     """Whether the machines see the same folder: rank 0 leaves a file in it, the others look."""
 
-    def leave() -> Path:
+    def leave() -> tuple[Path, bool]:
+        is_new = not output_dir.exists()
         run_folder.check_writable(output_dir)
         token = output_dir / f".preflight-{secrets.token_hex(8)}"
         token.touch()
-        return token
+        return token, is_new
 
-    token = launch.on_main_process(accelerator, leave)
-    blind = [None] if token.exists() else [socket.gethostname()]
-    if accelerator.num_processes > 1:
-        blind = [None] * accelerator.num_processes
-        dist.all_gather_object(blind, None if token.exists() else socket.gethostname())
-    launch.on_main_process(accelerator, token.unlink)
+    def remove() -> None:
+        token.unlink()
+        if is_new:
+            output_dir.rmdir()
+
+    token, is_new = launch.on_main_process(accelerator, leave)
+    blind = gather(accelerator, None if token.exists() else socket.gethostname())
+    launch.on_main_process(accelerator, remove)
     hosts = sorted({host for host in blind if host})
     if hosts:
         return f"NOT shared: {', '.join(hosts)} cannot see it, and a run could not be resumed there"

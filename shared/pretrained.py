@@ -54,3 +54,14 @@ def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True)
             f"--hidden_size {hidden_size} is not a multiple of {multiple} {num_attention_heads}"
             f"{', as rotary positions need' * rotary}: change one of them"
         )
+
+
+def checkpoint_activations(model: Any) -> None:
+    """What --gradient_checkpointing asks for, by the name that transformers 5.23 has for it, or that of 5.17.
+
+    Raises:
+        UserError: the model cannot do it.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise UserError(f"--gradient_checkpointing: a {type(model).__name__} cannot do it: leave the flag out")
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # non-reentrant, both

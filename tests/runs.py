@@ -117,7 +117,8 @@ def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None):
     """
     jobs = folder / f"jobs-{processes}.json"
     outputs = {name: folder / f"{name}-{processes}" for name in configs}
-    flags = {name: [*map(str, config), "--output_dir", str(outputs[name])] for name, config in configs.items()}
+    every = ["--expect_processes", str(processes), "--output_dir"]
+    flags = {name: [*map(str, config), *every, str(outputs[name])] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
     script = [ROOT / "tests/call_recipe.py", ROOT / recipe, jobs]
     command = torchrun(processes, *script) if processes > 1 else [sys.executable, *script]

@@ -60,7 +60,8 @@ def outputs(recipe, texts, tmp_path_factory):
     """Folders of runs of the same config: one whole, on two processes, and others that were killed and resumed."""
     folder = tmp_path_factory.mktemp("killed")
     flags = [*texts, *FLAGS]
-    command = runs.torchrun(2, runs.ROOT / "recipes/nlp.py", *flags, "--output_dir", folder / "resumed-2")
+    launched = [*flags, "--expect_processes", 2, "--output_dir", folder / "resumed-2"]
+    command = runs.torchrun(2, runs.ROOT / "recipes/nlp.py", *launched)
     process = runs.start(command, OMP_NUM_THREADS="1")
     try:
         deadline = time.monotonic() + 120

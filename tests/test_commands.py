@@ -71,7 +71,8 @@ def clone(tmp_path):
     for path in runs.ROOT.iterdir():
         if path.name not in ("out", ".git", ".venv", "wandb"):
             (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "anywhere").mkdir()
+    for name in ("anywhere", "package"):
+        (tmp_path / name).mkdir()
     return tmp_path
 
 
@@ -86,8 +87,8 @@ def split(command):
 
 
 def recipe_file(word):
-    """The recipe that `recipes/nlp.py`, `nlp.py` or `recipes.nlp` means, or None."""
-    named = re.fullmatch(r"(?:recipes/)?(\w+)\.py|recipes\.(\w+)", word)
+    """The recipe that `recipes/nlp.py`, `nlp.py` or `recipes.nlp` means, or None; it may be a copy."""
+    named = re.fullmatch(r"(?:\w+/)?(\w+)\.py|\w+\.(\w+)", word)
     path = runs.ROOT / f"recipes/{named[1] or named[2]}.py" if named else None
     return path if path and path.is_file() else None
 
@@ -223,7 +224,7 @@ def test_a_cell_of_a_notebook_starts_two_processes(script, clone):
 @pytest.mark.docs
 @pytest.mark.parametrize("place", ["", "package/"], ids=["empty folder", "package"])
 @pytest.mark.parametrize("recipe", sorted(runs.ROOT.glob("recipes/*.py")), ids=lambda path: path.name)
-def test_a_recipe_copied_with_exactly_what_its_docstring_lists_runs(recipe, place, tmp_path):
+def test_a_recipe_copied_with_exactly_what_its_docstring_lists_trains(recipe, place, texts, tmp_path):
     listed = re.search(r"^To copy: this file(.*)$", ast.get_docstring(ast.parse(recipe.read_text())), re.MULTILINE)[1]
     paths = re.findall(r"[\w./]+(?:/|\.\w+)(?=[\s,.]|$)", listed)
     assert paths
@@ -241,10 +242,19 @@ def test_a_recipe_copied_with_exactly_what_its_docstring_lists_runs(recipe, plac
             shutil.copy(source, target)
     with (folder / "shared/errors.py").open("a") as module:
         module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
-    _, flags = small([], recipe, ["--dry_run"])
-    said = runs.succeed([sys.executable, f"{place}{recipe.name}", *flags], folder=tmp_path, OMP_NUM_THREADS="1")
-    assert f"imported {folder}/shared/errors.py".replace("//", "/") in said
+    data = [] if "train_dir" in field_types(config_class(recipe)) else texts
+    _, flags = small([], recipe, [*map(str, data), "--output_dir", "run"])
+    started = f"imported {folder}/shared/errors.py"
+    if place:  # by its path as in a folder; as a module with its folder on the path
+        assert started in runs.succeed([sys.executable, f"{place}{recipe.name}", "--help"], folder=tmp_path)
+        command = [sys.executable, "-m", f"package.{recipe.stem}", *flags]
+    else:
+        command = [sys.executable, recipe.name, *flags]
+    said = runs.succeed(command, folder=tmp_path, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
+    assert started in said
     assert "global batch 8 = 1 process" in said
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+    assert [line["step"] for line in runs.training_lines(tmp_path / "run")] == [1, 2]
 
 
 def test_commands_are_found_and_told_from_output():

@@ -258,9 +258,9 @@ sys.stdout.write(json.dumps([changed, sorted(heavy)]))
 """
 
 
-def test_importing_all_of_shared_does_nothing_visible(tmp_path):
+def test_importing_all_of_shared_and_the_recipes_does_nothing_visible(tmp_path):
     # The metrics are loaded by path, by `evaluate`, which they have to import: tests/test_metrics.py.
-    paths = [path for path in MODULES if "metrics" not in path.parts]
+    paths = [path for path in [*MODULES, *RECIPES] if "metrics" not in path.parts]
     modules = [name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
     done = subprocess.run(
         [sys.executable, "-B", "-c", IMPORT_ALL, ROOT, *modules],

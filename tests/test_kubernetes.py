@@ -57,7 +57,7 @@ def test_the_parts_fit_each_other():
 
 def test_the_start_command_trains_with_the_variables_that_kubernetes_sets(texts, tmp_path):
     words = pod()["containers"][0]["command"]
-    flags = " ".join(map(str, [*runs.TINY, *texts, "--expect_processes", 2, "--dry_run"]))
+    flags = " ".join(map(str, [*runs.TINY, *texts, "--dry_run"]))
     assert words[:2] == ["sh", "-c"]
     changes = {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
     changes |= {"OUTPUT_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

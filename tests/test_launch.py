@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -100,17 +99,6 @@ def test_one_shell_per_process_gives_the_same_run_and_exits_with_0(texts, alone,
             runs.end(shell)
     assert [shell.returncode for shell in shells] == [0, 0], said
     check(tmp_path / "run", "".join(said), 2, alone)
-
-
-def test_a_recipe_copied_with_shared_runs_in_an_empty_folder(texts, alone, tmp_path):
-    shutil.copy(runs.ROOT / "recipes/nlp.py", tmp_path)
-    shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "shared/errors.py").open("a") as module:
-        module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
-    command = [sys.executable, "nlp.py", *runs.TINY, *texts, "--output_dir", "run"]
-    said = runs.succeed(command, folder=tmp_path, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert f"imported {tmp_path}/shared/errors.py" in said
-    check(tmp_path / "run", said, 1, alone)
 
 
 @pytest.mark.campaign
@@ -445,6 +433,18 @@ def stand_in(monkeypatch, processes, kind="NO"):
     """Accelerate reports so many processes of this kind."""
     found = SimpleNamespace(num_processes=processes, distributed_type=accelerate.DistributedType(kind))
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: found)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Options(output_dir=""), "--output_dir '' would be the working folder"),
+        (Options(global_batch_size=0), "--global_batch_size 0: must be at least 1"),  # as a notebook could give it
+    ],
+)
+def test_settings_are_checked_wherever_a_run_is_started(config, message):
+    with pytest.raises(UserError, match=message):
+        launch.start(config)
 
 
 def test_processes_that_each_believe_they_are_alone_are_refused(monkeypatch):

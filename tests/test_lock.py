@@ -91,6 +91,14 @@ def test_a_run_has_its_folder_until_its_main_has_ended(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_a_run_made_is_gone_if_it_left_nothing_there(tmp_path):
+    config = Options(output_dir=str(tmp_path / "new"))
+    open_and(lambda: 3)(config)
+    assert not (tmp_path / "new").exists()
+    open_and((tmp_path / "new/left").touch)(config)
+    assert (tmp_path / "new/left").exists()
+
+
 def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch):
     naps = []
 

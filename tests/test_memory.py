@@ -202,6 +202,8 @@ def test_one_process_runs_out_of_memory_and_all_end_with_one_line_and_the_checkp
         1000,
         "--checkpointing_steps",
         1,
+        "--expect_processes",
+        2,
         "--output_dir",
         tmp_path / "run",
     ]

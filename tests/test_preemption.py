@@ -245,7 +245,7 @@ def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path
     script = tmp_path_factory.mktemp("late") / "late.py"
     script.write_text(LATE.format(tests=str(runs.ROOT / "tests")))
     flags = [*texts, *FLAGS, "--max_train_steps", steps, "--eval_steps", steps, "--output_dir", tmp_path]
-    command = runs.torchrun(2, "--max-restarts", 1, script, *flags)
+    command = runs.torchrun(2, "--max-restarts", 1, script, *flags, "--expect_processes", 2)
     launcher = runs.start(command, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     try:
         wait_for_steps(launcher, tmp_path, 4)

@@ -3,17 +3,23 @@
 import contextlib
 import os
 import re
+import runpy
 import shutil
 import socket
 import sys
 import threading
+from importlib import metadata
 
 import pytest
 import runs
+import torch
 
-from shared import meeting, preflight
+from shared import card, meeting, preflight
+from shared.batches import Plan
 from shared.errors import UserError
 from shared.meeting import Place
+from shared.options import Options
+from shared.progress import Progress
 
 
 @pytest.fixture
@@ -156,6 +162,22 @@ def test_machines_that_differ_are_told_in_what(changes, said):
         preflight.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2, **changes)])
 
 
+def test_machines_whose_libraries_make_other_embedded_data_are_refused(monkeypatch):
+    nlp, images = runs.load_recipe("nlp").Config, runs.load_recipe("image_classification").Config
+
+    def of(host, rank, config, sklearn):
+        monkeypatch.setattr(metadata, "version", lambda name: sklearn if name == "scikit-learn" else "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        return preflight.own_facts(runs.ROOT / "recipes/nlp.py", config) | {"host": host, "rank": rank}
+
+    for config, why in ((nlp(), "sklearn, whose docstrings are data,"), (images(), "scikit-learn, whose digits")):
+        facts = [of("a", 0, config, "1.9"), of("b", 1, config, "1.8")]
+        with pytest.raises(UserError, match=rf"{why}.* is 1.9 on a \(rank 0\), 1.8 on b \(rank 1\)"):
+            preflight.refuse_differences(facts)
+    own = nlp(train_file="no.csv")  # data of one's own: it makes no difference
+    preflight.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
+
+
 def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "WHOLE", 8)
     file = tmp_path / "data"
@@ -170,7 +192,7 @@ def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tm
 
 
 def test_machines_are_listed_with_their_ranks():
-    assert preflight.machines([fact("a", 0), fact("a", 1), fact("b", 2)]) == "2: a (ranks 0-1), b (rank 2)"
+    assert card.machines([("a", True), ("a", False), ("b", True)]) == "2: a (ranks 0-1), b (rank 2)"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +202,41 @@ def test_machines_are_listed_with_their_ranks():
 def test_a_command_line_that_is_wrong(argv, said):
     with pytest.raises(UserError, match=said):
         preflight.arguments(argv)
+
+
+def test_help_and_the_name_of_the_launch_module_reach_the_preflight(capsys, monkeypatch):
+    preflight.main(["--help"])
+    asked = capsys.readouterr().out
+    assert "-m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]" in asked
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--help"])
+    with pytest.warns(RuntimeWarning, match="found in sys.modules"):  # this process has imported both, in vain
+        runpy.run_module("shared.launch", run_name="__main__")
+    assert capsys.readouterr().out == asked
+
+
+# The card, which a recipe prints as well
+
+
+def on_two_machines(accelerator, folder):
+    """The card of a launch whose processes are each a machine."""
+    plan = Plan(num_samples=20, seed=0, global_batch_size=4, num_epochs=1)
+    optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters())
+    said = []
+    for config in (Options(output_dir="out"), Options(output_dir="out", save_on_each_node=True, report_to="trackio")):
+        said.append(card.launch_card(accelerator, config, plan, optimizer, Progress(), None, {"data": "none"}))
+    return said
+
+
+def test_the_card_of_several_machines_names_them_the_tracker_and_whose_the_folder_is(tmp_path):
+    first, second = runs.in_group(on_two_machines, 2, tmp_path, machines=True)
+    shared, own = first
+    assert first == second
+    host = socket.gethostname()
+    assert re.search(rf"^  machines +2: {host} \(rank 0\), {host} \(rank 1\)$", shared, re.MULTILINE)
+    assert re.search("^  tracker +none$", shared, re.MULTILINE)
+    assert re.search("^  output +out, shared by the machines, from the start$", shared, re.MULTILINE)
+    assert re.search("^  tracker +trackio$", own, re.MULTILINE)
+    assert re.search("^  output +out, each machine's own, from the start$", own, re.MULTILINE)
 
 
 # Launched
@@ -209,14 +266,14 @@ def test_processes_that_meet_say_as_what_and_how_fast(texts, tmp_path):
         r"processes +2, DDP over gloo",
         r"machines +1: \S+ \(ranks 0-1\)",
         r"precision +fp32",
-        r"batch +global batch 12 = 2 processes x ~6 samples, in micro-batches of <= 1,024 tokens",
+        r"batch +global batch 12 = 2 processes x micro-batches of <= 1,024 tokens",
         r"tracker +none",
         rf"output +{tmp_path}/run, seen by all processes",
         r"all-reduce +\d+ MiB in [\d.]+ ms, [\d.e-]+ GB/s in and out of each process",
         r"ready: 2 processes",
     ):
         assert len(re.findall(line, said)) == 1, said
-    assert not list((tmp_path / "run").iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(texts, tmp_path):

@@ -7,6 +7,7 @@ from argparse import Namespace
 
 import pytest
 import runs
+import torch
 
 sys.path.insert(0, str(runs.ROOT / "benchmarks"))
 
@@ -61,6 +62,64 @@ def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
     with pytest.raises(RuntimeError, match="no luck"):
         scaling.run_group([sys.executable, "-c", script], 2, None, None, tmp_path / "log")
+
+
+# DataParallel
+
+
+def test_data_parallel_is_skipped_in_one_line_where_there_are_no_two_gpus(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--strategy", "dp", "--output_dir", str(tmp_path / "out")])
+    scaling.main()
+    assert capsys.readouterr().out == "skipped: --strategy dp compares on 2 GPUs, and this machine has 1\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_parallel_is_one_process_on_the_gpus_of_the_processes_of_ddp(monkeypatch, tmp_path):
+    started = []
+
+    def run_group(command, processes, places, hosts, log, gpus):
+        assert gpus
+        started.append((processes, json.loads(command[2]), command[command.index("--expect_processes") + 1]))
+        scaling.Path(command[-1]).mkdir()
+        line = dict.fromkeys([*scaling.FIGURES.values()], 1.0)
+        (scaling.Path(command[-1]) / "metrics.jsonl").write_text(2 * (json.dumps(line) + "\n"))
+
+    monkeypatch.setattr(scaling, "run_group", run_group)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    words = "scaling.py --strategy dp --processes 3 --recipe image --repeats 1 --output_dir"
+    monkeypatch.setattr(sys, "argv", [*words.split(), str(tmp_path / "out")])
+    scaling.main()
+    assert sorted(started) == [(1, {"data_parallel": 3}, "1"), (3, {}, "3")]
+    rows = json.loads((tmp_path / "out/scaling.json").read_text())
+    assert [(found["processes"], found["variant"]) for found in rows] == [(3, "plain"), (3, "data_parallel")]
+
+
+TELLS = f"""
+import runpy
+import torch
+
+make = torch.nn.DataParallel.__init__
+
+def tell(self, module, ids):
+    make(self, module, ids)
+    print("spread over", ids)
+
+torch.nn.DataParallel.__init__ = tell
+runpy.run_path("{runs.ROOT}/benchmarks/variant.py", run_name="__main__")
+"""
+
+
+def test_a_recipe_trains_in_data_parallel_with_larger_micro_batches(texts, tmp_path):
+    """Without GPUs the wrapper passes all on to its module, so that this is the run of one process."""
+    script = tmp_path / "told.py"
+    script.write_text(TELLS)
+    flags = [*runs.TINY, *texts, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
+    command = [sys.executable, script, '{"data_parallel": 2}', runs.ROOT / "recipes/nlp.py", *flags]
+    said = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert "of <= 192 tokens" in said
+    assert "spread over [0, 1]" in said
+    assert (tmp_path / "run/model/model.safetensors").is_file()
 
 
 def test_rows_of_one_number_of_processes_are_drawn_as_bars(tmp_path):

@@ -201,7 +201,7 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
         ("corpus.xyz", b"a", "unknown kind of file"),
         ("latin.txt", b"good\n\xe9t\xe9\n", "not UTF-8 (line 2)"),
         ("latin.jsonl", b'{"text": "\xe9"}\n', "not UTF-8 (line 1)"),
-        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2: Expecting value at column"),
         ("list.jsonl", b'{"text": "a"}\n[1]\n', "malformed in line 2: not an object"),
         ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
         ("other.csv", b"id,words\n1,a\n", "no such column (columns: id, words)"),

@@ -300,6 +300,13 @@ def test_tensorboard_and_trackio_work_where_they_are_installed_and_are_refused_w
         tracker.log(step + 1, TRAINING)
         tracker.finish(step + 1, {"train_runtime": 3.0})
     assert any(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path / name)).Reload()
+        assert [(e.step, e.value) for e in events.Scalars("loss")] == [
+            (n, pytest.approx(TRAINING["loss"])) for n in (1, 3)
+        ]
 
 
 def test_settings_become_flat_for_tensorboard():

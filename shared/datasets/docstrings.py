@@ -63,8 +63,8 @@ def documents(progress: bool = True) -> "pa.Table":
     return pq.ParquetFile(_prepared(progress) / "documents.parquet").read()
 
 
-def _prepared(progress: bool) -> Path:
-    """The cache folder with the three Parquet files, built if this machine has none for the installed versions."""
+def installed() -> tuple[dict[str, Path], dict[str, str], list[str]]:
+    """The source folders of the libraries that are read here and their versions, by package; those that are missing."""
     roots: dict[str, Path] = {}
     versions: dict[str, str] = {}
     missing = []
@@ -75,6 +75,12 @@ def _prepared(progress: bool) -> Path:
         elif len(roots) < MOST_LIBRARIES:
             roots[package] = Path(spec.submodule_search_locations[0])
             versions[package] = importlib.metadata.version(distribution)
+    return roots, versions, missing
+
+
+def _prepared(progress: bool) -> Path:
+    """The cache folder with the three Parquet files, built if this machine has none for the installed versions."""
+    roots, versions, missing = installed()
     absent = f"{', '.join(missing)} not installed"
     if len(roots) < FEWEST_LIBRARIES:
         raise UserError(

@@ -17,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import column_of, named, read_dataset, read_file, source_of
+from shared.datasets.tables import column_of, named, read_dataset, read_file, source_of, why_no_json
 from shared.errors import UserError
 from shared.options import Options
 
@@ -94,10 +94,6 @@ def of_file(path: str, flag: str, column_name: str) -> Documents:
     """
     source, file = f"{flag} {path}", Path(path)
     kind = file.suffix.lower()
-    if kind not in STREAMED:
-        raise UserError(f"{source}: unknown kind of file, known are {', '.join(STREAMED)}")
-    if kind in TEXT_FILES and column_name != "text":
-        raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: leave the flag out")
     try:
         with file.open("rb") as stream:
             head = stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
@@ -108,6 +104,10 @@ def of_file(path: str, flag: str, column_name: str) -> Documents:
         raise UserError(f"{source} is a folder: give a file ({', '.join(STREAMED)})") from None
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror}") from None
+    if kind not in STREAMED:
+        raise UserError(f"{source}: unknown kind of file, known are {', '.join(STREAMED)}")
+    if kind in TEXT_FILES and column_name != "text":
+        raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: leave the flag out")
     if not status.st_size:
         raise UserError(f"{source} is empty")
     if kind == ".json" and head.startswith(b"["):  # an array has to be read whole
@@ -220,7 +220,7 @@ def _json_lines(file: Path, source: str, column_name: str) -> Iterator[str | Non
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{source} is malformed in line {number:,}: {error}") from None
+            raise UserError(f"{source} is malformed in line {number:,}: {why_no_json(error)}") from None
         if not isinstance(row, dict):
             raise UserError(f"{source} is malformed in line {number:,}: not an object, {{column: value, …}}")
         _check_column(list(row), column_name, source)

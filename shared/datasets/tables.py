@@ -41,17 +41,10 @@ def load_tables(
     """The training and the validation rows; without a data set and without files, the embedded docstrings.
 
     A source without a validation part gives `validation_split_percentage` of its rows, chosen by `seed`, and says so.
-    Raises UserError for flags that contradict each other and for data that cannot be read.
+    The arguments are settings that `options.check` has passed. Raises UserError for data that cannot be read.
     """
-    if dataset_name and (train_file or validation_file):
-        file = f"--train_file {train_file}" if train_file else f"--validation_file {validation_file}"
-        raise UserError(f"--dataset_name {dataset_name} and {file}: give one of them")
-    if validation_file and not train_file:
-        raise UserError(f"--validation_file {validation_file} needs a --train_file to train on")
-    if dataset_config_name and (not dataset_name or Path(dataset_name).is_dir()):
+    if dataset_config_name and dataset_name and Path(dataset_name).is_dir():
         raise UserError(f"--dataset_config_name {dataset_config_name} has a meaning only for a data set of the Hub")
-    if not 0 < validation_split_percentage < 100:
-        raise UserError(f"--validation_split_percentage {validation_split_percentage} must lie between 1 and 99")
 
     validation: pa.Table | None = None
     if train_file:
@@ -194,10 +187,11 @@ def read_file(path: str, flag: str) -> pa.Table:
     """The rows of a .csv, .tsv, .json, .jsonl or .parquet file; UserError naming `flag` if it cannot be read."""
     source = f"{flag} {path}"
     read = READERS.get(Path(path).suffix.lower())
-    if read is None:
-        raise UserError(f"{source}: unknown kind of file, known are {', '.join(READERS)}")
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            if read is None:
+                raise UserError(f"{source}: unknown kind of file, known are {', '.join(READERS)}")
+            data = file.read()
     except FileNotFoundError:
         raise UserError(f"{source}: no such file") from None
     except IsADirectoryError:
@@ -249,11 +243,16 @@ def _read_json(data: bytes, source: str) -> pa.Table:
                 is_row = not line.strip() or isinstance(json.loads(line), dict)
                 reason = "not an object: a line is one row, {column: value, …}"
             except ValueError as broken:
-                is_row, reason = False, _line(broken)
+                is_row, reason = False, why_no_json(broken)
             if not is_row:
                 raise UserError(f"{source} is malformed in line {number:,}: {reason}") from None
         # Every line is right by itself: two of them disagree. Arrow counts rows from the block, which helps nobody.
         raise UserError(f"{source} is malformed: {re.sub(r' in row [0-9]+$', '', _line(error))}") from None
+
+
+def why_no_json(error: ValueError) -> str:
+    """Why a line is no JSON, without the number of the line, which Python counts within it."""
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else _line(error)
 
 
 def _array_to_lines(data: bytes, source: str) -> bytes:

@@ -74,7 +74,7 @@ def multi_node(hosts, flags, output):
     """A run over both machines, as multi_node.yaml starts it: what they said."""
     launcher = [runs.BIN / "accelerate", "launch", "--config_file", runs.ROOT / "accelerate_configs/multi_node.yaml"]
     launcher += ["--num_processes", 2, "--machine_rank", "NUMBER", "--main_process_ip", hosts[0][1]]
-    launcher += ["--mixed_precision", "no", "recipes/nlp.py", *flags, "--output_dir", output]
+    launcher += ["--mixed_precision", "no", "recipes/nlp.py", *flags, "--expect_processes", 2, "--output_dir", output]
     said, codes = on_both(hosts, launcher)
     assert codes == [0, 0], said
     return said

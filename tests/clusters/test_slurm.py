@@ -139,7 +139,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     assert len(set(map(str, (line["step"] for line in runs.training_lines(clone / "out/limited"))))) == STEPS // 2
     assert not (clone / "out/limited/PREEMPTED").exists()
 
-    command = runs.torchrun(2, "recipes/nlp.py", *flags, "--output_dir", tmp_path / "whole")
+    command = runs.torchrun(2, "recipes/nlp.py", *flags, "--expect_processes", 2, "--output_dir", tmp_path / "whole")
     runs.succeed(command, CUDA_VISIBLE_DEVICES="", **THREADS)
     assert (runs.weights(clone / "out/limited") == runs.weights(tmp_path / "whole")).all()
 

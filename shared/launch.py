@@ -23,12 +23,12 @@ from typing import Any, NoReturn, TypeVar
 import psutil
 import torch
 
-from shared import lock, memory, options, signals
+from shared import lock, memory, options, signals, waiting
 from shared.batches import hash64
 from shared.errors import Preempted, UserError
 
 EXIT_USER_ERROR = 2
-PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
+PROCESS_GROUP_TIMEOUT = timedelta(seconds=waiting.SILENT)
 TASKS_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -243,6 +243,12 @@ def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -
         torch.get_device_module(device).manual_seed(value)
 
 
+def prepare(accelerator: Any, *objects: Any) -> Any:
+    """`accelerator.prepare`, once all processes have come to it: machines prepare their data on their own."""
+    waiting.for_all(accelerator)
+    return accelerator.prepare(*objects)
+
+
 def agree(accelerator: Any, error: UserError | None) -> None:
     """Raise on every process the error that some process met, that of the lowest rank; call it on all of them.
 
@@ -250,6 +256,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
         UserError: if any process brought one.
     """
     if accelerator.num_processes > 1:
+        waiting.for_all(accelerator)
         messages: list[str | None] = [None] * accelerator.num_processes
         torch.distributed.all_gather_object(messages, str(error) if error else None)
         error = next((UserError(message) for message in messages if message), None)
@@ -258,7 +265,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
 
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
-    """Call `function` on the main process only; every process gets its result, or its UserError."""
+    """Call `function` on the main process only; every process gets its result, or its UserError, however late."""
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
@@ -266,6 +273,7 @@ def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
         except UserError as error:
             outcome[1] = str(error)
     if accelerator.num_processes > 1:
+        waiting.for_all(accelerator)
         torch.distributed.broadcast_object_list(outcome)
     if outcome[1]:
         raise UserError(outcome[1])
@@ -361,5 +369,7 @@ def end() -> None:
 
     gc.collect()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        waiting.for_all(PartialState())  # the main process may be uploading
         torch.distributed.barrier()
+        waiting.close()
         PartialState().destroy_process_group()

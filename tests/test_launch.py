@@ -17,7 +17,7 @@ import pytest
 import runs
 import torch
 
-from shared import launch, options, signals
+from shared import launch, options, signals, waiting
 from shared.errors import Preempted, UserError
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -464,6 +464,7 @@ def test_every_process_raises_the_error_of_the_lowest_rank_that_met_one(monkeypa
     def gather(messages, mine):
         messages[:] = [None, mine, "of rank 2"]
 
+    monkeypatch.setattr(waiting, "for_all", lambda _: None)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     three = SimpleNamespace(num_processes=3)
     with pytest.raises(UserError, match="of rank 2"):
@@ -496,6 +497,7 @@ def test_what_the_main_process_finds_every_process_gets(monkeypatch, main):
     def never():
         raise AssertionError("called on a process that is not the main one")
 
+    monkeypatch.setattr(waiting, "for_all", lambda _: None)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     sent.append([7, None])
     assert launch.on_main_process(two, (lambda: 7) if main else never) == 7

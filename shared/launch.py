@@ -36,12 +36,12 @@ Config = TypeVar("Config", bound=options.Options)
 def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     """Parse the command line, call `main(config)`, end every process cleanly.
 
-    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; SIGTERM, SIGUSR1 and
-    Ctrl-C end with 143, after a checkpoint if there is anything to save. They leave through `os._exit`, because an
+    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; SIGTERM, SIGUSR1, SIGHUP
+    and Ctrl-C end with 143, after a checkpoint if there is anything to save. They leave through `os._exit`, because an
     interpreter that shuts down while gloo's threads run may abort and lose the exit code. Out of memory is code 2 and a
     line as well, but at once: the others are inside a collective call that will never end.
     """
-    die_with_launcher()
+    signals.die_with_launcher()
     config = config_class()
     try:
         config = options.parse(config_class)
@@ -283,20 +283,6 @@ def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
 def local_rank() -> int:
     """This process's number on its machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
-
-
-def die_with_launcher() -> None:
-    """Take the death of the launcher for a SIGTERM.
-
-    The workers of a killed torchrun would otherwise train on, and `accelerate launch` with one process passes no signal
-    on to it.
-    """
-    if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
-        signals.die_with_parent(signal.SIGTERM)
-    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # which a user may have exported, in a shell that may end
-        with contextlib.suppress(psutil.Error):
-            if "accelerate" in " ".join(psutil.Process(os.getppid()).cmdline()):
-                signals.die_with_parent(signal.SIGTERM)
 
 
 def refuse(error: UserError) -> NoReturn:

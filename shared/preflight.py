@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from shared import card, launch, meeting, options, run_folder
+from shared import card, launch, meeting, options, run_folder, signals
 from shared.errors import UserError
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
@@ -37,7 +37,7 @@ ENOUGH = 0.1  # seconds; an all-reduce that takes longer is not made larger
 
 def main(argv: Sequence[str]) -> None:
     """Do it all and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]]."""
-    launch.die_with_launcher()
+    signals.die_with_launcher()
     try:
         seconds, recipe, flags = arguments(argv)
         check(seconds, recipe, flags)

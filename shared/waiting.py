@@ -34,9 +34,11 @@ def for_all(accelerator: Any) -> None:
     """
     if accelerator.num_processes == 1:
         return
-    if not _rooms:
+    store = dist.distributed_c10d._get_default_store()
+    if not _rooms or _rooms[0].store is not store:
+        close()
         accelerator.wait_for_everyone()  # making the room takes no notice of processes that are lost
-        _rooms.append(Room(accelerator.process_index, accelerator.num_processes))
+        _rooms.append(Room(store, accelerator.process_index, accelerator.num_processes))
     _rooms[0].meet()
 
 
@@ -51,8 +53,8 @@ def close() -> None:
 class Room:
     """Where the processes of a group meet. Constructed on all of them."""
 
-    def __init__(self, rank: int, processes: int) -> None:
-        self.store, self.rank = dist.distributed_c10d._get_default_store(), rank
+    def __init__(self, store: dist.Store, rank: int, processes: int) -> None:
+        self.store, self.rank = store, rank
         self.keys = [SIGN.format(each) for each in range(processes)]
         self.meetings = 0
         self.closed = threading.Event()
@@ -80,6 +82,7 @@ class Room:
         signs: dict[int, tuple[bytes, float]] = {}  # of each rank the last one, and when it was new
         arrival = dist.barrier(group=self.group, async_op=True)
         while not complete(arrival, SIGN_EVERY):
+            self.sign()  # that it waits
             now = time.monotonic()
             latest = self.store.multi_get(self.keys)
             for rank, sign in enumerate(latest):
@@ -98,7 +101,7 @@ class Room:
                 print(f"waiting for process {whom}, which is at work since {SILENT:g} s", file=sys.stderr, flush=True)
 
 
-_rooms: list[Room] = []  # one, from the first meeting on
+_rooms: list[Room] = []  # that of the process group, from the first meeting on
 
 
 def complete(work: dist.Work, seconds: float) -> bool:

@@ -132,24 +132,24 @@ def load_recipe(name):
     return module
 
 
-def in_group(function, processes, folder, machines=False, seconds=60):
+def in_group(function, processes, folder, machines=False):
     """What `function(accelerator, folder)` returns on each process of a gloo group, as JSON gives it back.
 
-    With `machines` each process is told that it is the only one of its machine. `seconds` is the group's time-out.
+    With `machines` each process is told that it is the only one of its machine.
     """
     (folder / "store").unlink(missing_ok=True)
-    torch.multiprocessing.spawn(_join, args=(function, processes, folder, machines, seconds), nprocs=processes)
+    torch.multiprocessing.spawn(_join, args=(function, processes, folder, machines), nprocs=processes)
     return [json.loads((folder / f"returned-{rank}.json").read_text()) for rank in range(processes)]
 
 
-def _join(rank, function, processes, folder, machines, seconds):
+def _join(rank, function, processes, folder, machines):
     from accelerate import Accelerator
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0" if machines else str(rank), "WORLD_SIZE": str(processes)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the file does the work
     store = f"file://{folder / 'store'}"
-    timeout = timedelta(seconds=seconds)  # processes that no longer agree fail, and do not hang
+    timeout = timedelta(seconds=60)  # processes that no longer agree fail, and do not hang
     torch.distributed.init_process_group("gloo", timeout=timeout, init_method=store, rank=rank, world_size=processes)
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == processes

@@ -124,7 +124,7 @@ def main(config: Config) -> dict[str, float]:
     plan = Plan.of_run(config, accelerator, num_samples=len(train))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
-    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
+    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
     parameters = list(model.parameters())
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:

@@ -109,7 +109,7 @@ def main(config: Config) -> dict[str, float]:
     plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
-    model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
+    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
     parameters = list(model.parameters())
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:

@@ -70,8 +70,9 @@ class Buffers:
             return False
         for name, state in flat.items():
             source = distinct(states[name]).values() if name.endswith(".safetensors") else state.tensors
-            for place, tensor in zip(self._tensors[name], source, strict=True):
-                place.copy_(tensor.detach(), non_blocking=True)
+            with torch.no_grad():
+                for place, tensor in zip(self._tensors[name], source, strict=True):
+                    place.copy_(tensor, non_blocking=True)
             for position, value in zip(self._floats[name], state.floats, strict=True):
                 os.pwrite(self.images[name].descriptor, struct.pack(">d", value), position)
         if torch.cuda.is_available():
@@ -157,7 +158,10 @@ def flatten(state: Any) -> Flat:
     flat = Flat([], [], [])
 
     def walk(value: Any) -> None:
-        if isinstance(value, dict):
+        if isinstance(value, Tensor):  # first, because nearly all are
+            flat.tensors.append(value)
+            flat.shape.append((value.shape, value.dtype))
+        elif isinstance(value, dict):
             flat.shape.append(tuple(value))
             for part in value.values():
                 walk(part)
@@ -165,9 +169,6 @@ def flatten(state: Any) -> Flat:
             flat.shape.append(len(value))
             for part in value:
                 walk(part)
-        elif isinstance(value, Tensor):
-            flat.tensors.append(value)
-            flat.shape.append((value.shape, value.dtype))
         elif isinstance(value, float):
             flat.floats.append(value)
             flat.shape.append("float")

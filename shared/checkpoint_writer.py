@@ -26,7 +26,7 @@ from typing import Any
 
 CHUNK = 1 << 20  # bytes hashed, then written while they are still in the cache
 NICENESS = 10
-NOT_FOR_THE_WRITER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+NOT_FOR_THE_WRITER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
 
 

@@ -7,6 +7,7 @@ draw of a run is a function of (seed, step or epoch, sample or micro-batch).
 
 import hashlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     --save_on_each_node it has to be intact on every machine.
 
     Raises:
-        UserError: the checkpoint named by a path is missing or damaged; `never`, but there are checkpoints.
+        UserError: the checkpoint named by a path is missing or damaged; `never`, but there are checkpoints; some
+            machines have intact ones, but no machine one that all have.
     """
     output_dir, resume_from = config.output_dir, config.resume_from_checkpoint
 
@@ -120,17 +122,34 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
 
 
 def newest_intact(accelerator: Any, config: Options) -> Path | None:
-    """The newest checkpoint in --output_dir that everybody who writes there finds intact."""
+    """The newest checkpoint in --output_dir that everybody who writes there finds intact.
+
+    Raises:
+        UserError: with --save_on_each_node some machine has an intact one, but no machine has one that all have.
+    """
     found = on_writers(accelerator, config, lambda: list(complete(config.output_dir)))
+    in_part: tuple[Path, list[str | None]] | None = None
     for step in sorted(set().union(*found), reverse=True):
         path = path_of(config.output_dir, step)
         problems = on_writers(accelerator, config, lambda path=path: problem_with(path))  # type: ignore[misc]
         if not any(problems):
             return path
+        if in_part is None and not all(problems):
+            in_part = path, problems
         if accelerator.is_main_process:
             where = [machine for machine, problem in enumerate(problems) if problem]
             on = f" on machine {where[0]}" if config.save_on_each_node else ""
             checkpoint_writer.complain(f"checkpoint {path} is passed over{on}: {problems[where[0]]}")
+    if in_part:  # a machine that was replaced, most likely: to start at step 0 would be to lose the run
+        path, problems = in_part
+        hosts = on_writers(accelerator, config, socket.gethostname)
+        has = problems.index(None)
+        lack = [machine for machine, problem in enumerate(problems) if problem]
+        raise UserError(
+            f"checkpoint {path} is intact on machine {has} ({hosts[has]}) and not on machine "
+            f"{', '.join(f'{machine} ({hosts[machine]})' for machine in lack[:8])}: copy that folder from machine "
+            f"{has}, remove {path.parent} on all of them to start over, or name another --output_dir"
+        )
     return None
 
 

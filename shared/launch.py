@@ -4,33 +4,27 @@ A launch that would silently train something else than was asked for does not st
 speaks; the others wait for it, because torchrun kills the rest a tenth of a second after the first process has ended.
 """
 
-import contextlib
 import ctypes
 import errno
 import gc
 import os
-import re
 import runpy
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import psutil
 import torch
 
-from shared import lock, memory, options, signals
+from shared import endings, lock, memory, options, signals, waiting
 from shared.batches import hash64
 from shared.errors import Preempted, UserError
 
 EXIT_USER_ERROR = 2
-PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
-FORGOTTEN = 3600.0  # seconds after which nobody reads any more what a process has said of its end
+PROCESS_GROUP_TIMEOUT = timedelta(seconds=waiting.SILENT)
 TASKS_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -38,17 +32,17 @@ Config = TypeVar("Config", bound=options.Options)
 def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     """Parse the command line, call `main(config)`, end every process cleanly.
 
-    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; SIGTERM, SIGUSR1 and
-    Ctrl-C end with 143, after a checkpoint if there is anything to save. They leave through `os._exit`, because an
+    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; SIGTERM, SIGUSR1, SIGHUP
+    and Ctrl-C end with 143, after a checkpoint if there is anything to save. They leave through `os._exit`, because an
     interpreter that shuts down while gloo's threads run may abort and lose the exit code. Out of memory is code 2 and a
     line as well, but at once: the others are inside a collective call that will never end.
     """
-    die_with_launcher()
+    signals.die_with_launcher()
     config = config_class()
     try:
         require_numbers()
         config = options.parse(config_class)
-        signals.listen(None if config.dry_run else config.output_dir, leave, peer_failed)
+        signals.listen(None if config.dry_run else config.output_dir, leave, endings.peer_failed)
         main(config)
     except Preempted:
         leave(signals.EXIT_PREEMPTED)
@@ -59,11 +53,11 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
             raise
         refuse(UserError(f"the disk is full ({error}): free space and start again; a run goes on from its checkpoint"))
     except Exception as error:
-        if peer_failed():  # which has said why; this process has only lost the connection to it
+        if endings.peer_failed():  # which has said why; this process has only lost the connection to it
             leave(signals.EXIT_FAILED)
-        if peer_said("preempted"):  # with nothing to save, and so at once
+        if endings.peer_said("preempted"):  # with nothing to save, and so at once
             leave(signals.EXIT_PREEMPTED)
-        say("failed")
+        endings.say("failed")
         if not memory.ran_out(error):
             raise
         print(f"error: {memory.advice(config)}", file=sys.stderr, flush=True)
@@ -189,9 +183,9 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             raise UserError(
                 "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does"
             )
-    if not on_cpu and local_rank() >= torch.accelerator.device_count():
+    if not on_cpu and endings.local_rank() >= torch.accelerator.device_count():
         raise UserError(
-            f"{env.get('LOCAL_WORLD_SIZE', local_rank() + 1)} processes on a machine with "
+            f"{env.get('LOCAL_WORLD_SIZE', endings.local_rank() + 1)} processes on a machine with "
             f"{torch.accelerator.device_count()} GPU(s): lower --num_processes (--nproc-per-node) to the number of GPUs"
         )
 
@@ -252,6 +246,12 @@ def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -
         torch.get_device_module(device).manual_seed(value)
 
 
+def prepare(accelerator: Any, *objects: Any) -> Any:
+    """`accelerator.prepare`, once all processes have come to it: machines prepare their data on their own."""
+    waiting.for_all(accelerator)
+    return accelerator.prepare(*objects)
+
+
 def agree(accelerator: Any, error: UserError | None) -> None:
     """Raise on every process the error that some process met, that of the lowest rank; call it on all of them.
 
@@ -259,6 +259,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
         UserError: if any process brought one.
     """
     if accelerator.num_processes > 1:
+        waiting.for_all(accelerator)
         messages: list[str | None] = [None] * accelerator.num_processes
         torch.distributed.all_gather_object(messages, str(error) if error else None)
         error = next((UserError(message) for message in messages if message), None)
@@ -267,7 +268,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
 
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
-    """Call `function` on the main process only; every process gets its result, or its UserError."""
+    """Call `function` on the main process only; every process gets its result, or its UserError, however late."""
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
@@ -275,6 +276,7 @@ def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
         except UserError as error:
             outcome[1] = str(error)
     if accelerator.num_processes > 1:
+        waiting.for_all(accelerator)
         torch.distributed.broadcast_object_list(outcome)
     if outcome[1]:
         raise UserError(outcome[1])
@@ -292,38 +294,19 @@ def require_numbers() -> None:
             raise UserError(f"{name}={os.environ.pop(name)}: expected a number, as a launcher sets it")
 
 
-def local_rank() -> int:
-    """This process's number on its machine."""
-    return int(os.environ.get("LOCAL_RANK", 0))
-
-
-def die_with_launcher() -> None:
-    """Take the death of the launcher for a SIGTERM.
-
-    The workers of a killed torchrun would otherwise train on, and `accelerate launch` with one process passes no signal
-    on to it.
-    """
-    if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
-        signals.die_with_parent(signal.SIGTERM)
-    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # which a user may have exported, in a shell that may end
-        with contextlib.suppress(psutil.Error):
-            if "accelerate" in " ".join(psutil.Process(os.getppid()).cmdline()):
-                signals.die_with_parent(signal.SIGTERM)
-
-
 def refuse(error: UserError) -> NoReturn:
     """End this process with exit code 2; local rank 0 says why, the others are silent.
 
     All wait up to 10 s for each other: once one process has ended, the launcher kills those that are still importing.
     """
-    here, deadline = local_rank(), time.monotonic() + 10
+    here, deadline = endings.local_rank(), time.monotonic() + 10
     signals.listen_no_more()
     signal.signal(signal.SIGTERM, lambda *_: leave(EXIT_USER_ERROR))  # the launcher's, once another process has left
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    say("failed")
-    awaited = range(1, local_processes()) if here == 0 else [0]
-    while not all(said(rank, "failed") for rank in awaited):
+    endings.say("failed")
+    awaited = range(1, endings.local_processes()) if here == 0 else [0]
+    while not all(endings.said(rank, "failed") for rank in awaited):
         if time.monotonic() > deadline:
             if here != 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
@@ -332,54 +315,11 @@ def refuse(error: UserError) -> NoReturn:
     leave(EXIT_USER_ERROR)
 
 
-def local_processes() -> int:
-    """How many processes of this launch run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-
-
-def mark_of(what: str, rank: int) -> Path:
-    """The empty file by which a process tells the others on its machine why it ends: `failed` or `preempted`."""
-    names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    launch = "-".join(re.sub(r"\W", "_", os.environ.get(name, "")) for name in names)
-    return Path(tempfile.gettempdir()) / f"accelerate-recipes-{what}-{os.getuid()}-{launch}-{rank}"
-
-
-def say(what: str) -> None:
-    """Tell the other processes on this machine why this one ends; what other launches said long ago is removed.
-
-    Nobody knows which process is the last one to read, and so these files outlive their launch.
-    """
-    with contextlib.suppress(OSError):
-        if local_processes() > 1:
-            mine = mark_of(what, local_rank())
-            mine.touch()
-            for mark in mine.parent.glob(f"accelerate-recipes-{what}-{os.getuid()}-*"):
-                if mine.stat().st_mtime - mark.stat().st_mtime > FORGOTTEN:
-                    mark.unlink()
-
-
-def said(rank: int, what: str) -> bool:
-    """Whether local process `rank` of this launch ends for this reason."""
-    with contextlib.suppress(OSError):  # an older one is another launch's
-        return mark_of(what, rank).stat().st_mtime > psutil.Process().create_time()
-    return False
-
-
-def peer_said(what: str) -> bool:
-    """Whether another process on this machine ends for this reason."""
-    return any(said(rank, what) for rank in range(local_processes()) if rank != local_rank())
-
-
-def peer_failed() -> bool:
-    """Whether another process on this machine has, so that a signal is the launcher's, which ends the rest."""
-    return peer_said("failed")
-
-
 def leave(code: int) -> NoReturn:
     """End at once, without the interpreter's shutdown."""
     lock.release_all()
     if code == signals.EXIT_PREEMPTED:
-        say("preempted")
+        endings.say("preempted")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -395,7 +335,9 @@ def end() -> None:
 
     gc.collect()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
+        waiting.for_all(PartialState())  # the main process may be uploading
         torch.distributed.barrier()
+        waiting.close()
         PartialState().destroy_process_group()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shared import waiting
 from shared.errors import UserError
 from shared.launch import on_main_process
 from shared.options import Options
@@ -21,9 +22,10 @@ def writes(accelerator: Any, config: Options) -> bool:
 
 
 def gather(accelerator: Any, value: Any) -> list[Any]:
-    """What each process has as `value`, by rank; call it on every process."""
+    """What each process has as `value`, by rank; call it on every process, however late."""
     values: list[Any] = [value]
     if accelerator.num_processes > 1:
+        waiting.for_all(accelerator)
         values = [None] * accelerator.num_processes
         torch.distributed.all_gather_object(values, value)
     return values

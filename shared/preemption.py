@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from shared import waiting
 from shared.errors import Preempted
 from shared.launch import PROCESS_GROUP_TIMEOUT
 from shared.signals import heard, write_marker
@@ -63,15 +64,14 @@ class Preemption:
             UserError: the checkpoint could not be saved.
         """
         saver.finish()
-        tracker.close()
         received: list[int] = [heard.signal] * self._accelerator.num_processes
-        if self._group is not None:  # and wait for all: the launcher ends the others as soon as one has left
+        if self._group is not None:
             dist.all_gather_object(received, heard.signal, group=self._group)
         if self._accelerator.is_main_process:
             write_marker(self._output_dir, step, {rank: number for rank, number in enumerate(received) if number})
             print(f"interrupted at step {step}: checkpoint saved, start again to go on", flush=True)
-        if self._group is not None:
-            dist.barrier(group=self._group)
+        tracker.close()  # after the marker: an upload may outlast what the scheduler allows
+        waiting.for_all(self._accelerator)  # the launcher ends the others as soon as one has left
         raise Preempted
 
     def all_saved(self) -> None:

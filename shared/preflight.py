@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from shared import card, launch, meeting, options, run_folder
+from shared import card, launch, meeting, options, run_folder, signals
 from shared.datasets import docstrings
 from shared.errors import UserError
 from shared.machines import gather
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         print(__doc__)
         return
-    launch.die_with_launcher()
+    signals.die_with_launcher()
     try:
         seconds, recipe, flags = arguments(argv)
         check(seconds, recipe, flags)

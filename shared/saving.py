@@ -55,6 +55,7 @@ class Saver:
                 "has not all of them: leave the flag out, and name an --output_dir on a shared file system"
             )
         self.writes = writes(accelerator, config)
+        self.settings = options.plain(config)
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
         self.in_background = not self.sharded
         self.buffers: Buffers | None = None
@@ -254,7 +255,7 @@ class Saver:
         return progress.state() | {
             "epoch": self.plan.epochs_completed(progress.step),
             "seed": self.config.seed,
-            "config": options.plain(self.config),
+            "config": self.settings,
             "world_size": self.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             "versions": self.versions,

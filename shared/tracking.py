@@ -28,7 +28,7 @@ TRACKERS = ("wandb", "tensorboard", "trackio")
 # JSON has no NaN. These names, those of JavaScript and protobuf, keep the three apart, and Python's float() reads them.
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 PROMPT_TIMEOUT = 120  # seconds that wandb may wait for a key to be typed; below the process group's time-out
-UPLOAD_TIMEOUT = 300  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
+UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
 
 
 class Tracker:

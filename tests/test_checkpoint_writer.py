@@ -78,10 +78,10 @@ def test_killed_while_it_writes_it_leaves_no_checkpoint_and_says_so(writer, zero
 
 def test_it_ignores_the_signals_that_are_meant_for_the_training_process(zeros, tmp_path):
     writer = Writer([zeros.descriptor])
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         writer.process.send_signal(number)  # at its birth
     writer.start(Job(tmp_path / "step_00000003", {"big": zeros}, {}))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         writer.process.send_signal(number)
     assert writer.reply(wait=True) == ""
     writer.end()

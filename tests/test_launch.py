@@ -16,7 +16,7 @@ import pytest
 import runs
 import torch
 
-from shared import launch, options, signals
+from shared import endings, launch, options, signals, waiting
 from shared.errors import Preempted, UserError
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -300,7 +300,7 @@ def test_a_process_whose_peer_was_told_to_end_ends_like_it(leaving, monkeypatch,
         raise RuntimeError("Connection closed by peer")
 
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
-    launch.mark_of("preempted", 1).touch()
+    endings.mark_of("preempted", 1).touch()
     with pytest.raises(Left):
         launch.run(main, Options)
     assert leaving.codes == [143]
@@ -319,26 +319,26 @@ def test_a_process_that_was_told_to_end_says_so_to_its_peers(monkeypatch, tmp_pa
     monkeypatch.setenv("LOCAL_RANK", "1")
     launch.leave(code)
     assert ended == [code]
-    assert launch.said(1, "preempted") == (code == 143)
+    assert endings.said(1, "preempted") == (code == 143)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert launch.peer_said("preempted") == (code == 143)
-    assert not launch.peer_failed()
+    assert endings.peer_said("preempted") == (code == 143)
+    assert not endings.peer_failed()
 
 
 def test_what_other_launches_said_long_ago_is_removed_and_nothing_else(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    long_ago = time.time() - 2 * launch.FORGOTTEN
-    kept = [tmp_path / "mine", launch.mark_of("failed", 0).with_name("accelerate-recipes-failed-another-user")]
+    long_ago = time.time() - 2 * endings.FORGOTTEN
+    kept = [tmp_path / "mine", endings.mark_of("failed", 0).with_name("accelerate-recipes-failed-another-user")]
     for port in ("1", "2"):
         monkeypatch.setenv("MASTER_PORT", port)
-        launch.mark_of("failed", 1).touch()
-    recent = launch.mark_of("failed", 1)
-    for path in (*kept, tmp_path / launch.mark_of("failed", 1).name.replace("-2-", "-1-")):
+        endings.mark_of("failed", 1).touch()
+    recent = endings.mark_of("failed", 1)
+    for path in (*kept, tmp_path / endings.mark_of("failed", 1).name.replace("-2-", "-1-")):
         path.touch()
         os.utime(path, (long_ago, long_ago))
-    launch.say("failed")
-    assert {*tmp_path.iterdir()} == {*kept, recent, launch.mark_of("failed", 0)}
+    endings.say("failed")
+    assert {*tmp_path.iterdir()} == {*kept, recent, endings.mark_of("failed", 0)}
 
 
 def test_freed_memory_is_kept_for_the_next_step():
@@ -519,6 +519,7 @@ def test_every_process_raises_the_error_of_the_lowest_rank_that_met_one(monkeypa
     def gather(messages, mine):
         messages[:] = [None, mine, "of rank 2"]
 
+    monkeypatch.setattr(waiting, "for_all", lambda _: None)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     three = SimpleNamespace(num_processes=3)
     with pytest.raises(UserError, match="of rank 2"):
@@ -551,6 +552,7 @@ def test_what_the_main_process_finds_every_process_gets(monkeypatch, main):
     def never():
         raise AssertionError("called on a process that is not the main one")
 
+    monkeypatch.setattr(waiting, "for_all", lambda _: None)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     sent.append([7, None])
     assert launch.on_main_process(two, (lambda: 7) if main else never) == 7

@@ -1,5 +1,7 @@
 """Machines with folders of their own agree on what they resume and remove; a wrong setting is found out at once."""
 
+import socket
+
 import pytest
 import runs
 import torch
@@ -82,6 +84,12 @@ def on_two_machines(accelerator, folder):
     saver.save(Progress(step=18), {})
     saver.finish()
     said["end"] = sorted(checkpoints.complete(own))
+    if rank == 1:  # is replaced by one with an empty disk
+        (own / "checkpoints").rename(own / "lost")
+    said["replaced"] = refusal(found)
+    if rank == 1:
+        (own / "lost").rename(own / "checkpoints")
+    torch.distributed.barrier()
     checkpoint = checkpoints.complete(own)[18]
     said["files"] = sorted(path.name for path in checkpoint.iterdir())
     checkpoints.load(accelerator, checkpoint)
@@ -144,6 +152,16 @@ def test_no_machine_removes_what_another_may_need(said):
 
 def test_when_all_have_the_last_one_the_limit_holds(said):
     assert said[0]["end"] == said[1]["end"] == [18]
+
+
+def test_a_machine_with_an_empty_disk_does_not_make_the_run_start_over(said):
+    for rank, machine in enumerate(said[:2]):
+        path = f"{said[2]}/own-{rank}/checkpoints"
+        host = socket.gethostname()
+        assert machine["replaced"] == (
+            f"checkpoint {path}/step_00000018 is intact on machine 0 ({host}) and not on machine 1 ({host}): copy that "
+            f"folder from machine 0, remove {path} on all of them to start over, or name another --output_dir"
+        )
 
 
 def test_a_damaged_one_on_one_machine_is_refused_by_all(said):

@@ -105,6 +105,15 @@ def test_one_process_knows_at_once(tmp_path, capsys):
     assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to go on\n"
 
 
+def test_the_marker_is_there_before_the_tracker_uploads_what_it_has(tmp_path):
+    there = []
+    tracker = SimpleNamespace(close=lambda: there.append((tmp_path / "PREEMPTED").exists()))
+    saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
+    with pytest.raises(Preempted):
+        Preemption(ALONE, str(tmp_path)).leave(3, saver, tracker)
+    assert there == [False, True]
+
+
 def test_when_all_is_saved_a_signal_ends_the_run_at_once(tmp_path):
     loop = Preemption(ALONE, str(tmp_path))
     loop.agreed()

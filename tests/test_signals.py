@@ -95,18 +95,19 @@ os._exit(7)
 """
 
 
-def listening(folder, mode):
+def listening(folder, mode, *before, stdout=subprocess.PIPE):
     return subprocess.Popen(
-        [sys.executable, "-c", LISTENING, folder / "run", mode],
+        [*before, sys.executable, "-c", LISTENING, folder / "run", mode],
         cwd=runs.ROOT,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_each_of_the_three_signals_is_heard(tmp_path, number):
+def test_each_of_the_signals_is_heard(tmp_path, number):
     process = listening(tmp_path, "training")
     try:
         assert process.stdout.readline() == "ready\n"
@@ -115,6 +116,30 @@ def test_each_of_the_three_signals_is_heard(tmp_path, number):
         assert process.returncode == 7
         assert not (tmp_path / "run").exists()
     finally:
+        runs.end(process)
+
+
+def test_a_closed_terminal_is_no_signal_under_nohup(tmp_path):
+    process = listening(tmp_path, "training", "nohup")
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=30)[0] == "noted SIGTERM\n"
+    finally:
+        runs.end(process)
+
+
+def test_what_is_said_after_the_terminal_was_closed_is_no_error(tmp_path):
+    ours, theirs = os.openpty()
+    process = listening(tmp_path, "training", stdout=theirs)
+    try:
+        assert os.read(ours, 5) == b"ready"
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 7
+    finally:
+        os.close(theirs)
         runs.end(process)
 
 
@@ -169,3 +194,28 @@ def test_a_loader_worker_ignores_signals_and_ends_with_its_parent():
     finally:
         process.kill()
         process.join()
+
+
+BORN = """
+import os, sys, time
+from shared import signals
+while len(sys.argv) > 1 and os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+signals.die_with_launcher()
+print("trains", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", signals.SET_BY_LAUNCHERS)
+def test_a_process_whose_launcher_died_while_it_was_importing_ends(name):
+    if "python" in " ".join(psutil.Process(1).cmdline()):
+        pytest.skip("orphans are given to a Python process here")
+    command = f"{sys.executable} -c '{BORN}' $$ & exit"
+    said = runs.run(["sh", "-c", command], timeout=60, **{name: "x"})
+    assert (said.stdout, said.stderr) == ("", "the launcher of this process has ended: start again\n")
+
+
+def test_a_process_trains_whose_launcher_lives_or_that_has_none():
+    for env in ({"TORCHELASTIC_RUN_ID": "x"}, {}):  # a shell in between, as in `torchrun --no-python wrapper.sh`
+        command = ["sh", "-c", f"{sys.executable} -c '{BORN}'; true"]
+        assert subprocess.check_output(command, cwd=runs.ROOT, env=os.environ | env, text=True) == "trains\n"

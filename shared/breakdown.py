@@ -24,7 +24,7 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
         return {}
     spent = dict.fromkeys(NAMES, 0.0)
     for before, line in pairwise([{"step": 0}, *timed]):
-        seconds = line["step_seconds"] * (line["step"] - before["step"])
+        seconds = line["step_seconds"] * line.get("timed_steps", line["step"] - before["step"])
         for part in SHARES:
             spent[part] += line.get(part, 0.0) * seconds
         spent["rest"] += (1 - sum(line.get(part, 0.0) for part in SHARES)) * seconds

@@ -19,20 +19,27 @@ PASSES = 3  # of a forward pass' products: itself, and two products in the backw
 class FlopCounter:
     """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
 
+    It ends with that forward pass: layers that are computed again in the backward pass call the same hooks.
+
     Attributes:
-        counted: operations of one forward pass since the start, until `stop`.
+        counted: operations of that forward pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.counted = 0
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         self._handles = [m.register_forward_hook(self._count) for m in model.modules() if isinstance(m, kinds)]
+        self._handles.append(model.register_forward_hook(self._end))
 
     def stop(self) -> int:
         """Count no more, and tell what was counted."""
         for handle in self._handles:
             handle.remove()
         return self.counted
+
+    def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if model.training:  # and not an evaluation before the first step
+            self.stop()
 
     def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if module.training:

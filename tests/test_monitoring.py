@@ -12,9 +12,11 @@ import torch
 from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from shared import monitoring
 from shared.batches import MicroBatch, Plan
+from shared.breakdown import seconds_by_part
 from shared.compression import DDPSettings
 from shared.errors import UserError
 from shared.flops import FlopCounter, attention_flops
@@ -150,7 +152,7 @@ def test_the_state_is_plain_json_and_reading_it_changes_nothing(accelerator):
     run_step(watch, plan().micro_batches(0), 2.0, SKIPPED)
     state = watch.state()
     assert json.loads(json.dumps(state)) == state
-    assert watch.state() == state | {"waited": watch.state()["waited"]}
+    assert watch.state() == state
     assert watch.read()["loss"] == pytest.approx(2)
 
 
@@ -322,6 +324,58 @@ def test_convolutions_count_each_output_with_its_kernel():
     assert counter.stop() == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
     model(torch.ones(2, 4, 10, 10))
     assert counter.counted == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
+
+
+class Recomputing(torch.nn.Module):
+    """Layers of which those inside are computed again in the backward pass, as far as something needs them."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.first, self.again = torch.nn.Linear(3, 5), again
+        self.inside = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 5))
+
+    def forward(self, ids):
+        hidden = self.first(torch.ones(*ids.shape, 3))
+        return checkpoint(self.inside, hidden, use_reentrant=False) if self.again else self.inside(hidden)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+def test_recomputed_layers_count_once(accelerator, clock, again):
+    """Over several micro-batches, and after an evaluation of the same model."""
+    model = Recomputing(again)
+    watch = monitor(accelerator, model=model)
+    model.eval()(torch.zeros(7, 7))
+    model.train()
+    real = 0
+    for piece in plan(micro_batches=3).micro_batches(0):
+        out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max())))
+        out.sum().backward()
+        watch.add(piece, out.sum())
+        real += LENGTHS[piece.samples].sum()
+    watch.end_step(WENT_WELL)
+    clock[0] += 2
+    assert watch.read()["mfu"] == pytest.approx(3 * 2 * (3 * 5 + 2 * 5 * 7) * real / 2 / 1e12)
+
+
+def test_the_figures_of_a_resumed_run_are_of_the_steps_that_it_took(accelerator, clock):
+    """Ten steps from one reading to the next, eight of them before the run was started again."""
+
+    def take(watch, steps):
+        for step in steps:
+            run_step(watch, plan().micro_batches(step))
+            clock[0] += 0.1
+        return watch
+
+    before = take(monitor(accelerator), range(8))
+    again = take(monitor(accelerator, state=before.state()), range(8, 10))
+    figures = again.read()
+    assert figures["step_seconds"] == pytest.approx(0.1)
+    assert figures["timed_steps"] == 2
+    assert figures["loss"] == pytest.approx(1)
+    assert sum(seconds_by_part([{"step": 10, **figures}]).values()) == pytest.approx(0.2)
+    later = take(again, range(10)).read()
+    assert later["step_seconds"] == pytest.approx(0.1)
+    assert "timed_steps" not in later
 
 
 def rows(**values):

@@ -120,6 +120,16 @@ def test_a_model_called_without_masked_gives_all_logits():
     assert model(input_ids=torch.full((2, 7), 9)).logits.shape == (2, 7, 320)
 
 
+@pytest.mark.parametrize("kind", ["deberta-v2", "mpnet", "megatron-bert"])
+def test_a_model_that_does_not_hand_its_arguments_on_is_refused_in_one_line(kind):
+    model = tiny(kind)
+    predict_only_masked(model)
+    batch = OnePerRow(PAD)(read([9, 4, 2]))
+    batch.pop("labels")
+    with pytest.raises(UserError, match=r"^--model_name_or_path: \w+ForMaskedLM does not tell .*$"):
+        model(**batch)
+
+
 def test_one_document_per_row_pads_like_the_other_recipe():
     tokens, lengths, masked, labels = read([9, 4, 2])
     batch = OnePerRow(PAD, multiple_of=8, max_length=12)((tokens, lengths, masked, labels))

@@ -152,12 +152,16 @@ class Monitor:
             "total_tokens": self.total_tokens + totals["tokens"],
         }
 
+    def close(self) -> None:
+        """Write what there is of a profile that the run ends before."""
+        self.profiler.close()
+
     def summary(self, seconds: float) -> dict[str, float]:
         """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call it on all processes.
 
         Evaluation and checkpoints after the last reading, which no other line has, are told as in those.
         """
-        self.profiler.close()
+        self.close()
         rows = self._gather()
         totals = self._totals(rows)
         rates = {

@@ -55,8 +55,10 @@ class Preemption:
         self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
         return answer
 
-    def leave(self, step: int, saver: Any, tracker: Any) -> NoReturn:
+    def leave(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
         """End the run once its checkpoint of `step`, under way, is complete; every process calls this.
+
+        What a profile has found so far is written after that.
 
         Raises:
             Preempted: always, or
@@ -64,6 +66,7 @@ class Preemption:
         """
         saver.finish()
         tracker.close()
+        monitor.close()
         received: list[int] = [heard.signal] * self._accelerator.num_processes
         if self._group is not None:  # and wait for all: the launcher ends the others as soon as one has left
             dist.all_gather_object(received, heard.signal, group=self._group)

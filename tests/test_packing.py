@@ -1,5 +1,7 @@
 """Packed documents give what each gives alone, and the head on hidden tokens what the dense head gives there."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,15 @@ def test_varlen_is_chosen_on_cuda_in_half_precision_without_dropout_only():
     assert "varlen" not in use_packed_attention(tiny("modernbert"), cuda, "no")
     assert "varlen" not in use_packed_attention(tiny("modernbert"), CPU, "bf16")
     assert "varlen" not in use_packed_attention(tiny("bert", attention_probs_dropout_prob=0.1), cuda, "bf16")
+
+
+def test_a_torch_without_varlen_takes_the_other_attention_and_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # importing it fails
+    model = tiny("modernbert")
+    said = use_packed_attention(model, torch.device("cuda"), "bf16")
+    assert model.config._attn_implementation == "packed_padded"
+    assert said.endswith(f"padded to the longest (torch {torch.__version__} has no torch.nn.attention.varlen)")
+    assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "a CPU has nothing to miss"
 
 
 def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch):

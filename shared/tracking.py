@@ -64,6 +64,7 @@ class Tracker:
         require_tracker(report_to)
         self.accelerator = accelerator
         self.metrics_file = output_dir / "metrics.jsonl"
+        self.compressed = config.get("gradient_compression", "none") != "none"
 
         def start() -> tuple[str, str]:
             cut_metrics(self.metrics_file, step)
@@ -124,7 +125,7 @@ class Tracker:
         self.log(step, summary)
         if self.accelerator.is_main_process:
             lines = read_metrics(self.metrics_file)
-            if said := breakdown(lines):
+            if said := breakdown(lines, self.compressed):
                 with tqdm.external_write_mode():
                     print(said, flush=True)
             try:

@@ -14,6 +14,7 @@ sys.path.insert(0, str(runs.ROOT / "benchmarks"))
 import contestants
 import mlm_head
 import mlm_peers
+import monitor_cost
 import peers
 
 from recipes import mlm, nlp
@@ -56,6 +57,13 @@ def test_both_kinds_of_head_measure_the_same_loss(monkeypatch):
     dense, sparse = (mlm_head.measure(kind, 1) for kind in ("dense", "sparse"))
     assert sparse["loss"] == pytest.approx(dense["loss"], rel=1e-6)
     assert min(dense["seconds"], sparse["seconds"]) > 0
+
+
+def test_the_cost_of_the_monitor_is_measured(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = monitor_cost.measure(rounds=1, steps=2, micro_batches=2)
+    assert min(found.values()) > 0
 
 
 def test_ratios_compare_the_same_round_and_give_the_extremes():

@@ -22,6 +22,7 @@ from shared.errors import UserError
 from shared.flops import FlopCounter, attention_flops
 from shared.monitoring import Monitor, costs
 from shared.options import Options
+from shared.timing import Stopwatch
 
 LENGTHS = np.random.default_rng(0).integers(1, 50, 40)
 WENT_WELL, SKIPPED = torch.tensor(0.0), torch.tensor(1.0)
@@ -427,6 +428,47 @@ def test_the_host_waits_for_the_device_at_readings_only(accelerator, clock, monk
         watch.read()
         found.append(waits[0])
     assert found[0] == found[1] > 0
+
+
+def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, monkeypatch):
+    """Events of the device that tell an own clock, in milliseconds, once somebody has waited for them."""
+
+    class Event:
+        made, waits = 0, 0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.at = None
+
+        def record(self):
+            Event.made += 1
+            self.at = Event.made
+
+        def synchronize(self):
+            Event.waits = Event.waits + 1
+
+        def elapsed_time(self, later):
+            assert Event.waits, "read before the device was there"
+            return (later.at - self.at) * 1000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(monitoring, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
+    for steps in (1, 5):
+        model = torch.nn.Linear(1, 1)
+        watch = monitor(accelerator, waited=lambda: 1e6, model=model)
+        Event.waits = 0
+        for step in range(steps):
+            for piece in plan(micro_batches=2).micro_batches(step):
+                model(torch.zeros(len(piece.samples), 1))
+                watch.add(piece, torch.tensor(0.0))
+            watch.end_step(WENT_WELL)
+        assert Event.waits == 0
+        before = dict(watch.stopwatch.seconds)
+        watch.read()
+        assert Event.waits == 2, "for the figures, and for where the next ones begin"
+        passed = {part: seconds - before[part] for part, seconds in watch.stopwatch.seconds.items()}
+        # One event before each pass, one after it, one after the update: each ends what began with the one before.
+        assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
 
 
 def train(accelerator, folder):

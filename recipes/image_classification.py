@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -23,7 +22,7 @@ from shared import batch_norm, checkpoints, evaluation, launch, lock, preemption
 from shared.augmentation import Augmentation, AugmentationOptions
 from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
-from shared.card import launch_card
+from shared.card import print_card
 from shared.datasets.images import Images, collate, load_images, worst
 from shared.image_models import for_device, freeze_backbone, load_processor, new_classifier
 from shared.loading import Loader, feed
@@ -116,6 +115,7 @@ def main(config: Config) -> dict[str, float]:
         accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
         return result
     train, validation, processor, augmentation = load_data(config)
+    run_folder.same_data(accelerator, progress, train, validation)
     classes = len(train.source.names)
     metrics = evaluation.resolve("image_classification", config.metric_name, config.trust_remote_code, classes)
     best_by = evaluation.best_by(config, metrics)
@@ -143,9 +143,9 @@ def main(config: Config) -> dict[str, float]:
         checkpoints.load(accelerator, checkpoint)
         statistics.begin()
     evaluated = average.model or model
-    sizes = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
-    rows = {"data": sizes, **batch_norm.notes(model, plan, progress.step)}
-    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, rows))
+    data = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
+    notes = batch_norm.notes(model, plan, progress.step)
+    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)
@@ -220,7 +220,7 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, augmenta
     """The likeliest classes of each sample [samples, at most 5], its loss [samples]; None if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
     rows = evaluation.Rows((len(data), best := min(5, len(data.source.names))))
-    schedule = loader.plan.evaluation(np.ones(len(data), int))
+    schedule = loader.plan.evaluation(data.lengths)
     batches = feed(schedule, data, collate, accelerator.device, loader.num_workers)
     for micro_batch, batch in preemption.watch(accelerator, batches):
         with accelerator.autocast():  # `prepare` has given it to the model, but not to the average

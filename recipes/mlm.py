@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from shared import checkpoints, evaluation, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
-from shared.card import launch_card
+from shared.card import print_card
 from shared.datasets.documents import first_texts, load_documents
 from shared.datasets.text import check_max_length, check_vocabulary, train_tokenizer
 from shared.datasets.tokens import MaskedDocuments, special_tokens_around, tokenize_parts
@@ -37,6 +37,7 @@ from shared.packing import arrange
 from shared.pretrained import load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
+from shared.text_models import for_device
 from shared.tracking import Tracker
 
 TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
@@ -106,7 +107,8 @@ def main(config: Config) -> dict[str, float]:
         return result
     best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
     train, validation, tokenizer = load_data(config)
-    model = build_model(config, tokenizer)
+    run_folder.same_data(accelerator, progress, train, validation)
+    model = for_device(accelerator, config, build_model(config, tokenizer))
     collate, sequences = arrange(model, tokenizer, accelerator, config)
     lengths = collate.padded_lengths(train.lengths)
     plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
@@ -127,9 +129,8 @@ def main(config: Config) -> dict[str, float]:
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-    sizes = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
-    about = {"data": sizes, "sequences": sequences}
-    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, about))
+    data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
+    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, sequences=sequences)
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)

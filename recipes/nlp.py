@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from shared import checkpoints, evaluation, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
-from shared.card import launch_card
+from shared.card import print_card
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
@@ -32,6 +32,7 @@ from shared.options import Options
 from shared.pretrained import check_heads, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
+from shared.text_models import for_device
 from shared.tracking import Tracker
 
 
@@ -79,9 +80,10 @@ def main(config: Config) -> dict[str, float]:
         accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
         return result
     train, validation, labels, tokenizer = load_data(config)
+    run_folder.same_data(accelerator, progress, train, validation)
     metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
     best_by = evaluation.best_by(config, metrics)
-    model = build_model(config, labels, tokenizer)
+    model = for_device(accelerator, config, build_model(config, labels, tokenizer))
     collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
     plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -101,9 +103,8 @@ def main(config: Config) -> dict[str, float]:
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-    texts = f"{len(train):,} training and {len(validation):,} validation texts"
-    rows = {"data": f"{texts}, {labels.kind}, {labels.num_labels} labels"}
-    accelerator.print(launch_card(accelerator, config, plan, optimizer, progress, checkpoint, rows))
+    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}"
+    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data)
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)

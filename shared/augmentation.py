@@ -18,6 +18,7 @@ from shared.batches import MicroBatch, hash64
 from shared.image_models import Geometry
 from shared.options import Options
 from shared.resampling import center_boxes, crop_and_resize
+from shared.transfer import constant, to_device
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
@@ -77,7 +78,7 @@ class Draws:
 
 def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
     """Numbers made on the CPU, on the device in float32."""
-    return torch.from_numpy(values.astype(np.float32)).to(device, non_blocking=True)
+    return to_device(torch.from_numpy(values.astype(np.float32)), device)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class Augmentation:
         images = self.normalize(images)
         if self.random_erasing:
             images = images.masked_fill(erased(draw, self.geometry.size, self.random_erasing)[:, None], 0.0)
-        targets = torch.nn.functional.one_hot(batch["labels"], classes).float()
+        labels = batch["labels"]
+        targets = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
         if self.mixup or self.cutmix:
             images, targets = mix(images, targets, draw, self.mixup, self.cutmix)
         return images, targets
@@ -132,7 +134,7 @@ class Augmentation:
 
     def normalize(self, images: Tensor) -> Tensor:
         """0 ... 255 to the mean and standard deviation that the model expects."""
-        mean, std = (images.new_tensor(values)[:, None, None] for values in (self.geometry.mean, self.geometry.std))
+        mean, std = (constant(values, images)[:, None, None] for values in (self.geometry.mean, self.geometry.std))
         images = (images / 255 - mean) / std
         return images.to(memory_format=torch.channels_last) if self.channels_last and images.is_cuda else images
 
@@ -145,7 +147,7 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
     whole image, whatever its shape.
     """
     if min_area >= 1:
-        return aspects.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(aspects), 4)
+        return constant([0.0, 0.0, 1.0, 1.0], aspects).expand(len(aspects), 4)
     area = draw("area", min_area, 1.0)
     shape = draw("shape", -math.log(MAX_ASPECT), math.log(MAX_ASPECT)).exp()  # width over height, in pixels
     wide = (area * shape / aspects).sqrt().clamp(max=1)

@@ -12,6 +12,11 @@ from shared.options import Options
 from shared.progress import Progress
 
 
+def print_card(accelerator: Any, *run: Any, **rows: object) -> None:
+    """Say the launch card, once; `run` are the further arguments of `launch_card`."""
+    accelerator.print(launch_card(accelerator, *run, rows))  # type: ignore[call-arg]
+
+
 def launch_card(
     accelerator: Any,
     config: Options,

@@ -142,12 +142,14 @@ def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> N
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     replaced = None
-    if final.exists():  # a damaged one that was passed over, or of a run that goes on from an earlier one
+    if os.path.lexists(final):  # a damaged one that was passed over, or of a run that goes on from an earlier one
         replaced = final.rename(partial_of(final))
     partial.rename(final)
     sync(final.parent)
-    if replaced:
+    if replaced and replaced.is_dir() and not replaced.is_symlink():
         remove(replaced)
+    elif replaced:  # a file or a link is not ours
+        complain(f"{final} was no checkpoint, and is now {replaced.name}")
 
 
 def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | None = None) -> None:

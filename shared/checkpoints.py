@@ -143,7 +143,24 @@ def load(accelerator: Any, path: Path) -> None:
     """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
 
     `accelerator.load_state` reads the same files, but the random states as well, and passes over those it cannot read.
+
+    Raises:
+        UserError: it holds a model or an optimizer of other shapes.
     """
+    try:
+        load_all(accelerator, path)
+    except (RuntimeError, ValueError) as error:  # of torch's load_state_dict, for models and optimizers
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"{path} does not fit this model ({reason}): it was saved by other code or another version of "
+            "transformers; go back to that, or name another --output_dir for a new run"
+        ) from None
+
+
+def load_all(accelerator: Any, path: Path) -> None:
+    """Load every file of a checkpoint into what it was saved from."""
     if any(map(sharded_checkpoints.is_sharded, accelerator._models)):
         sharded_checkpoints.load(path, accelerator._models, accelerator._optimizers)
     else:

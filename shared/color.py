@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.transfer import constant
+
 GREY = (0.299, 0.587, 0.114)
 
 
@@ -17,7 +19,7 @@ def blend(images: Tensor, other: Tensor, factors: Tensor) -> Tensor:
 
 def grey(images: Tensor) -> Tensor:
     """Luminance [rows, 1, height, width], rounded as Pillow's convert("L")."""
-    return (images * images.new_tensor(GREY)[:, None, None]).sum(1, keepdim=True).add(0.5).floor()
+    return (images * constant(GREY, images)[:, None, None]).sum(1, keepdim=True).add(0.5).floor()
 
 
 def brightness(images: Tensor, factors: Tensor) -> Tensor:
@@ -37,7 +39,7 @@ def saturation(images: Tensor, factors: Tensor) -> Tensor:
 
 def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     """Towards the image smoothed with a 3 x 3 kernel, of which the border is the image's own."""
-    kernel = images.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]).div(13).expand(3, 1, 3, 3)
+    kernel = constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], images).div(13).expand(3, 1, 3, 3)
     smooth = images.clone()
     smooth[:, :, 1:-1, 1:-1] = F.conv2d(images, kernel, groups=3).add(0.5).floor()
     return blend(images, smooth, factors)

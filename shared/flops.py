@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shared.compiling import compiled
+
 SIDE = {"cpu": 768, "cuda": 8192}  # of the square matrices that measure the peak
 REPEATS = 6
 PASSES = 3  # of a forward pass' products: itself, and two products in the backward pass
@@ -20,6 +22,8 @@ class FlopCounter:
     """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
 
     It ends with that forward pass: layers that are computed again in the backward pass call the same hooks.
+    Compiled layers do not run the hooks that count. There the first batch goes through the model once more before it
+    is trained on, not compiled and without gradients; random state and, by shared/batch_norm.py, averages are unmoved.
 
     Attributes:
         counted: operations of that forward pass.
@@ -28,18 +32,37 @@ class FlopCounter:
     def __init__(self, model: nn.Module) -> None:
         self.counted = 0
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        self._handles = [m.register_forward_hook(self._count) for m in model.modules() if isinstance(m, kinds)]
-        self._handles.append(model.register_forward_hook(self._end))
+        self._handles: list[Any] = []
+        self._hooked = [m for m in model.modules() if isinstance(m, kinds)]
+        if compiled(model):
+            self._handles = [model.register_forward_pre_hook(self._count_apart, with_kwargs=True)]
+        else:
+            self._listen()
+            self._handles.append(model.register_forward_hook(self._end))
 
     def stop(self) -> int:
         """Count no more, and tell what was counted."""
         for handle in self._handles:
             handle.remove()
+        self._handles = []
         return self.counted
 
     def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if model.training:  # and not an evaluation before the first step
             self.stop()
+
+    def _listen(self) -> None:
+        self._handles = [module.register_forward_hook(self._count) for module in self._hooked]
+
+    def _count_apart(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not model.training:
+            return
+        self.stop()
+        self._listen()
+        devices = {p.device for p in model.parameters() if p.is_cuda}
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+            getattr(model, "module", model).forward(*args, **kwargs)
+        self.stop()
 
     def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if module.training:

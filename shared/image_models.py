@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from shared.batch_norm import synchronize
+from shared.compiling import compile_layers
 from shared.errors import UserError
 from shared.pretrained import load_pretrained
 
@@ -131,16 +132,16 @@ def zero_last_norms(model: nn.Module) -> None:
 
 
 def for_device(accelerator: Any, config: Any, model: nn.Module) -> nn.Module:
-    """The model as --sync_batchnorm and --channels_last ask for it; before optimizer and `prepare`.
+    """The model as --sync_batchnorm, --channels_last and --torch_compile ask for it; before optimizer and `prepare`.
 
     Raises:
-        UserError: see `batch_norm.synchronize`.
+        UserError: see `batch_norm.synchronize` and `compile_layers`.
     """
     if config.sync_batchnorm:
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model
+    return compile_layers(accelerator, config, model)
 
 
 def freeze_backbone(model: Any) -> None:

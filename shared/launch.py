@@ -29,6 +29,7 @@ from shared.errors import Preempted, UserError
 
 EXIT_USER_ERROR = 2
 PROCESS_GROUP_TIMEOUT = timedelta(minutes=5)
+FORGOTTEN = 3600.0  # seconds after which nobody reads any more what a process has said of its end
 TASKS_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -44,6 +45,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     die_with_launcher()
     config = config_class()
     try:
+        require_numbers()
         config = options.parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, leave, peer_failed)
         main(config)
@@ -58,7 +60,9 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     except Exception as error:
         if peer_failed():  # which has said why; this process has only lost the connection to it
             leave(signals.EXIT_FAILED)
-        say_failed()
+        if peer_said("preempted"):  # with nothing to save, and so at once
+            leave(signals.EXIT_PREEMPTED)
+        say("failed")
         if not memory.ran_out(error):
             raise
         print(f"error: {memory.advice(config)}", file=sys.stderr, flush=True)
@@ -212,7 +216,8 @@ def threads_per_process() -> int:
 
     torchrun and accelerate set OMP_NUM_THREADS to 1 for everybody; that is their default and nobody's choice.
     """
-    given = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # further ones are for nested teams
+    given = int(first) if first.isdecimal() else 0  # what is no number, OpenMP passes over as well
     launcher = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
     if given and not (given == 1 and launcher):
         return given
@@ -272,6 +277,17 @@ def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
+def require_numbers() -> None:
+    """The launcher's variables are numbers.
+
+    Raises:
+        UserError: names one that is not; it is removed, so that the error can be told like any other.
+    """
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise UserError(f"{name}={os.environ.pop(name)}: expected a number, as a launcher sets it")
+
+
 def local_rank() -> int:
     """This process's number on its machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
@@ -301,9 +317,9 @@ def refuse(error: UserError) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: leave(EXIT_USER_ERROR))  # the launcher's, once another process has left
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    say_failed()
+    say("failed")
     awaited = range(1, local_processes()) if here == 0 else [0]
-    while not all(failed(rank) for rank in awaited):
+    while not all(said(rank, "failed") for rank in awaited):
         if time.monotonic() > deadline:
             if here != 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
@@ -317,35 +333,49 @@ def local_processes() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
 
 
-def failure_mark(rank: int) -> Path:
-    """The empty file by which a process tells the others on its machine that it ends because of an error."""
-    launch = f"{os.getuid()}-{os.environ.get('MASTER_PORT')}-{os.environ.get('TORCHELASTIC_RUN_ID')}"
-    launch = re.sub(r"\W", "_", launch)
-    return Path(tempfile.gettempdir()) / f"accelerate-recipes-failed-{launch}-{rank}"
+def mark_of(what: str, rank: int) -> Path:
+    """The empty file by which a process tells the others on its machine why it ends: `failed` or `preempted`."""
+    names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    launch = "-".join(re.sub(r"\W", "_", os.environ.get(name, "")) for name in names)
+    return Path(tempfile.gettempdir()) / f"accelerate-recipes-{what}-{os.getuid()}-{launch}-{rank}"
 
 
-def say_failed() -> None:
-    """Tell the other processes on this machine that this one ends because of an error."""
+def say(what: str) -> None:
+    """Tell the other processes on this machine why this one ends; what other launches said long ago is removed.
+
+    Nobody knows which process is the last one to read, and so these files outlive their launch.
+    """
     with contextlib.suppress(OSError):
         if local_processes() > 1:
-            failure_mark(local_rank()).touch()
+            mine = mark_of(what, local_rank())
+            mine.touch()
+            for mark in mine.parent.glob(f"accelerate-recipes-{what}-{os.getuid()}-*"):
+                if mine.stat().st_mtime - mark.stat().st_mtime > FORGOTTEN:
+                    mark.unlink()
 
 
-def failed(rank: int) -> bool:
-    """Whether local process `rank` of this launch has met an error."""
-    with contextlib.suppress(OSError):
-        return failure_mark(rank).stat().st_mtime > psutil.Process().create_time()  # an older one is another launch's
+def said(rank: int, what: str) -> bool:
+    """Whether local process `rank` of this launch ends for this reason."""
+    with contextlib.suppress(OSError):  # an older one is another launch's
+        return mark_of(what, rank).stat().st_mtime > psutil.Process().create_time()
     return False
+
+
+def peer_said(what: str) -> bool:
+    """Whether another process on this machine ends for this reason."""
+    return any(said(rank, what) for rank in range(local_processes()) if rank != local_rank())
 
 
 def peer_failed() -> bool:
     """Whether another process on this machine has, so that a signal is the launcher's, which ends the rest."""
-    return any(failed(rank) for rank in range(local_processes()) if rank != local_rank())
+    return peer_said("failed")
 
 
 def leave(code: int) -> NoReturn:
     """End at once, without the interpreter's shutdown."""
     lock.release_all()
+    if code == signals.EXIT_PREEMPTED:
+        say("preempted")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -9,11 +9,13 @@ a whole micro-batch at once, and draws from (epoch, sample) itself, has `read(sa
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import active_children
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import recursively_apply, send_to_device
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shared.batches import MicroBatch, Plan, hash64
@@ -101,6 +103,7 @@ def feed(
     pin = device.type == "cuda"
     batches: Iterable[tuple[MicroBatch, Any]]
     if num_workers:
+        Finalize(None, _end_workers, exitpriority=0)
         batches = DataLoader(
             source,  # type: ignore[arg-type]  # a micro-batch is what it takes, and gives back with the samples
             batch_sampler=schedule,  # type: ignore[arg-type]
@@ -117,7 +120,8 @@ def feed(
         if device.type == "cpu":
             yield micro_batch, batch
         else:  # from pinned memory the copy does not make the host wait
-            yield micro_batch, send_to_device(batch, device, non_blocking=pin and num_workers > 0)
+            pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
+            yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
 
 
 def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
@@ -162,6 +166,12 @@ class _Collate:
 
 def _start_worker(worker: int) -> None:
     ignore_in_child()  # Ctrl-C, and the SIGTERM of some schedulers, reach the whole group; the training process decides
+
+
+def _end_workers() -> None:
+    """A process that ends by an exception sends its children SIGTERM, which these ignore, and would wait for ever."""
+    for child in active_children():
+        child.kill()
 
 
 def refuse_iterable(dataset: object) -> None:

@@ -133,14 +133,15 @@ class Monitor:
         """End the run if ten updates in a row were skipped before the last reading.
 
         Raises:
-            UserError: says so, and names the last checkpoint.
+            UserError: says so, and names the last checkpoint that was saved after a finite update.
         """
         if self.most_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            saved = checkpoints.complete(output_dir)
+            saved = checkpoints.complete(output_dir).values()
+            good = [path for path in saved if not checkpoints.read_state(path)["monitor"]["in_a_row"]]
             raise UserError(
                 f"the gradients of {self.most_skipped_in_a_row} steps in a row were not finite, and their updates were "
                 "skipped: lower --learning_rate, or use --mixed_precision bf16 or no; last good checkpoint: "
-                f"{saved[max(saved)] if saved else 'none'}"
+                f"{max(good, default='none')}"
             )
 
     def state(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ and height, so it means the same whatever the size of the square.
 import torch
 from torch import Tensor
 
+from shared.transfer import constant
+
 
 def linear(x: Tensor) -> Tensor:
     """Pillow's BILINEAR: a triangle."""
@@ -68,6 +70,6 @@ def center_boxes(aspects: Tensor, share: float | None) -> Tensor:
         share: 0.875 is resize to 256 and crop to 224; None is the whole image.
     """
     if share is None:
-        return aspects.new_tensor([0.0, 0.0, 1.0, 1.0]).expand(len(aspects), 4)
+        return constant([0.0, 0.0, 1.0, 1.0], aspects).expand(len(aspects), 4)
     wide, high = share / aspects.clamp(min=1), share * aspects.clamp(max=1)
     return torch.stack([0.5 - wide / 2, 0.5 - high / 2, 0.5 + wide / 2, 0.5 + high / 2], dim=1)

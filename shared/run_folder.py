@@ -3,6 +3,7 @@
 import dataclasses
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -17,9 +18,9 @@ from shared import checkpoints, lock, memory, options, signals
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import on_main_process
-from shared.machines import check_shared, on_writers
+from shared.machines import check_shared, gather, on_writers
 from shared.progress import Progress
-from shared.tracking import read_metrics
+from shared.tracking import cut_metrics, read_metrics, require_tracker
 
 Config = TypeVar("Config", bound=options.Options)
 
@@ -32,19 +33,23 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
 
     Raises:
         UserError: the folder cannot be written, is in use, holds a run that another config decided, or is not what
-            --save_on_each_node says; the model could not be uploaded at the end.
+            --save_on_each_node says; the tracker is not installed, or the model could not be uploaded at the end.
     """
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, Any]:
-        if not (output_dir / "model").exists():
-            return {}
-        if not (output_dir / "config.yaml").is_file():
+        settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
+        if metrics.exists():
+            read_metrics(metrics)
+        if model.exists() and not settings.is_file():
             raise UserError(
                 f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
                 "its model would be overwritten; name another folder"
             )
-        return {"config": options.load(output_dir / "config.yaml")}
+        stored = options.load(settings) if settings.is_file() else {}
+        if stored and "output_dir" not in stored:
+            raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
+        return {"config": stored, "finished": model.exists()}
 
     def lock_folder() -> None:
         check_writable(output_dir)
@@ -52,10 +57,16 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
+    on_main_process(accelerator, lambda: require_tracker(config.report_to))
     if config.push_to_hub:
         on_main_process(accelerator, require_upload)
-    checkpoint, state = checkpoints.find(accelerator, config) or (None, on_main_process(accelerator, look))
-    stored = state.get("config")
+    left = on_main_process(accelerator, look)
+    checkpoint, state = checkpoints.find(accelerator, config) or (None, left)
+    stored = state["config"]
+    if checkpoint is None and stored and not left["finished"]:
+        changed = options.differences(stored, resolve(config, accelerator, None))
+        accelerator.print(f"{output_dir} holds a run that left no checkpoint{shown(changed)}: this one takes its place")
+        stored = None
     config = memory.resolve(resolve(config, accelerator, stored), stored)
     if stored:
         refuse_another_run(stored, config, checkpoint or output_dir)
@@ -121,23 +132,56 @@ def refuse_another_run(stored: Mapping[str, Any], config: options.Options, where
         UserError: shows the difference and both ways out.
     """
     if changed := options.differences(stored, config):
-        shown = ", ".join(f"--{name} was {old}, is {new}" for name, (old, new) in changed.items())
         raise UserError(
-            f"{where} holds a run decided by other settings ({shown}): give the old values to go on with it, or "
+            f"{where} holds a run decided by other settings{shown(changed)}: give the old values to go on with it, or "
             "another --output_dir for a new run"
         )
 
 
+def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """What `options.differences` found, as words in brackets; nothing for no difference."""
+    words = ", ".join(f"--{name} was {old}, is {new}" for name, (old, new) in changed.items())
+    return f" ({words})" if words else ""
+
+
+def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
+    """Refuse other data than those of the run so far, and data that differ between the machines.
+
+    Call it on every process. Each data set has a `digest()` of what is read from it, which the checkpoints keep.
+
+    Raises:
+        UserError: names the machine, or says that the data changed since the run began.
+    """
+    everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
+    main, digests = everybody[0]
+    for host, others in everybody:
+        if others != digests:
+            raise UserError(
+                f"{host} has other data than {main}: copy the files, and install the same versions of the libraries"
+            )
+    if progress.data not in (None, digests):
+        raise UserError(
+            "the data are not those that this run began with, or have been prepared by other versions of the "
+            "libraries: restore them to go on, or name another --output_dir for a new run"
+        )
+    progress.data = digests
+
+
 def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
-    """Write config.yaml and start the clock: everything that could refuse the run has been passed."""
+    """Write config.yaml and start the clock: everything that could refuse the run has been passed.
+
+    metrics.jsonl is cut first, so that a run that was made longer and dies here does not look finished.
+    """
     progress.started = time.perf_counter()
+    output_dir = Path(config.output_dir)
 
     def clean_up() -> None:
-        signals.remove_marker(config.output_dir)
-        checkpoints.remove_partials(config.output_dir)
+        signals.remove_marker(output_dir)
+        checkpoints.remove_partials(output_dir)
 
     on_writers(accelerator, config, clean_up)
-    on_main_process(accelerator, lambda: options.save(config, Path(config.output_dir) / "config.yaml"))
+    on_main_process(accelerator, lambda: cut_metrics(output_dir / "metrics.jsonl", progress.step))
+    on_main_process(accelerator, lambda: options.save(config, output_dir / "config.yaml"))
 
 
 def finished(accelerator: Any, config: options.Options) -> dict[str, float] | None:

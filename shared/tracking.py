@@ -53,21 +53,15 @@ class Tracker:
         step: int,
         total_steps: int,
     ) -> None:
-        """Cut metrics.jsonl back to `step`, where the run begins, and start the tracker `report_to`.
+        """Start the tracker `report_to`, at `step`, where the run begins.
 
-        `output_dir` exists; `run_id` is what the checkpoint holds, None in a new run. Before this call nothing of an
-        earlier run in the folder has been touched.
-
-        Raises:
-            UserError: on every process, if the tracker's package is missing or metrics.jsonl is unreadable.
+        `output_dir` exists; `run_id` is what the checkpoint holds, None in a new run.
         """
-        require_tracker(report_to)
         self.accelerator = accelerator
         self.metrics_file = output_dir / "metrics.jsonl"
         self.compressed = config.get("gradient_compression", "none") != "none"
 
         def start() -> tuple[str, str]:
-            cut_metrics(self.metrics_file, step)
             # A sweep of wandb brings its own id. Not from `random`, or runs of one seed would share theirs.
             identity = run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
             if report_to == "none":

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared import color
+from shared.transfer import to_device
 
 LEVELS = 31  # strengths, from nothing to the most
 MOST_SHEAR, MOST_SHIFT, MOST_TURN, MOST_CHANGE = 0.99, 32.0, 135.0, 0.99  # the paper's "wide" space; shift in pixels
@@ -38,7 +39,7 @@ def apply(
     result = images.clone()
     for name in np.unique(chosen):
         rows = np.flatnonzero(chosen == name)
-        at = torch.from_numpy(rows).to(images.device)
+        at = to_device(torch.from_numpy(rows), images.device)
         result[at] = change(images[at], OPERATIONS[name], strengths[rows], signed[rows])
     return result
 
@@ -47,7 +48,7 @@ def change(images: Tensor, name: str, strengths: NDArray[np.float64], signed: ND
     """One operation on all images: `strengths` [rows] of 0 ... 1, and the same with a sign."""
 
     def each(values: NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(images.device)[:, None, None, None]
+        return to_device(torch.from_numpy(values.astype(np.float32)), images.device)[:, None, None, None]
 
     if name in GEOMETRY:
         return affine(images, inverse(name, signed, images.shape[-1]))
@@ -86,6 +87,6 @@ def affine(images: Tensor, matrices: NDArray[np.float64]) -> Tensor:
     size = images.shape[-1]
     scaled = matrices.copy()
     scaled[:, :, 2] = matrices[:, :, 2] * 2 / size + matrices[:, :, :2].sum(2) - 1
-    theta = torch.from_numpy(scaled.astype(np.float32)).to(images.device)
+    theta = to_device(torch.from_numpy(scaled.astype(np.float32)), images.device)
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)

@@ -28,6 +28,12 @@ def load(recipe):
     return module
 
 
+def rows_of(batch):
+    """The token ids of each row of a batch, without its padding."""
+    padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+    return [ids[real].tolist() for ids, real in padded]
+
+
 def record(module, config):
     """Train, and write down the token ids of each row that enters the model on this process."""
     build_model = module.build_model
@@ -36,10 +42,8 @@ def record(module, config):
         model = build_model(*args)
 
         def write(model, _, batch):
-            padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
-            rows = [ids[real].tolist() for ids, real in padded]
             with fed.open("a") as file:
-                file.write(json.dumps({"training": model.training, "rows": rows}) + "\n")
+                file.write(json.dumps({"training": model.training, "rows": rows_of(batch)}) + "\n")
 
         model.register_forward_pre_hook(write, with_kwargs=True)
         return model

@@ -19,6 +19,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from shared import options
+
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 # A model that trains in seconds; what a test is about comes behind.
@@ -196,3 +198,32 @@ def write_texts(folder, rows=160, validation_rows=37):
         with (folder / name).open("w", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *part])
     return ["--train_file", folder / "train.csv", "--validation_file", folder / "valid.csv"]
+
+
+def write_bert_with_dropout(folder, texts):
+    """A BERT of random weights with dropout 0.1, and the tokenizer of the tiny runs."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    recipe = load_recipe("nlp")
+    config = options.parse(recipe.Config, [*map(str, texts), *TINY])
+    *_, labels, tokenizer = recipe.load_data(config)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=len(tokenizer), **sizes, num_labels=labels.num_labels, initializer_range=0.5)
+    )
+    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def mount_in_memory(folder, limits):
+    """Mount a file system with limits such as size=8m at an empty folder; the reason why not, empty if it is there."""
+    mount = ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", folder]
+    return subprocess.run(mount, capture_output=True, text=True, check=False).stderr.strip()
+
+
+def unmount(folder):
+    """The end of that file system."""
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -5,8 +5,10 @@ as a whole, so that each of them is shown to be asked, and asked in time.
 """
 
 import csv
+import dataclasses
 import errno
 import hashlib
+import importlib.util
 import json
 import resource
 import shutil
@@ -266,6 +268,66 @@ def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_
     assert "--max_train_steps was 8, is 9" in refusal(train, alone, "--max_train_steps", 9)  # the schedule is linear
     assert "--resume_from_checkpoint never" in refusal(train, alone, "--resume_from_checkpoint", "never")
     assert files(alone) == before
+
+
+def test_other_data_in_the_middle_of_a_run_are_refused(train, tmp_path):
+    lines = [(f"text number {i} of {'few' if i % 3 else 'some'}", "xy"[i % 2]) for i in range(40)]
+    data, run = tmp_path / "data.csv", tmp_path / "run"
+    flags = ["--train_file", data, "--validation_file", rows(tmp_path / "valid.csv", *lines[:9])]
+    flags += ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    rows(data, *lines)
+    train(run, *flags, 2)
+    before = files(run)
+    for changed in ([(text, "yx"["xy".index(label)]) for text, label in lines], [*lines, ("new words", "x")]):
+        rows(data, *changed)
+        assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+        assert files(run) == before
+    rows(data, *lines)
+    train(run, *flags, 4)
+    assert runs.training_lines(run)[-1]["step"] == 4
+
+
+def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, tmp_path, monkeypatch):
+    flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path, *flags, 2)
+    before = files(tmp_path)
+    with monkeypatch.context() as nothing_installed:
+        nothing_installed.setattr(importlib.util, "find_spec", lambda _: None)
+        assert refusal(train, tmp_path, *flags, 4, "--report_to", "wandb").startswith("--report_to wandb: the package")
+    assert files(tmp_path) == before
+    train(tmp_path, *flags, 4)
+    assert runs.training_lines(tmp_path)[-1]["step"] == 4
+
+
+def test_files_of_other_programs_are_not_overwritten(train, tmp_path):
+    for name, content, said in (
+        ("config.yaml", "window: 3\n", "was not written by a recipe"),
+        ("metrics.jsonl", "loss 1.0\n{}\n", "line 1: not a JSON object with a step"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert said in refusal(train, tmp_path)
+        assert (tmp_path / name).read_text() == content
+        (tmp_path / name).unlink()
+
+
+def test_a_run_without_a_checkpoint_is_replaced_and_that_is_said(train, tmp_path, capsys):
+    train(tmp_path, "--checkpointing_steps", "no")
+    shutil.rmtree(tmp_path / "model")
+    train(tmp_path, "--seed", 7)
+    said = f"{tmp_path} holds a run that left no checkpoint (--seed was 0, is 7): this one takes its place"
+    assert said in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_model_is_refused(train, nlp, tmp_path, monkeypatch):
+    flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path, *flags, 2)
+    build_model = nlp.build_model
+
+    def build_a_wider_one(config, *args):
+        return build_model(dataclasses.replace(config, hidden_size=64), *args)
+
+    monkeypatch.setattr(nlp, "build_model", build_a_wider_one)
+    assert "step_00000002 does not fit this model (" in refusal(train, tmp_path, *flags, 4)
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(train, tmp_path):

@@ -328,6 +328,26 @@ def test_what_others_keep_among_the_checkpoints_is_left_alone(accelerator, model
     assert find(tmp_path)[1]["step"] == 6
 
 
+@pytest.mark.parametrize("kind", ["a link", "a link that leads nowhere", "a file"])
+def test_what_lies_where_a_checkpoint_is_to_be_is_moved_aside_and_said(accelerator, model, tmp_path, capfd, kind):
+    theirs, place = tmp_path / "theirs", tmp_path / "checkpoints/step_00000003"
+    theirs.mkdir()
+    (theirs / "manifest.json").write_text("{}")
+    place.parent.mkdir()
+    if kind == "a file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(theirs if kind == "a link" else "nowhere")
+    save_all(accelerator, config(tmp_path), (3,))
+    assert set(checkpoints.complete(tmp_path)) == {3}
+    assert (theirs / "manifest.json").exists()
+    (aside,) = (path for path in place.parent.iterdir() if path != place)
+    assert capfd.readouterr().err == f"{place} was no checkpoint, and is now {aside.name}\n"
+    assert aside.is_symlink() == (kind != "a file")
+    checkpoints.remove_partials(tmp_path)
+    assert aside.is_symlink() or aside.read_text() == "mine"
+
+
 def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator, model, tmp_path):
     best = [p.clone() for p in model.parameters()]
     asked = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1)

@@ -36,7 +36,7 @@ def configs(texts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exactness")
     tiny = [*texts, *runs.TINY]
     epochs = write_numbered_texts(folder)
-    bert = ["--model_name_or_path", write_bert_with_dropout(folder / "bert", texts)]
+    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts)]
     return {
         **{f"gradient-{budget}": [*tiny, *ONE_STEP, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
         **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
@@ -73,24 +73,6 @@ def write_numbered_texts(folder):
         file.write_text("\n".join(["label,text", *lines]) + "\n")
         flags += [f"--{flag}_file", file]
     return flags
-
-
-def write_bert_with_dropout(folder, texts):
-    """A BERT of random weights with dropout 0.1, and the tokenizer of the tiny runs."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    recipe = runs.load_recipe("nlp")
-    config = options.parse(recipe.Config, [*map(str, texts), *runs.TINY])
-    *_, labels, tokenizer = recipe.load_data(config)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = BertForSequenceClassification(
-        BertConfig(vocab_size=len(tokenizer), **sizes, num_labels=labels.num_labels, initializer_range=0.5)
-    )
-    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.1
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def plan_of(recipe, flags, **processes):

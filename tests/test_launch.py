@@ -307,6 +307,52 @@ def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):
     assert leaving.codes == []
 
 
+def test_a_process_whose_peer_was_told_to_end_ends_like_it(leaving, monkeypatch, tmp_path, capsys):
+    def main(_):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    launch.mark_of("preempted", 1).touch()
+    with pytest.raises(Left):
+        launch.run(main, Options)
+    assert leaving.codes == [143]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # by the launcher at once: the mark is hardly older than it
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        launch.run(main, Options)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 143])
+def test_a_process_that_was_told_to_end_says_so_to_its_peers(monkeypatch, tmp_path, code):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    launch.leave(code)
+    assert ended == [code]
+    assert launch.said(1, "preempted") == (code == 143)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert launch.peer_said("preempted") == (code == 143)
+    assert not launch.peer_failed()
+
+
+def test_what_other_launches_said_long_ago_is_removed_and_nothing_else(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    long_ago = time.time() - 2 * launch.FORGOTTEN
+    kept = [tmp_path / "mine", launch.mark_of("failed", 0).with_name("accelerate-recipes-failed-another-user")]
+    for port in ("1", "2"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        launch.mark_of("failed", 1).touch()
+    recent = launch.mark_of("failed", 1)
+    for path in (*kept, tmp_path / launch.mark_of("failed", 1).name.replace("-2-", "-1-")):
+        path.touch()
+        os.utime(path, (long_ago, long_ago))
+    launch.say("failed")
+    assert {*tmp_path.iterdir()} == {*kept, recent, launch.mark_of("failed", 0)}
+
+
 def test_freed_memory_is_kept_for_the_next_step():
     # In a process of its own: the setting stays.
     script = """
@@ -423,6 +469,8 @@ def test_an_engine_that_the_loop_is_not_made_for_is_refused(monkeypatch):
     [
         ({}, 8, 8),
         ({"OMP_NUM_THREADS": "3"}, 8, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 8, 4),
+        ({"OMP_NUM_THREADS": "many"}, 8, 8),
         ({"OMP_NUM_THREADS": "1"}, 8, 1),
         ({"LOCAL_WORLD_SIZE": "3"}, 8, 2),
         ({"LOCAL_WORLD_SIZE": "4"}, 2, 1),
@@ -437,6 +485,13 @@ def test_the_cores_of_a_machine_are_shared_out_unless_the_user_said_otherwise(mo
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert launch.threads_per_process() == threads
+
+
+def test_a_launcher_s_variable_that_is_no_number_is_refused_and_forgotten(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="WORLD_SIZE=two: expected a number"):
+        launch.require_numbers()
+    launch.require_numbers()
 
 
 @pytest.mark.parametrize(

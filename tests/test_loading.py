@@ -1,9 +1,11 @@
 """The loader feeds exactly what the plan says, with the same random draws, whoever reads the sample."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
+import runs
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
@@ -102,6 +104,27 @@ def test_evaluation_is_fed_the_same_way():
         row for _, batch in feed(schedule, TensorDataset(torch.arange(11)), default_collate, CPU) for row in batch[0]
     ]
     assert sorted(map(int, seen)) == list(range(11))
+
+
+FAILS = """
+import torch
+from shared.batches import Plan
+from shared.loading import Loader
+
+def main():
+    loader = Loader(range(10), Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9), torch.tensor, CPU, 1)
+    for _ in loader.micro_batches(0):
+        raise RuntimeError("in a step")
+
+CPU = torch.device("cpu")
+main()
+"""
+
+
+def test_a_process_that_ends_by_an_exception_does_not_wait_for_its_workers():
+    done = runs.run([sys.executable, "-c", FAILS], timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: in a step\n")
 
 
 class Stream(IterableDataset):

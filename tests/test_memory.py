@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -180,6 +181,7 @@ FAILING = """
         def allocate(module, inputs):
             passes.append(1)
             if os.environ["RANK"] == "1" and module.training and len(passes) == 30:
+                Path(__file__).with_name("raised").touch()
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
         model.register_forward_pre_hook(allocate)
@@ -204,6 +206,8 @@ def test_one_process_runs_out_of_memory_and_all_end_with_one_line_and_the_checkp
         tmp_path / "run",
     ]
     done = runs.run([*runs.torchrun(2, script), *flags], timeout=200, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    seconds = time.time() - (tmp_path / "raised").stat().st_mtime
+    assert seconds < 60, "30 are promised; the time-out of the process group is 300"
     assert done.returncode != 0
     line = r"error: process 1 ran out of memory on a micro-batch of \d+ x \d+: lower --max_tokens_per_micro_batch 96, "
     assert len(re.findall(line, done.stderr)) == 1, done.stderr

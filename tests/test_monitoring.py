@@ -204,6 +204,8 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpo
         folder = tmp_path / f"checkpoints/step_{step:08d}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
+        in_a_row = 2 if step == 20 else 0  # that one was saved within the row
+        (folder / "state.json").write_text(json.dumps({"monitor": {"in_a_row": in_a_row}}))
     (tmp_path / "checkpoints/step_00000030.partial").mkdir()
     watch = monitor(accelerator)
     skip(watch, [1] * 6)
@@ -212,7 +214,7 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpo
         watch.refuse_divergence(str(tmp_path))
     skip(watch, [1] * 4 + [0])  # that the last update is finite again does not hide the ten
     watch.read()
-    with pytest.raises(UserError, match=r"10 steps in a row .* checkpoint: .*/checkpoints/step_00000020$"):
+    with pytest.raises(UserError, match=r"10 steps in a row .* checkpoint: .*/checkpoints/step_00000003$"):
         watch.refuse_divergence(str(tmp_path))
 
 

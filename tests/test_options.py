@@ -148,6 +148,7 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
         ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number"),
         ({"seed": True}, "--seed True: expected a whole number"),
         ({"seed": -1}, "--seed -1: must be at least 0"),
+        ({"seed": 10**23}, f"--seed {10**23}: must be below {2**31}"),
         ({"weight_decay": -0.1}, "--weight_decay -0.1: must be at least 0"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm -1.0: must be at least 0"),
         ({"global_batch_size": 0}, "--global_batch_size 0: must be at least 1"),

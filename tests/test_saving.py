@@ -5,11 +5,11 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import time
 from types import SimpleNamespace
 
 import pytest
+import runs
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
@@ -202,13 +202,10 @@ def small_disk(tmp_path):
     """A file system of 8 MB in memory."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    if problem := runs.mount_in_memory(folder, "size=8m"):
+        pytest.skip(f"no file system can be mounted here: {problem}")
     yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    runs.unmount(folder)
 
 
 @pytest.mark.parametrize("checked", [True, False])

@@ -51,6 +51,15 @@ class Images(Dataset):
         rows = self.source.rows[samples]
         return self.pixels[rows], self.aspects[rows], self.source.targets[samples]
 
+    def digest(self) -> str:
+        """See `Source.digest`."""
+        return self.source.digest()
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 [N], what each costs: all the same."""
+        return np.ones(len(self), np.int64)
+
     @property
     def targets(self) -> NDArray[np.int64]:
         """int64 [N] class ids."""

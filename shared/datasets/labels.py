@@ -32,6 +32,9 @@ class Labels:
     names: tuple[str, ...] = ()  # of the classes or labels, in the order of the model's outputs; none for regression
     values: tuple[str, ...] = ()  # what the column holds for each of them, as text
 
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.num_labels} labels"
+
     @property
     def num_labels(self) -> int:
         """Outputs of the model: one for each class or label; one for regression."""

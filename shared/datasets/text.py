@@ -71,6 +71,13 @@ class TokenizedText(Dataset):
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return type(self), (self.folder, self.targets)
 
+    def digest(self) -> str:
+        """A function of the tokens and the targets: of other data another one."""
+        content = hashlib.blake2b(digest_size=16)
+        for array in (self.offsets, self.input_ids, self.token_type_ids, self.targets):
+            content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
+        return content.hexdigest()
+
     def with_targets(self, targets: np.ndarray) -> "TokenizedText":
         """The same tokens with a target [N, …] for each row, as `Labels.encode` gives them."""
         return TokenizedText(self.folder, targets)

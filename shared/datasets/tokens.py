@@ -84,6 +84,7 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
 
     def build(folder: Path) -> None:
         read = written = end = 0
+        content = hashlib.blake2b(digest_size=16)
         with (
             (folder / f"tokens.{np.dtype(id_type).name}").open("wb") as tokens,
             (folder / "offsets").open("wb") as offsets,
@@ -93,11 +94,14 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
             for flat, lengths, count in _in_order(encode, _small_batches(documents.batches())):
                 flat.tofile(tokens)
                 (end + np.cumsum(lengths)).tofile(offsets)
+                content.update(flat.data)
+                content.update(lengths.data)
                 end, read, written = end + len(flat), read + count, written + len(lengths)
                 bar.update(count)
         if not written:
             raise UserError(f"{documents.source} holds no text: {read:,} documents without a token")
         (folder / "left_out").write_text(str(read - written))
+        (folder / "digest").write_text(content.hexdigest())
 
     file = TokenFile(build_once(f"corpus-{name}", build))
     if (left_out := (file.folder / "left_out").read_text()) != "0" and os.environ.get("RANK", "0") == "0":
@@ -227,6 +231,10 @@ class MaskedDocuments(Dataset):
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    def digest(self) -> str:
+        """A function of all documents' tokens and of how many pieces are read: of other data another one."""
+        return f"{(self.arguments[0].folder / 'digest').read_text()}-{len(self)}"
 
     def __getitem__(self, piece: int) -> Ints:
         """A piece as it is, nothing hidden: int64 [length]."""

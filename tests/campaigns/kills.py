@@ -10,7 +10,6 @@ is started again, until the run has finished; then the next run begins, until so
 import argparse
 import contextlib
 import random
-import re
 import sys
 import tempfile
 import time
@@ -22,10 +21,11 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import runs
+from disturbed import exported, last_step, wait_until
 
 INTERVAL = 10  # steps between checkpoints
 FLAGS = [
-    *(*runs.TINY, "--max_train_steps", 240, "--logging_steps", 1, "--eval_steps", 40),
+    *(*runs.TINY, "--logging_steps", 1, "--eval_steps", 40),
     *("--checkpointing_steps", INTERVAL, "--save_total_limit", 2, "--dataloader_num_workers", 1),
 ]
 WHEN = ("start", "step", "save", "late in a save")  # evaluation and rotation are met by the random instants after these
@@ -56,22 +56,9 @@ class Tally:
         )
 
 
-def command(processes, texts, output):
+def command(processes, flags, output):
     """The launch of a run."""
-    return [*runs.torchrun(processes, runs.ROOT / "recipes/nlp.py"), *texts, *FLAGS, "--output_dir", output]
-
-
-def exported(output):
-    """The weights a run ended with, as bytes."""
-    return (output / "model/model.safetensors").read_bytes()
-
-
-def last_step(output):
-    """The last step that metrics.jsonl tells of, 0 before the first."""
-    with contextlib.suppress(FileNotFoundError):
-        if found := re.findall(r'"step": (\d+)', (output / "metrics.jsonl").read_text()):
-            return int(found[-1])
-    return 0
+    return [*runs.torchrun(processes, runs.ROOT / "recipes/nlp.py"), *FLAGS, *flags, "--output_dir", output]
 
 
 def victim(launcher, kind):
@@ -88,24 +75,13 @@ def victim(launcher, kind):
     raise AssertionError
 
 
-def wait_until(happened, process, seconds=120):
-    """Wait for something to happen in a run; False if the run has ended before."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() < deadline, f"nothing happened in {seconds} s"
-        time.sleep(0.001)
-    return True
-
-
-def start_and_kill(processes, texts, output, tally):
+def start_and_kill(processes, flags, output, tally):
     """Start the run, kill it at a random instant: True if it has finished before."""
     before, started = last_step(output), time.monotonic()
     newest = max((int(p.name[5:]) for p in output.glob("checkpoints/step_*") if p.name[5:].isdigit()), default=0)
     tally.most_repeated = max(tally.most_repeated, before - newest)
     assert before - newest < 2 * INTERVAL + 1, f"{before - newest} steps are lost"
-    process = runs.start(command(processes, texts, output), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    process = runs.start(command(processes, flags, output), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     left = []
     try:
         when = random.choices(WHEN, (2, 3, 3, 2))[0]
@@ -137,17 +113,17 @@ def start_and_kill(processes, texts, output, tally):
         runs.end(process)
 
 
-def campaign(kills, processes, folder, texts, seed=0):
-    """So many kills; raises AssertionError where the promise does not hold."""
+def campaign(kills, processes, folder, texts, seed=0, steps=240):
+    """So many kills of runs of so many steps; raises AssertionError where the promise does not hold."""
     random.seed(seed)
-    runs.succeed(command(processes, texts, folder / "whole"), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    flags = [*texts, "--max_train_steps", steps]
+    runs.succeed(command(processes, flags, folder / "whole"), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     tally = Tally()
     while sum(tally.kills.values()) < kills:
         output = folder / f"run-{tally.runs}"
-        while not start_and_kill(processes, texts, output, tally):
-            print(
-                f"\r{sum(tally.kills.values())} kills, run {tally.runs}, step {last_step(output)}", end="", flush=True
-            )
+        while not start_and_kill(processes, flags, output, tally):
+            so_far = f"{sum(tally.kills.values())} kills, run {tally.runs}, step {last_step(output)}"
+            print(so_far, file=sys.stderr, flush=True)
         assert exported(output) == exported(folder / "whole"), f"{output} ended with other weights"
         steps = [line["step"] for line in runs.training_lines(output)]
         assert steps == [line["step"] for line in runs.training_lines(folder / "whole")]
@@ -163,4 +139,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         texts = runs.write_texts(Path(folder))
-        print("\n" + campaign(given.kills, given.processes, Path(folder), texts, given.seed).table())
+        print(campaign(given.kills, given.processes, Path(folder), texts, given.seed).table())

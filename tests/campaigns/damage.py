@@ -1,0 +1,274 @@
+"""Damage the newest checkpoint, put things beside it, fill the disk, start two runs at once: nothing is lost.
+
+    python tests/campaigns/damage.py --processes 2
+
+Each file of the newest checkpoint is cut short, and has one bit flipped, one file at a time. Links, files, folders of
+others and folders that nobody may read lie where checkpoints are, some under the names that checkpoints will have. A
+file system in memory has no space left, or files for a part of a checkpoint only. Every run has to end with the weights
+of an undisturbed one; where it has to be started again, by the same command.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import runs
+from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of
+
+from shared import checkpoints
+
+STOPPED, NEWEST = 2 * INTERVAL + 3, 2 * INTERVAL  # the step in which a run is killed, and its newest checkpoint then
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES = {"a file cut short": truncate, "a bit flipped": flip_a_bit}
+
+
+def named(step):
+    return f"step_{step:08d}"
+
+
+def foreign_folders(folder):
+    """Folders of others, and a file with the name of a checkpoint to come."""
+    for name in ("best", f"{named(12)}.partial-mine", "step_final"):
+        (folder / name).mkdir()
+        (folder / name / "notes.txt").write_text("mine")
+    (folder / named(16)).write_text("mine")
+    return [folder / name / "notes.txt" for name in ("best", f"{named(12)}.partial-mine", "step_final")]
+
+
+def links(folder):
+    """Links with the names of checkpoints to come: one leads to a checkpoint, one nowhere, one is a partial one's."""
+    kept = folder.parent / "kept"
+    shutil.copytree(folder / named(INTERVAL), kept)
+    (folder / named(12)).symlink_to(kept)
+    (folder / named(24)).symlink_to("nowhere")
+    (folder / f"{named(20)}.partial-0123abcd").symlink_to(kept)
+    return [*kept.iterdir(), folder / f"{named(20)}.partial-0123abcd"]
+
+
+def unreadable_folders(folder):
+    """Folders that nobody may read, with the names of a checkpoint to come, an old and an unfinished one."""
+    for name in (named(16), named(1), f"{named(12)}.partial-0123abcd"):
+        (folder / name).mkdir(mode=0)
+    return [folder / named(1)]
+
+
+def unfinished(folder):
+    """What a save has left that was killed; it is removed."""
+    shutil.copytree(folder / named(INTERVAL), folder / f"{named(12)}.partial-0123abcd")
+    return []
+
+
+STRAYS = {
+    "folders and files of others": foreign_folders,
+    "links": links,
+    "unreadable folders": unreadable_folders,
+    "an unfinished checkpoint": unfinished,
+}
+
+
+def as_others():
+    """What stands before a command that is to have no right to read everything, which root has."""
+    return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+
+
+class Scene:
+    """A run to compare with, and one that was killed after two checkpoints, of which each case gets a copy."""
+
+    def __init__(self, folder, processes):
+        texts = runs.write_texts(folder)
+        self.flags = flags_of(texts, runs.write_bert_with_dropout(folder / "bert", texts))
+        self.folder, self.processes, self.cases = folder, processes, 0
+        with self.launch(folder / "whole", folder / "notes-whole") as whole:
+            whole.succeed()
+        with self.launch(folder / "killed", folder / "notes-killed", [f"step-{STOPPED}"]) as killed:
+            killed.wait_for(f"step-{STOPPED}")
+            killed.kill()
+        assert max(checkpoints.complete(folder / "killed")) == NEWEST
+
+    def launch(self, output, notes, pauses=(), prefix=()):
+        return Launch(self.processes, self.flags, output, notes, pauses, prefix)
+
+    def new(self):
+        """A folder for a case."""
+        self.cases += 1
+        return self.folder / f"case-{self.cases}"
+
+    def copy(self):
+        """The folder of a case, with a copy of the killed run in `run`."""
+        folder = self.new()
+        shutil.copytree(self.folder / "killed", folder / "run")
+        return folder
+
+    def files(self):
+        """The names of the files of a checkpoint."""
+        return sorted(path.name for path in (self.folder / "killed/checkpoints" / named(NEWEST)).iterdir())
+
+
+def assert_passed_over(scene, damage, file, row):
+    """The newest checkpoint is damaged: the run goes on from the one before, and replaces it."""
+    folder = scene.copy()
+    damage(folder / "run/checkpoints" / named(NEWEST) / file)
+    with scene.launch(folder / "run", folder / "notes") as again:
+        said = again.succeed(row)
+    assert f"{named(NEWEST)} is passed over: " in said, said[-3000:]
+    assert f"resumed from {named(NEWEST - INTERVAL)}" in said
+    assert_same(folder / "run", scene.folder / "whole")
+    for checkpoint in checkpoints.complete(folder / "run").values():
+        assert checkpoints.problem_with(checkpoint) is None
+
+
+def assert_left_alone(scene, put, row):
+    """Things that are not ours lie beside the checkpoints: the run goes on from its newest, and they stay."""
+    folder = scene.copy()
+    stay = put(folder / "run/checkpoints")
+    with scene.launch(folder / "run", folder / "notes", prefix=as_others()) as again:
+        said = again.succeed(row)
+    assert f"resumed from {named(NEWEST)}" in said
+    assert_same(folder / "run", scene.folder / "whole")
+    assert set(checkpoints.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, said[-3000:]
+    assert not [path for path in stay if not os.path.lexists(path)], said[-3000:]
+
+
+def fill(folder, files_left=None, bytes_left=0):
+    """Fill a file system up, to its last file or its last byte."""
+    (folder / "filler").mkdir()
+    if files_left is not None:
+        for number in range(os.statvfs(folder).f_ffree - files_left):
+            (folder / f"filler/{number}").touch()
+    else:
+        space = shutil.disk_usage(folder).free - bytes_left
+        (folder / "filler/bytes").write_bytes(bytes(space - space % 4096))
+
+
+def beside(folder, name):
+    """A folder that is not on the disk that is full."""
+    return folder.with_name(f"{folder.name}-{name}")
+
+
+def assert_goes_on(scene, folder, _, left, reason):
+    """At a save the disk is full, at the next ones too, each time with so much `left`: the run says so and goes on."""
+    saves = range(NEWEST, NEWEST + INTERVAL * len(left), INTERVAL)
+    points = [f"step-{step - 1}" for step in [*saves, saves[-1] + INTERVAL]]
+    with scene.launch(folder / "run", beside(folder, "notes"), points) as run:
+        for point, how in zip(points, [*left, None], strict=True):
+            run.wait_for(point)
+            shutil.rmtree(folder / "filler", ignore_errors=True)
+            if how:
+                fill(folder, **how)
+            run.go(point)
+        said = run.succeed()
+    for step in saves:
+        assert f"warning: cannot save {folder}/run/checkpoints/{named(step)} ({reason}" in said, said[-3000:]
+    assert_same(folder / "run", scene.folder / "whole")
+    assert set(checkpoints.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)} - {*saves}
+
+
+def assert_ends_or_goes_on(scene, folder, row):
+    """No byte is left, for the record either: it may end, if it says why, and goes on when there is space again."""
+    with scene.launch(folder / "run", beside(folder, "notes-1"), ["step-7"]) as run:
+        run.wait_for("step-7")
+        fill(folder)
+        run.go("step-7")
+        code, said = run.end()
+    assert code == 0 or "error: the disk is full" in said, said[-3000:]
+    shutil.rmtree(folder / "filler")
+    with scene.launch(folder / "run", beside(folder, "notes-2")) as again:
+        again.succeed(row)
+    assert_same(folder / "run", scene.folder / "whole")
+
+
+NO_SPACE, NO_FILE = "not enough space", "[Errno 28] No space left on device"
+DISKS = {  # of a checkpoint's folder and six files so many can be made
+    "no space for a checkpoint": (assert_goes_on, [{"bytes_left": 65536}] * 3, NO_SPACE),
+    "files for 0, 2, 4 of 7": (assert_goes_on, [{"files_left": n} for n in (0, 2, 4)], NO_FILE),
+    "files for 1, 3, 6 of 7": (assert_goes_on, [{"files_left": n} for n in (1, 3, 6)], NO_FILE),
+    "not a byte": (assert_ends_or_goes_on,),
+}
+
+
+def full_disk(name, scene, table):
+    """A disk that is full in some way."""
+    folder = scene.new()
+    folder.mkdir()
+    if problem := runs.mount_in_memory(folder, "size=16m,nr_inodes=400"):
+        table.remark = f"A full disk: not tried, because no file system can be mounted here ({problem})."
+        return
+    try:
+        with table.case(f"a full disk: {name}") as row:
+            check, *how = DISKS[name]
+            check(scene, folder, row, *how)
+    finally:
+        runs.unmount(folder)
+
+
+WAITING = "waiting 60 s for its end"
+
+
+def two_at_once(scene, how, row):
+    """A second run in the folder of the first, which ends, is killed, or lives on."""
+    folder = scene.new()
+    with scene.launch(folder / "run", folder / "notes-1", ["step-6"]) as first:
+        first.wait_for("step-6")
+        with scene.launch(folder / "run", folder / "notes-2") as second:
+            if how == "lives":
+                code, said = second.end()
+                assert code != 0
+                assert "is in use by process" in said, said[-3000:]
+                first.go("step-6")
+                first.succeed()
+            else:
+                heard = ""
+                while WAITING not in heard:
+                    line = second.process.stdout.readline()
+                    assert line, "it ended without waiting"
+                    heard += line
+                if how == "ends":
+                    first.go("step-6")
+                    first.succeed()
+                else:
+                    first.kill()
+                said = second.succeed(row)
+                assert how != "ends" or "holds this run, finished" in said, said[-3000:]
+    assert_same(folder / "run", scene.folder / "whole")
+
+
+def campaign(folder, processes, files=None, strays=STRAYS, disks=DISKS, twice=("ends", "is killed", "lives")):
+    """All of it, or these files of a checkpoint, things beside it, disks, and ends of the first of two runs."""
+    scene, table = Scene(folder, processes), Table("disturbance")
+    for name, damage in DAMAGES.items():
+        for file in scene.files() if files is None else files:
+            with table.case(f"newest checkpoint: {name}", file) as row:
+                assert_passed_over(scene, damage, file, row)
+    for name in strays:
+        with table.case(f"beside the checkpoints: {name}") as row:
+            assert_left_alone(scene, STRAYS[name], row)
+    for name in disks:
+        full_disk(name, scene, table)
+    for how in twice:
+        with table.case(f"two runs in a folder, the first {how}") as row:
+            two_at_once(scene, how, row)
+    return table
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        campaign(Path(folder), given.processes).print_and_exit()

@@ -1,0 +1,124 @@
+"""The NLP recipe, which writes down what it does, and waits at some points until it is told to go on.
+
+WATCH in the environment is a folder. Each process adds lines of JSON to a file of its own there: the rows that its
+model is fed in each step, the points where it waits, and its exit code. PAUSES names these points, with commas between;
+at each the process waits for the file go-POINT. They are
+
+    data           the training data are about to be read
+    first pass     the discarded pass before the first step is about to begin
+    step-N         the gradients of step N are there, the weights are as before, and no save is under way
+    save-N         the checkpoint of step N is about to be written, by a process that stands still as long
+    evaluation-N   a batch of the evaluation after step N has been read
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import call_recipe
+
+from shared import evaluation, launch, tracking
+from shared.loading import Loader
+from shared.saving import Saver
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER, PAUSES = Path(os.environ["WATCH"]), os.environ.get("PAUSES", "").split(",")
+RANK, PROCESS = int(os.environ.get("RANK", 0)), os.getpid()
+step_under_way = 0  # counted from 1; 0 before the first
+savers = []
+
+
+def note(**what):
+    with (FOLDER / f"rank-{RANK}.jsonl").open("a") as file:
+        file.write(json.dumps({"rank": RANK, "time": time.monotonic(), **what}) + "\n")
+
+
+def pause(point):
+    if point in PAUSES:
+        for saver in savers if point.startswith("step-") else ():
+            saver._look(wait=True)
+        note(at=point)
+        while not (FOLDER / f"go-{point}").exists():
+            time.sleep(0.005)
+
+
+def before(point, function):
+    """`function`, at the beginning of which the process waits."""
+
+    def wait_and_call(*arguments):
+        pause(point())
+        return function(*arguments)
+
+    return wait_and_call
+
+
+def counted(loader, step, micro_batches=Loader.micro_batches):
+    """The micro-batches of a step."""
+    global step_under_way  # noqa: PLW0603
+    step_under_way = step + 1
+    return micro_batches(loader, step)
+
+
+def watched(build_model):
+    """A recipe's `build_model`, whose model has its rows written down."""
+
+    def build(*arguments):
+        model = build_model(*arguments)
+
+        def write(model, _, batch):
+            if model.training and step_under_way:
+                note(step=step_under_way, rows=call_recipe.rows_of(batch))
+
+        model.register_forward_pre_hook(write, with_kwargs=True)
+        return model
+
+    return build
+
+
+def paused_write(saver, write=Saver._write):
+    """The write of a checkpoint, whose process is stopped before it is told."""
+    savers[:] = [saver]
+    stopped = saver.writer.process if f"save-{saver.step}" in PAUSES and saver.writer else None
+    if stopped:
+        stopped.send_signal(signal.SIGSTOP)
+    write(saver)
+    pause(f"save-{saver.step}")
+    if stopped:
+        stopped.send_signal(signal.SIGCONT)
+
+
+def paused_feed(feed):
+    """The batches of an evaluation."""
+
+    def batches(*arguments):
+        for batch in feed(*arguments):
+            pause(f"evaluation-{step_under_way}")
+            yield batch
+
+    return batches
+
+
+def noted_exit(code, exit=os._exit):
+    """The end of a process; those that it has forked end as they do."""
+    if os.getpid() == PROCESS:
+        note(exit=code)
+    exit(code)
+
+
+if __name__ == "__main__":
+    tracking.draw_curves = lambda *_: None  # which takes longer than the run, as do the metrics
+    evaluation.compute_on_main = lambda _, metrics, *__: dict.fromkeys(metrics.names, 0.0)
+    nlp = call_recipe.load(ROOT / "recipes/nlp.py")
+    nlp.load_data = before(lambda: "data", nlp.load_data)
+    nlp.build_model = watched(nlp.build_model)
+    nlp.rehearse = before(lambda: "first pass", nlp.rehearse)
+    nlp.clip_gradients = before(lambda: f"step-{step_under_way}", nlp.clip_gradients)
+    nlp.feed = paused_feed(nlp.feed)
+    Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit
+    launch.run(nlp.main, nlp.Config)
+    note(exit=0)

@@ -1,0 +1,118 @@
+"""Go on with other numbers of processes within an epoch: each sample is fed once, the weights are those of one process.
+
+    python tests/campaigns/worlds.py --walks 3
+
+A run of two epochs begins with 2 processes and goes on with 1, 3 and 2, all in the first epoch, after SIGTERM to its
+launcher or after SIGKILL to all of it. What was fed is read from what entered the model. Dropout is on.
+"""
+
+import argparse
+import csv
+import itertools
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import runs
+from disturbed import STEPS, Launch, Table, flags_of
+
+from shared import options
+
+WORLDS = (2, 1, 3, 2)
+GLOBAL_BATCH, EPOCHS = 12, 2
+EPOCH = STEPS // EPOCHS  # steps
+WAYS = ("SIGTERM", "SIGKILL")
+
+
+def numbered_texts(folder):
+    """As runs.write_texts, with a number before each text to train on, so that no two are alike."""
+    texts = runs.write_texts(folder, rows=GLOBAL_BATCH * EPOCH)
+    with texts[1].open(newline="") as file:
+        heading, *rows = csv.reader(file)
+    with texts[1].open("w", newline="") as file:
+        csv.writer(file).writerows([heading, *([f"{i} {text}", label] for i, (text, label) in enumerate(rows))])
+    return texts
+
+
+def changes():
+    """The steps of the first epoch in which the number of processes changes; a signal is answered two steps later."""
+    while True:
+        found = sorted(random.sample(range(2, EPOCH), len(WORLDS) - 1))
+        if all(later - earlier > 2 for earlier, later in itertools.pairwise(found)):
+            return found
+
+
+def walk(way, flags, output, folder, row):
+    """A run on all these numbers of processes: {step: [(launch, rows)]} of what entered the model in the end."""
+    fed = {}
+    for number, (world, step) in enumerate(zip(WORLDS, [*changes(), None], strict=True)):
+        with Launch(world, flags, output, folder / f"launch-{number}", [f"step-{step}"]) as launch:
+            if step is None:
+                launch.succeed(row)
+            else:
+                launch.wait_for(f"step-{step}")
+                if way == "SIGTERM":
+                    launch.process.send_signal(signal.SIGTERM)
+                    launch.go(f"step-{step}")
+                    launch.end()
+                else:
+                    launch.kill()
+                if number:
+                    launch.count(row)
+            notes = launch.notes("step")
+        fed |= {step: [] for step in {note["step"] for note in notes}}  # what an earlier launch did of it is void
+        for note in notes:
+            fed[note["step"]].append((number, note["rows"]))
+    return fed
+
+
+def assert_each_once(fed, samples):
+    """In each epoch every sample entered the model once; each number of processes has fed some of the first one."""
+    assert sorted(fed) == list(range(1, STEPS + 1))
+    assert {number for step in range(1, EPOCH + 1) for number, _ in fed[step]} == set(range(len(WORLDS)))
+    for epoch in range(EPOCHS):
+        steps = range(epoch * EPOCH + 1, (epoch + 1) * EPOCH + 1)
+        entered = Counter(tuple(ids) for step in steps for _, rows in fed[step] for ids in rows)
+        assert entered == Counter(dict.fromkeys(samples, 1)), f"not each sample once in epoch {epoch}"
+
+
+def campaign(folder, walks, ways=WAYS, seed=0):
+    """So many walks with each way to end a launch."""
+    random.seed(seed)
+    texts = numbered_texts(folder)
+    flags = flags_of(texts, runs.write_bert_with_dropout(folder / "bert", texts))
+    recipe = runs.load_recipe("nlp")
+    train, *_ = recipe.load_data(options.parse(recipe.Config, list(map(str, flags))))
+    samples = {tuple(train[i][0].tolist()) for i in range(len(train))}
+    assert len(samples) == GLOBAL_BATCH * EPOCH
+    with Launch(1, flags, folder / "alone", folder / "notes") as alone:
+        alone.succeed()
+    # A bias of attention keys has no gradient but rounding noise, and Adam makes steps of any noise.
+    one = runs.weights(folder / "alone", without="attention.self.key.bias")
+    table, farthest = Table(f"{' → '.join(map(str, WORLDS))} processes, changed by"), 0.0
+    for number in range(walks):
+        for way in ways:
+            output = folder / f"{way}-{number}"
+            often = [*flags, "--checkpointing_steps", 1]
+            with table.case(way) as row:
+                fed = walk(way, often, output, folder / f"{way}-{number}-notes", row)
+                assert_each_once(fed, samples)
+                distance = runs.distance(runs.weights(output, without="attention.self.key.bias"), one)
+                farthest = max(farthest, distance)
+                assert distance < 1e-5
+    table.remark = f"After {STEPS} steps the weights were at most {farthest:.1e} from those of one process, relative."
+    return table
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--walks", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        campaign(Path(folder), given.walks, seed=given.seed).print_and_exit()

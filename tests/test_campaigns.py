@@ -1,0 +1,23 @@
+"""Short forms of the campaigns that `make campaign` runs: docs/checkpoints.md names what else stands for them."""
+
+import sys
+
+import runs
+
+sys.path.insert(0, str(runs.ROOT / "tests/campaigns"))
+
+import kills
+import signals
+
+
+def test_killed_three_times_at_random_instants_a_run_ends_with_the_same_weights(texts, tmp_path):
+    tally = kills.campaign(3, 2, tmp_path, texts, steps=100)
+    assert sum(tally.kills.values()) == 3
+    assert tally.runs >= 1
+
+
+def test_told_to_end_in_an_evaluation_with_its_children_a_run_goes_on(tmp_path):
+    table = signals.campaign(tmp_path, 2, ["evaluation-12"], ["their children too"])
+    assert not table.failures
+    (row,) = table.rows.values()
+    assert (row.tried, row.survived, row.repeated) == (1, 1, 0)

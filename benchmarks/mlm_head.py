@@ -87,8 +87,12 @@ def main() -> None:
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             rows.append({"kind": kind, "round": round_, **json.loads(done.stdout.splitlines()[-1])})
             print(rows[-1], flush=True)
+    from peers import machine
+
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     report = {
+        "machine": machine(1),
+        "command": " ".join(["python", *sys.argv]),
         "rows": rows,
         "faster": statistics.median(dense["seconds"] / sparse["seconds"] for dense, sparse in pairs),
         "memory": statistics.median(sparse["peak_mib"] / dense["peak_mib"] for dense, sparse in pairs),
@@ -96,7 +100,7 @@ def main() -> None:
     }
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     (arguments.output_dir / "mlm_head.json").write_text(json.dumps(report, indent=1) + "\n")
-    print({name: value for name, value in report.items() if name != "rows"})
+    print({name: report[name] for name in ("faster", "memory", "loss_difference")})
 
 
 if __name__ == "__main__":

@@ -53,12 +53,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 100, 200])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
+    from peers import machine
+
     from recipes import mlm, nlp
 
     folder = arguments.output_dir.resolve()
     pretraining = {"max_train_steps": arguments.pretrain_steps, "output_dir": folder / "mlm"}
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
-    report: dict[str, Any] = {"settings": settings, "pretrained": train(mlm, pretraining), "rows": []}
+    about = {"machine": machine(1), "command": " ".join(["python", *sys.argv]), "settings": settings}
+    report: dict[str, Any] = about | {"pretrained": train(mlm, pretraining), "rows": []}
     for seed in arguments.seeds:
         for steps in arguments.steps:
             for way in WAYS:

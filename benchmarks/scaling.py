@@ -51,21 +51,27 @@ FIGURES = {  # of a row, and the key of metrics.jsonl it is the mean of
 TIMEOUT = 540  # seconds for one launch
 
 
+def window(steps: int) -> int:
+    """Steps from one line of metrics.jsonl to the next: a third of those that are timed."""
+    return max(1, steps // 3)
+
+
 def train(arguments: argparse.Namespace, processes: int, link: float, variant: str, output: Path) -> dict[str, Any]:
     """Start the recipe once, to its end; the means of its figures after the first part."""
     times, flags, settings = VARIANTS[variant]
     size = arguments.global_batch_size * times * (processes if arguments.weak else 1)
     if "data_parallel" in settings:
         settings, processes = {"data_parallel": processes}, 1
-    every = max(1, arguments.steps // 3)
+    every = window(arguments.steps)
     total = every + arguments.steps
     flags = [*flags, "--global_batch_size", size, "--max_train_steps", total, "--logging_steps", every]
     flags += ["--eval_steps", total, "--checkpointing_steps", "no", "--expect_processes", processes]
     flags += [*arguments.files, *shlex.split(arguments.flags), "--output_dir", output]
     script = [ROOT / "benchmarks/variant.py", json.dumps(settings), ROOT / "recipes" / RECIPES[arguments.recipe]]
     command = [str(word) for word in (sys.executable, *script, *flags)]
+    gpus = arguments.gpus or arguments.strategy == "dp"
     with links.limited(processes, link) if link else nullcontext() as places:
-        run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"), arguments.strategy == "dp")
+        run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"), gpus)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
     figures = {}
@@ -74,6 +80,27 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
         if len(values) == len(timed):  # each of as many steps, so rates are averaged by what a step took
             figures[name] = (statistics.harmonic_mean if "per_second" in key else statistics.mean)(values)
     return figures
+
+
+def environment_of(
+    rank: int, processes: int, places: Any, hosts: list[str] | None, port: int, gpus: bool
+) -> dict[str, Any]:
+    """What a process of the group finds in its environment; one alone belongs to none."""
+    environment: dict[str, Any] = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1}
+    if not gpus:
+        environment["ACCELERATE_USE_CPU"] = "true"
+    if processes == 1:
+        return environment
+    if places:
+        environment["GLOO_SOCKET_IFNAME"] = places[rank][2]
+    return environment | {
+        "RANK": rank,
+        "LOCAL_RANK": 0 if places or hosts else rank,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": 1 if places or hosts else processes,
+        "MASTER_ADDR": places[0][1] if places else hosts[0] if hosts else "127.0.0.1",
+        "MASTER_PORT": port,
+    }
 
 
 def run_group(
@@ -89,25 +116,8 @@ def run_group(
         port = server.getsockname()[1]
     running, logs = [], []
     for rank in range(processes):
-        environment = {
-            "RANK": rank,
-            "LOCAL_RANK": 0 if places or hosts else rank,
-            "WORLD_SIZE": processes,
-            "LOCAL_WORLD_SIZE": 1 if places or hosts else processes,
-            "MASTER_ADDR": places[0][1] if places else hosts[0] if hosts else "127.0.0.1",
-            "MASTER_PORT": port,
-            "OMP_NUM_THREADS": 1,
-            "ACCELERATE_USE_CPU": "true",
-            "HF_HUB_OFFLINE": 1,
-            "TQDM_DISABLE": 1,
-        }
-        if processes == 1:
-            environment = {name: environment[name] for name in list(environment)[6:]}
-        if gpus:
-            del environment["ACCELERATE_USE_CPU"]
+        environment = environment_of(rank, processes, places, hosts, port, gpus)
         prefix = places[rank][0] if places else []
-        if places:
-            environment["GLOO_SOCKET_IFNAME"] = places[rank][2]
         words = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
         words = ["ssh", hosts[rank % len(hosts)], shlex.join(words)] if hosts else [*prefix, *words]
         logs.append(log.with_suffix(f".{rank}.log").open("w+"))
@@ -251,10 +261,13 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"])  # the last: below
     parser.add_argument("--strategy", choices=["ddp", "dp"], default="ddp", help="dp: DataParallel beside DDP, on GPUs")
     parser.add_argument("--hosts", nargs="+", help="machines with this folder and environment, reached by ssh")
+    parser.add_argument("--gpus", action="store_true", help="a GPU for each process; else all of them on the CPU")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--flags", default="", help="more flags for the recipe, in one word")
     parser.add_argument("--output_dir", type=Path, default=Path("out/scaling"))
     arguments = parser.parse_args()
+    if arguments.steps % window(arguments.steps):  # the last line would be of fewer steps than the others
+        parser.error(f"--steps {arguments.steps}: give a multiple of 3")
     if any(arguments.links) and (
         reason := "links of other machines are their own" if arguments.hosts else links.why_not()
     ):

@@ -30,10 +30,11 @@ from shared.masked_head import predict_only_masked
 from shared.masking import masking_for
 from shared.memory import find_budget
 from shared.monitoring import Monitor
+from shared.new_encoders import sizes_of
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
 from shared.packing import arrange
-from shared.pretrained import check_heads, checkpoint_activations, load_pretrained
+from shared.pretrained import checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
@@ -59,6 +60,8 @@ class Config(Options):
     """Attention heads of a new model."""
     intermediate_size: int | None = None
     """Width inside of a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
+    rope_theta: float | None = None
+    """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
     tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
     """Tokenizer that a new model gets, trained on the training text."""
     vocab_size: int = 8192
@@ -85,6 +88,8 @@ class Config(Options):
     """Passes over the training data."""
     output_dir: str = "out/mlm"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    optim: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Optimizer."""
     learning_rate: float = 2e-3
     """Peak learning rate, reached after the warm-up; 1e-4 to 1e-3 suits full-size models."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
@@ -170,7 +175,7 @@ def main(config: Config) -> dict[str, float]:
             with monitor.timed("checkpoint"):
                 saver.save(progress, monitor.state())
         if preempted:
-            signals.leave(progress.step, saver, tracker)
+            signals.leave(progress.step, saver, tracker, monitor)
 
     saver.finish()
     signals.all_saved()
@@ -227,27 +232,9 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     if config.model_name_or_path:
         model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path)
     else:
-        from transformers import AutoConfig, AutoModelForMaskedLM
+        from transformers import AutoModelForMaskedLM
 
-        rotary = config.model_type == "modernbert"
-        check_heads(config.hidden_size, config.num_attention_heads, rotary)
-        without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        sizes = AutoConfig.for_model(
-            config.model_type,
-            vocab_size=-(-len(tokenizer) // 64) * 64,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size or config.hidden_size * (2 if rotary else 4),
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            max_position_embeddings=config.max_length + tokenizer.pad_token_id + 1,  # RoBERTa skips so many
-            pad_token_id=tokenizer.pad_token_id,
-            cls_token_id=tokenizer.cls_token_id,
-            sep_token_id=tokenizer.sep_token_id,
-            bos_token_id=tokenizer.cls_token_id,
-            eos_token_id=tokenizer.sep_token_id,
-            **({"classifier_pooling": "mean"} if rotary else without_dropout),
-        )
-        model = AutoModelForMaskedLM.from_config(sizes)
+        model = AutoModelForMaskedLM.from_config(sizes_of(config, tokenizer))
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     predict_only_masked(model)

@@ -149,7 +149,7 @@ def main(config: Config) -> dict[str, float]:
             with monitor.timed("checkpoint"):
                 saver.save(progress, monitor.state())
         if preempted:
-            signals.leave(progress.step, saver, tracker)
+            signals.leave(progress.step, saver, tracker, monitor)
 
     saver.finish()
     signals.all_saved()

@@ -24,7 +24,7 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
         return {}
     spent = dict.fromkeys(NAMES, 0.0)
     for before, line in pairwise([{"step": 0}, *timed]):
-        seconds = line["step_seconds"] * (line["step"] - before["step"])
+        seconds = line["step_seconds"] * line.get("timed_steps", line["step"] - before["step"])
         for part in SHARES:
             spent[part] += line.get(part, 0.0) * seconds
         spent["rest"] += (1 - sum(line.get(part, 0.0) for part in SHARES)) * seconds
@@ -33,8 +33,11 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
     return spent
 
 
-def breakdown(lines: Lines) -> str:
-    """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed."""
+def breakdown(lines: Lines, compressed: bool = False) -> str:
+    """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed.
+
+    `compressed`: whether its gradients travelled in half the bytes.
+    """
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
         return ""
@@ -60,7 +63,7 @@ def breakdown(lines: Lines) -> str:
         often = max(set(behind), key=behind.count)
         times = f"{behind.count(often)} of {len(timed)} readings"
         rows.append(f"process {often:.0f} was over 10 % behind the others in {times}")
-    return "\n".join(f"  {row}" for row in rows + advice(shares, timed))
+    return "\n".join(f"  {row}" for row in rows + advice(shares, timed, compressed))
 
 
 def rounded(shares: Mapping[str, float]) -> dict[str, int]:
@@ -71,15 +74,15 @@ def rounded(shares: Mapping[str, float]) -> dict[str, int]:
     return whole
 
 
-def advice(shares: Mapping[str, float], timed: Lines) -> list[str]:
+def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False) -> list[str]:
     """One line for each share that is large, naming the flag."""
     said = []
     if shares["data_wait"] > 0.1:
         said.append("the steps wait for data: read ahead with more --dataloader_num_workers")
     if shares["communication"] > 0.2:
         said.append(
-            "the steps wait for gradients of other processes: a larger --global_batch_size sends them less often, "
-            "--gradient_compression bf16 sends half the bytes"
+            "the steps wait for gradients of other processes: a larger --global_batch_size sends them less often"
+            + ", --gradient_compression bf16 sends half the bytes" * (not compressed)
         )
     if shares["optimizer"] > 0.2:
         said.append("updates take long beside their batches: a larger --global_batch_size needs fewer of them")

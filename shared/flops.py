@@ -21,11 +21,12 @@ PASSES = 3  # of a forward pass' products: itself, and two products in the backw
 class FlopCounter:
     """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
 
+    It ends with that forward pass: layers that are computed again in the backward pass call the same hooks.
     Compiled layers do not run the hooks that count. There the first batch goes through the model once more before it
     is trained on, not compiled and without gradients; random state and, by shared/batch_norm.py, averages are unmoved.
 
     Attributes:
-        counted: operations of one forward pass since the start, until `stop`.
+        counted: operations of that forward pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,6 +38,7 @@ class FlopCounter:
             self._handles = [model.register_forward_pre_hook(self._count_apart, with_kwargs=True)]
         else:
             self._listen()
+            self._handles.append(model.register_forward_hook(self._end))
 
     def stop(self) -> int:
         """Count no more, and tell what was counted."""
@@ -44,6 +46,10 @@ class FlopCounter:
             handle.remove()
         self._handles = []
         return self.counted
+
+    def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if model.training:  # and not an evaluation before the first step
+            self.stop()
 
     def _listen(self) -> None:
         self._handles = [module.register_forward_hook(self._count) for module in self._hooked]

@@ -5,6 +5,7 @@ normalizer of a step's loss without asking the others. All documents of a micro-
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,7 +114,36 @@ def _continues_word(vocabulary: dict[str, int]) -> NDArray[np.bool_]:
         found[[vocabulary[name] for name in names if name.startswith("##") and len(name) > 2]] = True
     elif spaces := [mark for mark in ("Ġ", "▁") if sum(name.startswith(mark) for name in names) > 1]:
         breaks = (*spaces, "Ċ", "ĉ")  # space, line feed and tab, as byte-level BPE writes them
-        found[[i for name, i in vocabulary.items() if not name.startswith(breaks) and name[0].isalnum()]] = True
+        first = _first_of_bytes if "Ġ" in spaces else _first
+        found[[i for name, i in vocabulary.items() if not name.startswith(breaks) and first(name).isalnum()]] = True
     else:
         raise UserError("--whole_word_masking: the tokenizer does not mark where words begin: leave the flag out")
     return found
+
+
+def _first(name: str) -> str:
+    """The first character of a token; "" of an empty one."""
+    return name[:1]
+
+
+def _first_of_bytes(name: str) -> str:
+    """The same for byte-level BPE (Radford et al., "GPT-2"), whose tokens are bytes written as symbols.
+
+    A token may begin or end inside of a character. One that begins inside gives a letter, since it goes on with what
+    came before; one that ends inside gives the first character that it can be the beginning of.
+    """
+    symbols = _byte_symbols()
+    begun = bytes(symbols.get(symbol, 0) for symbol in name[:4])
+    if begun and 0x80 <= begun[0] < 0xC0:
+        return "a"
+    ends = (b"\x80\x80\x80", b"\x90\x80\x80", b"\xa0\x80\x80")  # of the first character by its first byte
+    possible = [(begun + end).decode(errors="replace")[0] for end in ends] if begun else []
+    return next((character for character in possible if character != "\N{REPLACEMENT CHARACTER}"), "")
+
+
+@cache
+def _byte_symbols() -> dict[str, int]:
+    """{symbol: byte}: visible characters of Latin-1 stand for themselves, the others are counted on from 256."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -58,7 +58,7 @@ class Monitor:
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
-        self.steps = 0  # since the last reading
+        self.steps = self.steps_before = 0  # since the last reading; those of them that an earlier start has taken
         self.most_skipped_in_a_row = 0  # at the last reading
         self.losses: list[Tensor] = []  # of the micro-batches since the last reading, on the device
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
@@ -105,7 +105,7 @@ class Monitor:
         Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
         `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and what `costs`
         makes of the times. Evaluation and checkpoints are in none of these but `evaluation_seconds` and
-        `checkpoint_seconds`.
+        `checkpoint_seconds`. Times are those of this start: `timed_steps`, where an earlier one took steps before it.
         """
         rows = self._gather()
         totals, seconds = self._totals(rows), float(rows["seconds"].mean())
@@ -117,7 +117,10 @@ class Monitor:
         }
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds
-        figures |= costs(rows, self.steps)
+        figures |= costs(rows, self.steps - self.steps_before)
+        if self.steps_before:
+            figures["timed_steps"] = self.steps - self.steps_before
+            self.steps_before = 0
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
         self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0
@@ -150,12 +153,16 @@ class Monitor:
             "total_tokens": self.total_tokens + totals["tokens"],
         }
 
+    def close(self) -> None:
+        """Write what there is of a profile that the run ends before."""
+        self.profiler.close()
+
     def summary(self, seconds: float) -> dict[str, float]:
         """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call it on all processes.
 
         Evaluation and checkpoints after the last reading, which no other line has, are told as in those.
         """
-        self.profiler.close()
+        self.close()
         rows = self._gather()
         totals = self._totals(rows)
         rates = {
@@ -171,7 +178,7 @@ class Monitor:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's figures, so that the digest and the next mean are those of one run."""
-        self.steps = state["steps"]
+        self.steps = self.steps_before = state["steps"]
         self.total_samples, self.total_tokens = state["total_samples"], state["total_tokens"]
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
         self.most_in_a_row = state["most_in_a_row"]
@@ -225,7 +232,6 @@ class Monitor:
             "digest": f"{digest & _MASK:016x}",
             "samples": int(rows["samples"].sum()),
             "tokens": int(rows["tokens"].sum()),
-            "waited": float(rows["data"].sum()),
             "skipped": int(rows["skipped"][me]),
             "in_a_row": int(rows["in_a_row"][me]),
             "most_in_a_row": int(rows["most_in_a_row"][me]),

@@ -112,11 +112,22 @@ def use_packed_attention(model: Any, device: torch.device, mixed_precision: str)
     AttentionInterface.register("packed_varlen", varlen_attention)
     AttentionInterface.register("packed_padded", padded_attention)
     drops = any(isinstance(value := getattr(model.config, name, 0.0), float) and value > 0 for name in DROPOUTS)
-    if device.type == "cuda" and mixed_precision != "no" and not drops:
+    fits = device.type == "cuda" and mixed_precision != "no" and not drops
+    if fits and has_varlen():
         model.set_attn_implementation("packed_varlen")
         return "packed without padding, attention by torch.nn.attention.varlen"
     model.set_attn_implementation("packed_padded")
-    return "packed without padding, attention over each micro-batch's documents padded to the longest"
+    why = f" (torch {torch.__version__} has no torch.nn.attention.varlen)" if fits else ""
+    return f"packed without padding, attention over each micro-batch's documents padded to the longest{why}"
+
+
+def has_varlen() -> bool:
+    """Whether this torch has attention by the ends of documents."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # whether it can be imported is the question
+    except ImportError:
+        return False
+    return True
 
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none

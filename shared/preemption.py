@@ -56,8 +56,10 @@ class Preemption:
         self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
         return answer
 
-    def leave(self, step: int, saver: Any, tracker: Any) -> NoReturn:
+    def leave(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
         """End the run once its checkpoint of `step`, under way, is complete; every process calls this.
+
+        What a profile has found so far is written after that.
 
         Raises:
             Preempted: always, or
@@ -70,7 +72,8 @@ class Preemption:
         if self._accelerator.is_main_process:
             write_marker(self._output_dir, step, {rank: number for rank, number in enumerate(received) if number})
             print(f"interrupted at step {step}: checkpoint saved, start again to go on", flush=True)
-        tracker.close()  # after the marker: an upload may outlast what the scheduler allows
+        monitor.close()
+        tracker.close()  # last, because an upload may outlast what the scheduler allows
         waiting.for_all(self._accelerator)  # the launcher ends the others as soon as one has left
         raise Preempted
 

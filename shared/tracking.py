@@ -59,6 +59,7 @@ class Tracker:
         """
         self.accelerator = accelerator
         self.metrics_file = output_dir / "metrics.jsonl"
+        self.compressed = config.get("gradient_compression", "none") != "none"
 
         def start() -> tuple[str, str]:
             # A sweep of wandb brings its own id. Not from `random`, or runs of one seed would share theirs.
@@ -118,7 +119,7 @@ class Tracker:
         self.log(step, summary)
         if self.accelerator.is_main_process:
             lines = read_metrics(self.metrics_file)
-            if said := breakdown(lines):
+            if said := breakdown(lines, self.compressed):
                 with tqdm.external_write_mode():
                     print(said, flush=True)
             try:

@@ -18,6 +18,7 @@ import lanes
 import loop_cost
 import mlm_head
 import mlm_peers
+import monitor_cost
 import peers
 import rounds
 import startup
@@ -86,6 +87,13 @@ def test_both_kinds_of_head_measure_the_same_loss(monkeypatch):
     dense, sparse = (mlm_head.measure(kind, 1) for kind in ("dense", "sparse"))
     assert sparse["loss"] == pytest.approx(dense["loss"], rel=1e-6)
     assert min(dense["seconds"], sparse["seconds"]) > 0
+
+
+def test_the_cost_of_the_monitor_is_measured(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    found = monitor_cost.measure(rounds=1, steps=2, micro_batches=2)
+    assert min(found.values()) > 0
 
 
 def test_ratios_compare_the_same_round_and_give_the_extremes():

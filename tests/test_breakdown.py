@@ -63,6 +63,15 @@ def test_a_large_share_brings_the_advice_that_names_the_flag(part, flag):
     assert any(flag in line for line in advice(shares | {part: 0.5}, [LINE]))
 
 
+def test_what_is_on_already_is_not_advised():
+    shares = dict.fromkeys(NAMES, 0.0) | {"communication": 0.5}
+    (line,) = advice(shares, [LINE], compressed=True)
+    assert line.endswith("a larger --global_batch_size sends them less often")
+    waiting = {"step": 10, **LINE, "communication": 0.9}
+    assert "--gradient_compression" in breakdown([waiting])
+    assert "--gradient_compression" not in breakdown([waiting], compressed=True)
+
+
 def test_the_advice_on_padding_and_on_text_names_their_flags():
     shares = dict.fromkeys(NAMES, 0.0)
     assert "padding" in advice(shares, [LINE | {"padding": 0.4}])[0]

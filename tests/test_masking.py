@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from shared.errors import UserError
-from shared.masking import Masking, masking_for
+from shared.masking import Masking, _byte_symbols, masking_for
 
 MASK, VOCABULARY = 1, 500
 ORDINARY = np.arange(5, VOCABULARY)
@@ -143,7 +143,9 @@ def tokenizer(tokens, **special):
     [
         (["a", "##b", "##", "c"], ["##b"]),
         (["Ġa", "b", "Ġ", "Ċ", "(", "Ġc"], ["b"]),
-        (["▁a", "b", "▁c", "."], ["b"]),
+        (["▁a", "b", "▁c", ".", ""], ["b"]),
+        # Bytes as symbols: the second byte of é and of —, é and — whole, the first bytes of é and of — and an emoji.
+        (["Ġa", "Ġb", "©", "ĶÃ", "Ã©t", "âĢĶ", "Ã", "âĢ", "ðŁĺ", "Ġ©", ""], ["©", "ĶÃ", "Ã©t", "Ã"]),
     ],
 )
 def test_where_words_go_on_by_the_kind_of_tokenizer(tokens, goes_on):
@@ -151,6 +153,19 @@ def test_where_words_go_on_by_the_kind_of_tokenizer(tokens, goes_on):
     assert [token for i, token in enumerate(tokens) if hide.continues_word[5 + i]] == goes_on
     assert hide.random_tokens.tolist() == list(range(5, 5 + len(tokens)))
     assert hide.mask_token == 1
+
+
+def test_a_word_of_single_bytes_is_one_word():
+    symbols = {byte: symbol for symbol, byte in _byte_symbols().items()}
+    hide = masking_for(tokenizer([*symbols.values(), "Ġa"]), 0.3, whole_words=True)
+    places = {byte: 5 + i for i, byte in enumerate(symbols)}
+    words: list[bytes] = []
+    for byte in "naïve — Žižek, 中文 déjà".encode():
+        if words and hide.continues_word[places[byte]]:
+            words[-1] += bytes([byte])
+        else:
+            words.append(bytes([byte]))
+    assert [word.decode() for word in words] == ["naïve", " ", "—", " Žižek", ",", " 中文", " déjà"]
 
 
 @pytest.mark.parametrize(

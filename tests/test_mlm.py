@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from shared import options
 from shared.batches import Plan
 from shared.errors import UserError
+from shared.new_encoders import sizes_of
+from shared.optimization import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -192,11 +194,52 @@ def test_the_full_size_configs_load_and_step_with_tiny_dimensions(mlm, texts, tm
     full = options.parse(mlm.Config, ["--config", file])
     assert full.hidden_size == 768
     assert full.vocab_size % 64 == 0
+    decay_per_step = full.weight_decay * full.learning_rate  # as torch's AdamW has it
+    assert decay_per_step == pytest.approx(1e-5), "as in the sources, whose optimizers leave the rate out"
     tiny = [*texts, *runs.TINY, "--intermediate_size", 48, "--max_train_steps", 2, "--mixed_precision", "no"]
     config = options.parse(mlm.Config, ["--config", file, *map(str, tiny), "--output_dir", str(tmp_path / "run")])
     assert config.model_type == full.model_type
     mlm.main(config)
     assert [line["step"] for line in runs.training_lines(tmp_path / "run")] == [2]
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_a_new_model_has_the_positions_and_the_rotary_base_that_were_asked_for(kind):
+    tokenizer = SimpleNamespace(pad_token_id=3, cls_token_id=1, sep_token_id=2)
+    given = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}
+    given |= {"intermediate_size": None, "max_length": 512, "rope_theta": None}
+    with_length = type("Tokenizer", (SimpleNamespace,), {"__len__": lambda _: 100})(**vars(tokenizer))
+    sizes = sizes_of(SimpleNamespace(**given), with_length)
+    assert sizes.max_position_embeddings == (516 if kind == "roberta" else 512)
+    wanted = SimpleNamespace(**given | {"rope_theta": 1e4})
+    if kind != "modernbert":
+        with pytest.raises(UserError, match="--rope_theta 10000 has no effect on --model_type"):
+            sizes_of(wanted, with_length)
+        return
+    for chosen, theta in ((sizes, 160_000), (sizes_of(wanted, with_length), 10_000)):
+        found = {name: part["rope_theta"] for name, part in chosen.rope_parameters.items()}
+        assert found == {"full_attention": theta, "sliding_attention": 10_000}
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
+    flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--max_train_steps", 2]
+    config, _, _, tokenizer = prepared(mlm, [*flags, "--output_dir", tmp_path / "run"])
+    model = mlm.build_model(config, tokenizer)
+    optimizer = make_optimizer(model, config)
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [({names[id(p)] for p in group["params"]}, group) for group in optimizer.param_groups]
+    assert sum(len(found) for found, _ in groups) == len(names)
+    for found, group in groups:
+        for name in found:
+            matrix = model.get_parameter(name).ndim >= 2
+            assert group["use_muon"] == (matrix and ".layer" in name), name
+            assert (group["weight_decay"] > 0) == matrix, name
+    if kind == "modernbert":
+        mlm.main(config)
+        assert all(np.isfinite(line["loss"]) for line in runs.training_lines(tmp_path / "run"))
+        before, after = vector(model.state_dict()), runs.weights(tmp_path / "run")
+        assert 0 < runs.distance(after, before) < 1
 
 
 REFUSED = [

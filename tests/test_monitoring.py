@@ -12,14 +12,17 @@ import torch
 from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from shared import monitoring
 from shared.batches import MicroBatch, Plan
+from shared.breakdown import seconds_by_part
 from shared.compression import DDPSettings
 from shared.errors import UserError
 from shared.flops import FlopCounter, attention_flops
 from shared.monitoring import Monitor, costs
 from shared.options import Options
+from shared.timing import Stopwatch
 
 LENGTHS = np.random.default_rng(0).integers(1, 50, 40)
 WENT_WELL, SKIPPED = torch.tensor(0.0), torch.tensor(1.0)
@@ -150,7 +153,7 @@ def test_the_state_is_plain_json_and_reading_it_changes_nothing(accelerator):
     run_step(watch, plan().micro_batches(0), 2.0, SKIPPED)
     state = watch.state()
     assert json.loads(json.dumps(state)) == state
-    assert watch.state() == state | {"waited": watch.state()["waited"]}
+    assert watch.state() == state
     assert watch.read()["loss"] == pytest.approx(2)
 
 
@@ -326,6 +329,58 @@ def test_convolutions_count_each_output_with_its_kernel():
     assert counter.counted == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
 
 
+class Recomputing(torch.nn.Module):
+    """Layers of which those inside are computed again in the backward pass, as far as something needs them."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.first, self.again = torch.nn.Linear(3, 5), again
+        self.inside = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 5))
+
+    def forward(self, ids):
+        hidden = self.first(torch.ones(*ids.shape, 3))
+        return checkpoint(self.inside, hidden, use_reentrant=False) if self.again else self.inside(hidden)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+def test_recomputed_layers_count_once(accelerator, clock, again):
+    """Over several micro-batches, and after an evaluation of the same model."""
+    model = Recomputing(again)
+    watch = monitor(accelerator, model=model)
+    model.eval()(torch.zeros(7, 7))
+    model.train()
+    real = 0
+    for piece in plan(micro_batches=3).micro_batches(0):
+        out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max())))
+        out.sum().backward()
+        watch.add(piece, out.sum())
+        real += LENGTHS[piece.samples].sum()
+    watch.end_step(WENT_WELL)
+    clock[0] += 2
+    assert watch.read()["mfu"] == pytest.approx(3 * 2 * (3 * 5 + 2 * 5 * 7) * real / 2 / 1e12)
+
+
+def test_the_figures_of_a_resumed_run_are_of_the_steps_that_it_took(accelerator, clock):
+    """Ten steps from one reading to the next, eight of them before the run was started again."""
+
+    def take(watch, steps):
+        for step in steps:
+            run_step(watch, plan().micro_batches(step))
+            clock[0] += 0.1
+        return watch
+
+    before = take(monitor(accelerator), range(8))
+    again = take(monitor(accelerator, state=before.state()), range(8, 10))
+    figures = again.read()
+    assert figures["step_seconds"] == pytest.approx(0.1)
+    assert figures["timed_steps"] == 2
+    assert figures["loss"] == pytest.approx(1)
+    assert sum(seconds_by_part([{"step": 10, **figures}]).values()) == pytest.approx(0.2)
+    later = take(again, range(10)).read()
+    assert later["step_seconds"] == pytest.approx(0.1)
+    assert "timed_steps" not in later
+
+
 def rows(**values):
     """The figures of three processes, of which each did the same unless `values` says otherwise."""
     names = ["data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "flops", "tokens"]
@@ -375,6 +430,47 @@ def test_the_host_waits_for_the_device_at_readings_only(accelerator, clock, monk
         watch.read()
         found.append(waits[0])
     assert found[0] == found[1] > 0
+
+
+def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, monkeypatch):
+    """Events of the device that tell an own clock, in milliseconds, once somebody has waited for them."""
+
+    class Event:
+        made, waits = 0, 0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.at = None
+
+        def record(self):
+            Event.made += 1
+            self.at = Event.made
+
+        def synchronize(self):
+            Event.waits = Event.waits + 1
+
+        def elapsed_time(self, later):
+            assert Event.waits, "read before the device was there"
+            return (later.at - self.at) * 1000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(monitoring, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
+    for steps in (1, 5):
+        model = torch.nn.Linear(1, 1)
+        watch = monitor(accelerator, waited=lambda: 1e6, model=model)
+        Event.waits = 0
+        for step in range(steps):
+            for piece in plan(micro_batches=2).micro_batches(step):
+                model(torch.zeros(len(piece.samples), 1))
+                watch.add(piece, torch.tensor(0.0))
+            watch.end_step(WENT_WELL)
+        assert Event.waits == 0
+        before = dict(watch.stopwatch.seconds)
+        watch.read()
+        assert Event.waits == 2, "for the figures, and for where the next ones begin"
+        passed = {part: seconds - before[part] for part, seconds in watch.stopwatch.seconds.items()}
+        # One event before each pass, one after it, one after the update: each ends what began with the one before.
+        assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
 
 
 def train(accelerator, folder):

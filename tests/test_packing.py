@@ -1,5 +1,7 @@
 """Packed documents give what each gives alone, and the head on hidden tokens what the dense head gives there."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,16 @@ def test_a_model_called_without_masked_gives_all_logits():
     assert model(input_ids=torch.full((2, 7), 9)).logits.shape == (2, 7, 320)
 
 
+@pytest.mark.parametrize("kind", ["deberta-v2", "mpnet", "megatron-bert"])
+def test_a_model_that_does_not_hand_its_arguments_on_is_refused_in_one_line(kind):
+    model = tiny(kind)
+    predict_only_masked(model)
+    batch = OnePerRow(PAD)(read([9, 4, 2]))
+    batch.pop("labels")
+    with pytest.raises(UserError, match=r"^--model_name_or_path: \w+ForMaskedLM does not tell .*$"):
+        model(**batch)
+
+
 def test_one_document_per_row_pads_like_the_other_recipe():
     tokens, lengths, masked, labels = read([9, 4, 2])
     batch = OnePerRow(PAD, multiple_of=8, max_length=12)((tokens, lengths, masked, labels))
@@ -147,6 +159,15 @@ def test_varlen_is_chosen_on_cuda_in_half_precision_without_dropout_only():
     assert "varlen" not in use_packed_attention(tiny("modernbert"), cuda, "no")
     assert "varlen" not in use_packed_attention(tiny("modernbert"), CPU, "bf16")
     assert "varlen" not in use_packed_attention(tiny("bert", attention_probs_dropout_prob=0.1), cuda, "bf16")
+
+
+def test_a_torch_without_varlen_takes_the_other_attention_and_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # importing it fails
+    model = tiny("modernbert")
+    said = use_packed_attention(model, torch.device("cuda"), "bf16")
+    assert model.config._attn_implementation == "packed_padded"
+    assert said.endswith(f"padded to the longest (torch {torch.__version__} has no torch.nn.attention.varlen)")
+    assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "a CPU has nothing to miss"
 
 
 def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch):

@@ -66,7 +66,7 @@ def together(accelerator, folder):
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:
-        loop.leave(6, NOTHING, NOTHING)
+        loop.leave(6, NOTHING, NOTHING, NOTHING)
     except Preempted:
         found["left"] = True
     return found
@@ -100,8 +100,11 @@ def test_one_process_knows_at_once(tmp_path, capsys):
     assert heard.something_to_save
     heard.signal = signal.SIGINT
     assert loop.agreed()
+    closed = []
+    monitor = SimpleNamespace(close=lambda: closed.append("profile"))
     with pytest.raises(Preempted):
-        loop.leave(3, NOTHING, NOTHING)
+        loop.leave(3, NOTHING, NOTHING, monitor)
+    assert closed == ["profile"]
     assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to go on\n"
 
 

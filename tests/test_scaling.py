@@ -58,6 +58,26 @@ def test_the_script_starts_the_recipe_on_hosts_and_leaves_rows_a_table_and_a_pic
     assert (tmp_path / "out/scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("steps", [7, 10, 11])
+def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--steps", str(steps)])
+    with pytest.raises(SystemExit):
+        scaling.main()
+    assert f"--steps {steps}: give a multiple of 3" in capsys.readouterr().err
+    assert not any(n % scaling.window(n) for n in (1, 2, 3, 4, 5, 6, 9, 12, 30))
+
+
+def test_a_process_alone_is_in_no_group_and_gpus_are_used_when_asked_for():
+    alone = scaling.environment_of(0, 1, None, None, 5, gpus=False)
+    assert alone == {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1, "ACCELERATE_USE_CPU": "true"}
+    second = scaling.environment_of(1, 2, None, None, 5, gpus=True)
+    assert "ACCELERATE_USE_CPU" not in second
+    assert (second["RANK"], second["LOCAL_RANK"], second["WORLD_SIZE"], second["MASTER_PORT"]) == (1, 1, 2, 5)
+    places = [([], "10.0.0.1", "a"), ([], "10.0.0.2", "b")]
+    apart = scaling.environment_of(1, 2, places, None, 5, gpus=False)
+    assert (apart["LOCAL_RANK"], apart["MASTER_ADDR"], apart["GLOO_SOCKET_IFNAME"]) == (0, "10.0.0.1", "b")
+
+
 def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
     with pytest.raises(RuntimeError, match="no luck"):

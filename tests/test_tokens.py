@@ -1,7 +1,9 @@
 """A corpus as a flat file of tokens: from any source, in little memory, by content, with nothing lost."""
 
 import json
+import os
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.batches import Plan
+from shared.datasets import cache
 from shared.datasets import documents as documents_module
 from shared.datasets import tokens as tokens_module
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
@@ -70,8 +73,15 @@ def test_every_kind_of_file_gives_its_texts(kind, tmp_path):
     found = of_file(write(tmp_path, kind), "--train_file", "text")
     expected = [text.replace("\n", " ") if kind == "txt" else text for text in TEXTS if text.strip()]
     for _ in range(2):  # as often as needed
-        texts = [text.rstrip("\n") if kind == "txt" else text for batch in found.batches() for text in batch]
+        texts = [text for batch in found.batches() for text in batch]
         assert [text for text in texts if text and text.strip()] == expected
+
+
+def test_the_end_of_a_line_is_no_part_of_a_document(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\tthree\nfour")
+    assert [*of_file(str(tmp_path / "corpus.txt"), "--train_file", "text").batches()] == [
+        ["one ", "", " two\tthree", "four"]
+    ]
 
 
 def test_tokens_are_those_of_each_text_and_a_spelled_mask_stays_text(tokenizer):
@@ -107,6 +117,47 @@ def test_the_second_time_nothing_is_tokenized(tokenizer, tmp_path, monkeypatch):
     copy.write_text(copy.read_text() + "more\n")
     with pytest.raises(TypeError):
         tokenize_documents(of_file(str(copy), "--train_file", "text"), tokenizer)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
+def test_other_content_of_the_same_size_and_time_is_other_content(tmp_path, replaced):
+    """As rsync -t and cp -p leave it."""
+    path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
+    path.write_text("one\n")
+    before, digest = path.stat(), of_file(str(path), "--train_file", "text").content()
+    assert of_file(str(path), "--train_file", "text").content() == digest
+    time.sleep(0.05)  # the kernel's clock of files goes in steps of some milliseconds
+    other.write_text("two\n")
+    other.replace(path) if replaced else path.write_text("two\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert of_file(str(path), "--train_file", "text").content() != digest
+
+
+def test_other_columns_of_a_file_may_hold_what_they_like(tmp_path, monkeypatch):
+    """The first block of a file is no promise for those after it."""
+    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 200)
+    rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
+    (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
+    texts = [
+        text for batch in of_file(str(tmp_path / "corpus.csv"), "--train_file", "text").batches() for text in batch
+    ]
+    assert texts == [*(f"text {i}" for i in range(200)), "last"]
+
+
+def test_what_a_killed_build_left_is_removed_and_what_is_built_is_on_disk_before_it_has_its_name(monkeypatch):
+    here = cache.cache_dir()
+    for name in ("corpus-a.partial-killed", "corpus-b.partial-under-way"):
+        (here / name).mkdir(parents=True)
+        (here / name / "tokens").write_text("half")
+    order = []
+    monkeypatch.setattr(cache, "sync", lambda path: order.append((path.name, (here / "corpus-a").exists())))
+    built = cache.build_once("corpus-a", lambda folder: (folder / "tokens").write_text("whole"))
+    assert (built / "tokens").read_text() == "whole"
+    assert [path.name for path in here.iterdir() if "partial" in path.name] == ["corpus-b.partial-under-way"]
+    (file, early), (folder, as_early), (parent, late) = order
+    assert (file, early, as_early, parent, late) == ("tokens", False, False, here.name, True)
+    assert folder.startswith("corpus-a.partial-")
 
 
 def test_what_breaks_off_leaves_nothing(tokenizer, tmp_path):
@@ -205,6 +256,8 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
         ("list.jsonl", b'{"text": "a"}\n[1]\n', "malformed in line 2: not an object"),
         ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
         ("other.csv", b"id,words\n1,a\n", "no such column (columns: id, words)"),
+        ("twice.csv", b"text,text\na,b\n", "two columns of the name text: rename one"),
+        ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns of the name id: rename one"),
         ("ragged.csv", b"text,b\na,b\nc,d,e\n", "malformed"),
         ("zero.csv", b"text\n\0\n", "not text"),
         ("fake.parquet", b"nothing of the kind", "malformed"),

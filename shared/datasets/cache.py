@@ -1,5 +1,6 @@
 """Prepared data is kept between runs: built once per machine, by one process, complete or absent."""
 
+import glob
 import os
 import shutil
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from shared.checkpoint_writer import sync
 from shared.errors import UserError
 
 
@@ -32,10 +34,15 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")):
             if not folder.exists():
+                for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # nobody else builds it now
+                    shutil.rmtree(killed, ignore_errors=True)
                 partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
                 try:
                     build(partial)
+                    for path in (*partial.rglob("*"), partial):
+                        sync(path)
                     partial.rename(folder)
+                    sync(folder.parent)
                 finally:
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:

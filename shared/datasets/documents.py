@@ -17,7 +17,15 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import column_of, named, read_dataset, read_file, source_of, why_no_json
+from shared.datasets.tables import (
+    column_of,
+    named,
+    read_dataset,
+    read_file,
+    refuse_repeated,
+    source_of,
+    why_no_json,
+)
 from shared.errors import UserError
 from shared.options import Options
 
@@ -118,7 +126,7 @@ def of_file(path: str, flag: str, column_name: str) -> Documents:
     def batches() -> Batches:
         try:
             if kind in TEXT_FILES:
-                yield from _grouped(text for _, text in _lines(file, source))
+                yield from _grouped(text.rstrip("\r\n") for _, text in _lines(file, source))
             elif kind == ".parquet":
                 yield from _parquet(file, column_name)
             elif kind in (".csv", ".tsv"):
@@ -129,8 +137,12 @@ def of_file(path: str, flag: str, column_name: str) -> Documents:
             raise UserError(f"{source} is malformed: {str(error).strip().splitlines()[0][:200]}") from None
 
     def content() -> str:
-        """The digest of the file; found once for a path, size and time of change, because it takes a while."""
-        known_by = repr((str(file.resolve()), status.st_size, status.st_mtime_ns)).encode()
+        """The digest of the file; found once for a path, inode, size and times, because it takes a while.
+
+        st_ctime is the kernel's: rsync -t and cp -p bring back st_mtime with other content.
+        """
+        of_content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        known_by = repr((str(file.resolve()), *of_content)).encode()
 
         def build(folder: Path) -> None:
             with file.open("rb") as stream:
@@ -180,6 +192,7 @@ def check_parquet(file: Path, source: str, column_name: str) -> None:
         schema = pyarrow.parquet.read_schema(file)
     except pa.ArrowException as error:
         raise UserError(f"{source} is malformed: {str(error).strip().splitlines()[0][:200]}") from None
+    refuse_repeated(schema.names, source)
     _check_column(schema.names, column_name, source)
     type_ = schema.field(column_name).type
     check_is_text(type_.value_type if pa.types.is_dictionary(type_) else type_, column_name, source)
@@ -242,9 +255,13 @@ def _separated(file: Path, source: str, column_name: str, separator: str) -> Bat
             raise UserError(f"{source} is not text: give a text file or one of another extension")
     parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads it reads far ahead
-    convert = pyarrow.csv.ConvertOptions(column_types={column_name: pa.large_string()})
+    with pyarrow.csv.open_csv(file, read_options=blocks, parse_options=parse) as reader:
+        names = reader.schema.names
+    refuse_repeated(names, source)
+    _check_column(names, column_name, source)
+    # Only this column is converted: the first block decides the types of others, and later ones may not fit.
+    convert = pyarrow.csv.ConvertOptions(include_columns=[column_name], column_types={column_name: pa.large_string()})
     with pyarrow.csv.open_csv(file, read_options=blocks, parse_options=parse, convert_options=convert) as reader:
-        _check_column(reader.schema.names, column_name, source)
         for block in reader:
             texts = block.column(column_name)
             for start in range(0, len(texts), BATCH_DOCUMENTS):

@@ -206,14 +206,19 @@ def read_file(path: str, flag: str) -> pa.Table:
         raise UserError(f"{source} is malformed: {_line(error)}") from None
     if table.num_rows == 0:
         raise UserError(f"{source} has no rows")
-    if repeated := {name for name in table.column_names if table.column_names.count(name) > 1}:
-        raise UserError(f"{source} has two columns of the name {min(repeated)}: rename one")
+    refuse_repeated(table.column_names, source)
     return named(table, source)
 
 
 def read_parquet(file: Any) -> pa.Table:
     """What `pyarrow.parquet.read_table` gives, without its import of pyarrow.dataset and pandas, 0.3 s at a start."""
     return pyarrow.parquet.ParquetFile(file).read()
+
+
+def refuse_repeated(names: list[str], source: str) -> None:
+    """UserError when two columns have the same name."""
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"{source} has two columns of the name {min(repeated)}: rename one")
 
 
 def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from accelerate.state import AcceleratorState
 
 sys.path.insert(0, str(runs.ROOT))
 
@@ -30,6 +31,7 @@ def rows(tmp_path_factory):
             environment.setenv(name, value)
         environment.setenv("ACCELERATE_RECIPES_CACHE", "")  # which a lane sets, and is to be set back
         for name in KINDS:
+            AcceleratorState._reset_state(reset_partial_state=True)  # one of another precision cannot be changed
             gpu_lanes.run(name, folder / name, toy=True)
             found[name] = gpu.figures(LANES[name], folder / name) | {"lane": name}
     return found

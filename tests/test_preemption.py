@@ -113,8 +113,8 @@ def test_the_marker_is_there_before_the_tracker_uploads_what_it_has(tmp_path):
     tracker = SimpleNamespace(close=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     with pytest.raises(Preempted):
-        Preemption(ALONE, str(tmp_path)).leave(3, saver, tracker)
-    assert there == [False, True]
+        Preemption(ALONE, str(tmp_path)).leave(3, saver, tracker, tracker)  # the last, to close, as a monitor
+    assert there == [False, True, True]
 
 
 def test_when_all_is_saved_a_signal_ends_the_run_at_once(tmp_path):

@@ -75,8 +75,8 @@ def victim(launcher, kind):
     raise AssertionError
 
 
-def start_and_kill(processes, flags, output, tally):
-    """Start the run, kill it at a random instant: True if it has finished before."""
+def start_and_kill(processes, flags, output, tally, most):
+    """Start the run, kill it at a random instant, but not more than so often: True if it has finished before."""
     before, started = last_step(output), time.monotonic()
     newest = max((int(p.name[5:]) for p in output.glob("checkpoints/step_*") if p.name[5:].isdigit()), default=0)
     tally.most_repeated = max(tally.most_repeated, before - newest)
@@ -85,7 +85,9 @@ def start_and_kill(processes, flags, output, tally):
     left = []
     try:
         when = random.choices(WHEN, (2, 3, 3, 2))[0]
-        if when == "start":
+        if sum(tally.kills.values()) == most:
+            alive = wait_until(lambda: False, process, seconds=600)
+        elif when == "start":
             instant = random.uniform(0, 7)
             alive = wait_until(lambda: time.monotonic() - started > instant, process)
         else:
@@ -117,16 +119,17 @@ def campaign(kills, processes, folder, texts, seed=0, steps=240):
     """So many kills of runs of so many steps; raises AssertionError where the promise does not hold."""
     random.seed(seed)
     flags = [*texts, "--max_train_steps", steps]
-    runs.succeed(command(processes, flags, folder / "whole"), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    whole = command(processes, flags, folder / "whole")
+    runs.succeed(whole, timeout=900, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     tally = Tally()
     while sum(tally.kills.values()) < kills:
         output = folder / f"run-{tally.runs}"
-        while not start_and_kill(processes, flags, output, tally):
+        while not start_and_kill(processes, flags, output, tally, kills):
             so_far = f"{sum(tally.kills.values())} kills, run {tally.runs}, step {last_step(output)}"
             print(so_far, file=sys.stderr, flush=True)
         assert exported(output) == exported(folder / "whole"), f"{output} ended with other weights"
-        steps = [line["step"] for line in runs.training_lines(output)]
-        assert steps == [line["step"] for line in runs.training_lines(folder / "whole")]
+        trained = [line["step"] for line in runs.training_lines(output)]
+        assert trained == [line["step"] for line in runs.training_lines(folder / "whole")]
         tally.runs += 1
     return tally
 

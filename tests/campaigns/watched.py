@@ -117,7 +117,7 @@ if __name__ == "__main__":
     nlp.load_data = before(lambda: "data", nlp.load_data)
     nlp.build_model = watched(nlp.build_model)
     nlp.rehearse = before(lambda: "first pass", nlp.rehearse)
-    nlp.clip_gradients = before(lambda: f"step-{step_under_way}", nlp.clip_gradients)
+    nlp.gradients.clip = before(lambda: f"step-{step_under_way}", nlp.gradients.clip)
     nlp.feed = paused_feed(nlp.feed)
     Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit
     launch.run(nlp.main, nlp.Config)

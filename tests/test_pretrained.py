@@ -1,4 +1,4 @@
-"""Activation checkpointing by whatever name transformers has for it; loading is in tests/test_bad_input.py."""
+"""Where loaded weights lie, and activation checkpointing; what cannot be loaded is in tests/test_bad_input.py."""
 
 import warnings
 from types import SimpleNamespace
@@ -8,7 +8,28 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, ResNetConfig, ResNetForImageClassification
 
 from shared.errors import UserError
-from shared.pretrained import checkpoint_activations
+from shared.pretrained import ALIGNMENT, align, checkpoint_activations
+
+
+def somewhere_else(weights):
+    """The same numbers, 4 bytes behind a multiple of 64."""
+    place = torch.empty(weights.numel() + 1)[1:].view(weights.shape)
+    return place.copy_(weights)
+
+
+def test_what_a_model_computes_does_not_depend_on_where_its_weights_lie():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes)).eval()
+    logits = model(torch.arange(6)[None]).logits
+    for weights in model.parameters():
+        weights.data = somewhere_else(weights.data)
+    tied = torch.nn.Linear(256, 20, bias=False)
+    tied.weight = model.bert.embeddings.word_embeddings.weight
+    align(model)
+    assert all(weights.data_ptr() % ALIGNMENT == 0 for weights in model.parameters())
+    assert tied.weight is model.bert.embeddings.word_embeddings.weight
+    assert torch.equal(model(torch.arange(6)[None]).logits, logits)
 
 
 def test_activations_are_recomputed_without_a_warning_and_the_gradients_stay():

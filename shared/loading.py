@@ -3,7 +3,7 @@
 Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Before each `__getitem__`, `random`, NumPy
 and torch are seeded from (seed, epoch, sample), so that ordinary augmentation code draws the same whoever reads the
 sample; a dataset that draws nothing says so with `draws_random = False`, and saves the 20 microseconds. One that reads
-a whole micro-batch at once, and draws from (epoch, sample) itself, has `read(samples, epochs)`; `collate_fn` gets that.
+a whole micro-batch at once has `read(samples, epochs)`, which `collate_fn` gets; if it draws, it does so from these.
 """
 
 import random
@@ -142,8 +142,6 @@ class _Source:
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, list[Any]]:
         if hasattr(self.dataset, "read"):
             return micro_batch, self.dataset.read(micro_batch.samples, micro_batch.epochs)
-        if not self.draws_random and hasattr(self.dataset, "__getitems__"):  # reads a batch at once
-            return micro_batch, self.dataset.__getitems__(micro_batch.samples)
         if not self.draws_random:
             return micro_batch, [self.dataset[sample] for sample in micro_batch.samples.tolist()]
         rows = []

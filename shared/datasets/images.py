@@ -29,8 +29,6 @@ class Images(Dataset):
     pixels: Pixels | None = None
     aspects: NDArray[np.float32] | None = None
 
-    draws_random = False  # augmentation draws for whole batches: shared/augmentation.py
-
     def __len__(self) -> int:
         return len(self.source)
 
@@ -44,8 +42,11 @@ class Images(Dataset):
         except CorruptImage as problem:
             raise UserError(refusal(self.source, i, problem)) from None
 
-    def __getitems__(self, samples: NDArray[np.int64]) -> Any:
-        """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes."""
+    def read(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
+        """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes.
+
+        They are the same in every epoch: augmentation comes later (shared/augmentation.py).
+        """
         if self.pixels is None or self.aspects is None:
             return [self[i] for i in samples.tolist()]
         rows = self.source.rows[samples]

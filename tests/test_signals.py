@@ -134,8 +134,8 @@ def test_what_is_said_after_the_terminal_was_closed_is_no_error(tmp_path):
     ours, theirs = os.openpty()
     process = listening(tmp_path, "training", stdout=theirs)
     try:
-        assert os.read(ours, 5) == b"ready"
-        os.close(ours)
+        with os.fdopen(ours, "rb") as terminal:  # the whole line: closed in the middle of it, writing it would fail
+            assert terminal.readline() == b"ready\r\n"
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) == 7
     finally:

@@ -31,7 +31,7 @@ from shared.masking import Masking
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2  # raise it when what is written for the same input changes: it is part of the cache's names
+FORMAT = 3  # raise it when what is written for the same input changes: it is part of the cache's names
 BATCH_CHARACTERS = 1 << 18  # of texts tokenized at once: the tokenizer takes some 30 bytes for each
 IN_FLIGHT = 4  # batches read ahead: enough to keep the tokenizer busy, few enough for any memory
 

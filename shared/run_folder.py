@@ -38,6 +38,9 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, Any]:
+        require_tracker(config.report_to)
+        if config.push_to_hub:
+            require_upload()
         settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
         if metrics.exists():
             read_metrics(metrics)
@@ -57,9 +60,6 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
-    on_main_process(accelerator, lambda: require_tracker(config.report_to))
-    if config.push_to_hub:
-        on_main_process(accelerator, require_upload)
     left = on_main_process(accelerator, look)
     checkpoint, state = checkpoints.find(accelerator, config) or (None, left)
     stored = state["config"]
@@ -179,9 +179,12 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
         signals.remove_marker(output_dir)
         checkpoints.remove_partials(output_dir)
 
+    def write() -> None:
+        cut_metrics(output_dir / "metrics.jsonl", progress.step)
+        options.save(config, output_dir / "config.yaml")
+
     on_writers(accelerator, config, clean_up)
-    on_main_process(accelerator, lambda: cut_metrics(output_dir / "metrics.jsonl", progress.step))
-    on_main_process(accelerator, lambda: options.save(config, output_dir / "config.yaml"))
+    on_main_process(accelerator, write)
 
 
 def finished(accelerator: Any, config: options.Options) -> dict[str, float] | None:

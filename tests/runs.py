@@ -86,6 +86,16 @@ def succeed(command, **kwargs):
     return done.stdout + done.stderr
 
 
+def truncate(file):
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
 def free_port():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -159,7 +159,7 @@ def test_resumed_on_fewer_processes_past_a_damaged_checkpoint_the_weights_are_th
     recipe, outputs, monkeypatch, capfd
 ):
     newest = max(checkpoints.complete(outputs["shrunk"]))
-    truncate(checkpoints.complete(outputs["shrunk"])[newest] / "model.safetensors")
+    runs.truncate(checkpoints.complete(outputs["shrunk"])[newest] / "model.safetensors")
     call(recipe, outputs["flags"], outputs["shrunk"], monkeypatch)
     said = capfd.readouterr()
     assert f"step_{newest:08d} is passed over: model.safetensors is damaged" in said.err
@@ -201,16 +201,6 @@ def test_what_a_checkpoint_of_a_run_holds(outputs):
 
 
 # On a tiny model, in this process.
-
-
-def truncate(file):
-    file.write_bytes(file.read_bytes()[:-10])
-
-
-def flip_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
 
 
 @pytest.fixture
@@ -262,11 +252,11 @@ FILES = ("model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.jso
 @pytest.mark.parametrize(
     ("damage", "file", "says"),
     [
-        *((truncate, file, f"{file} is damaged") for file in FILES),
-        *((flip_a_bit, file, f"{file} is damaged") for file in FILES),
+        *((runs.truncate, file, f"{file} is damaged") for file in FILES),
+        *((runs.flip_a_bit, file, f"{file} is damaged") for file in FILES),
         *((Path.unlink, file, f"{file} is missing") for file in FILES),
-        (truncate, "manifest.json", "its manifest cannot be read"),
-        (flip_a_bit, "manifest.json", ""),
+        (runs.truncate, "manifest.json", "its manifest cannot be read"),
+        (runs.flip_a_bit, "manifest.json", ""),
     ],
 )
 def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(two_saved, tmp_path, capsys, damage, file, says):

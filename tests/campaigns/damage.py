@@ -25,17 +25,7 @@ from shared import checkpoints
 STOPPED, NEWEST = 2 * INTERVAL + 3, 2 * INTERVAL  # the step in which a run is killed, and its newest checkpoint then
 
 
-def truncate(file):
-    file.write_bytes(file.read_bytes()[:-10])
-
-
-def flip_a_bit(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-DAMAGES = {"a file cut short": truncate, "a bit flipped": flip_a_bit}
+DAMAGES = {"a file cut short": runs.truncate, "a bit flipped": runs.flip_a_bit}
 
 
 def named(step):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shared.batches import Plan
-from shared.machines import gather
+from shared.launch import gather
 from shared.optimization import skips_on_device
 from shared.options import Options
 from shared.progress import Progress

@@ -252,19 +252,25 @@ def prepare(accelerator: Any, *objects: Any) -> Any:
     return accelerator.prepare(*objects)
 
 
+def gather(accelerator: Any, value: Any) -> list[Any]:
+    """What each process has as `value`, by rank; call it on every process, however late."""
+    values: list[Any] = [value]
+    if accelerator.num_processes > 1:
+        waiting.for_all(accelerator)
+        values = [None] * accelerator.num_processes
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
 def agree(accelerator: Any, error: UserError | None) -> None:
     """Raise on every process the error that some process met, that of the lowest rank; call it on all of them.
 
     Raises:
         UserError: if any process brought one.
     """
-    if accelerator.num_processes > 1:
-        waiting.for_all(accelerator)
-        messages: list[str | None] = [None] * accelerator.num_processes
-        torch.distributed.all_gather_object(messages, str(error) if error else None)
-        error = next((UserError(message) for message in messages if message), None)
-    if error:
-        raise error
+    messages = gather(accelerator, str(error) if error else None)
+    if message := next(filter(None, messages), None):
+        raise UserError(message)
 
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:

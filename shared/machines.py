@@ -6,11 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from shared import waiting
 from shared.errors import UserError
-from shared.launch import on_main_process
+from shared.launch import gather, on_main_process
 from shared.options import Options
 
 SECONDS_TO_APPEAR = 5.0  # of a file that another machine wrote, in a shared folder
@@ -19,16 +16,6 @@ SECONDS_TO_APPEAR = 5.0  # of a file that another machine wrote, in a shared fol
 def writes(accelerator: Any, config: Options) -> bool:
     """Whether this process writes checkpoints: the main one of the run, or with --save_on_each_node of its machine."""
     return accelerator.is_local_main_process if config.save_on_each_node else accelerator.is_main_process
-
-
-def gather(accelerator: Any, value: Any) -> list[Any]:
-    """What each process has as `value`, by rank; call it on every process, however late."""
-    values: list[Any] = [value]
-    if accelerator.num_processes > 1:
-        waiting.for_all(accelerator)
-        values = [None] * accelerator.num_processes
-        torch.distributed.all_gather_object(values, value)
-    return values
 
 
 def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -> list[Any]:

@@ -30,7 +30,6 @@ from torch import distributed as dist
 from shared import card, launch, meeting, options, run_folder, signals
 from shared.datasets import docstrings
 from shared.errors import UserError
-from shared.machines import gather
 from shared.tracking import require_tracker
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
@@ -87,7 +86,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         accelerator = launch.start(config)
         rows = card.hardware(accelerator)
         if place.processes > 1:
-            hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
+            hosts = launch.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": card.machines(hosts), "meet at": place.where}
         if recipe:
             rows |= resolved(accelerator, config)
@@ -217,7 +216,7 @@ def visibility(accelerator: Any, output_dir: Path) -> str:
             output_dir.rmdir()
 
     token, is_new = launch.on_main_process(accelerator, leave)
-    blind = gather(accelerator, None if token.exists() else socket.gethostname())
+    blind = launch.gather(accelerator, None if token.exists() else socket.gethostname())
     launch.on_main_process(accelerator, remove)
     hosts = sorted({host for host in blind if host})
     if hosts:

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from shared import checkpoints, lock, memory, options, signals
 from shared.errors import UserError
 from shared.hub import require_upload
-from shared.launch import on_main_process
-from shared.machines import check_shared, gather, on_writers
+from shared.launch import gather, on_main_process
+from shared.machines import check_shared, on_writers
 from shared.progress import Progress
 from shared.tracking import cut_metrics, read_metrics, require_tracker
 

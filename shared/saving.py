@@ -20,8 +20,8 @@ from shared.checkpoint_buffers import Buffers, distinct, flatten
 from shared.checkpoint_writer import Job, Writer
 from shared.checkpoints import due, manifest_of, numbered, path_of
 from shared.errors import UserError
-from shared.launch import agree, on_main_process
-from shared.machines import gather, writes
+from shared.launch import agree, gather, on_main_process
+from shared.machines import writes
 from shared.optimization import inner
 from shared.options import Options
 from shared.progress import Progress

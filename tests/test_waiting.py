@@ -11,7 +11,7 @@ import pytest
 import runs
 import torch
 
-from shared import launch, machines, waiting
+from shared import launch, waiting
 from shared.errors import UserError
 from shared.optimization import make_optimizer
 from shared.options import Options
@@ -29,7 +29,7 @@ def together(accelerator, folder):
     found["main"] = launch.on_main_process(accelerator, lambda: time.sleep(LATE) or "late")
 
     found["before"] = waiting._rooms[0].meetings
-    found["gathered"] = machines.gather(accelerator, rank)
+    found["gathered"] = launch.gather(accelerator, rank)
     launch.agree(accelerator, None)
     model = torch.nn.Linear(2, 2)
     model, _ = launch.prepare(accelerator, model, make_optimizer(model, Options()))

@@ -135,13 +135,12 @@ def main(config: Config) -> dict[str, float]:
         return losses.sum() / micro_batch.normalizer
 
     model.train()
-    statistics = batch_norm.RunningAverages(accelerator, model)
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-        statistics.begin()
+    statistics = batch_norm.RunningAverages(accelerator, model)
     evaluated = average.model or model
     data = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
     notes = batch_norm.notes(model, plan, progress.step)
@@ -156,6 +155,7 @@ def main(config: Config) -> dict[str, float]:
 
     def assess() -> None:
         with monitor.timed("evaluation"):
+            statistics.settle()
             results = evaluate(accelerator, evaluated, loader, validation, augmentation, metrics)
         if progress.record(results, best_by):
             tracker.log(progress.step, results)
@@ -177,7 +177,7 @@ def main(config: Config) -> dict[str, float]:
         grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
         monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
         statistics.end_step(grad_norm)
-        average.end_step()
+        average.end_step(statistics)
         gradients.drop(parameters)
         progress.step = step + 1
 
@@ -191,6 +191,7 @@ def main(config: Config) -> dict[str, float]:
         stop = progress.out_of_patience(config.early_stopping_patience)
         if saver.due(progress) or stop or preempted:
             with monitor.timed("checkpoint"):
+                statistics.settle()
                 saver.save(progress, monitor.state())
         if preempted:
             signals.leave(progress.step, saver, tracker, monitor)
@@ -220,8 +221,7 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, augmenta
     """The likeliest classes of each sample [samples, at most 5], its loss [samples]; None if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
     rows = evaluation.Rows((len(data), best := min(5, len(data.source.names))))
-    schedule = loader.plan.evaluation(data.lengths)
-    batches = feed(schedule, data, collate, accelerator.device, loader.num_workers)
+    batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
     for micro_batch, batch in preemption.watch(accelerator, batches):
         with accelerator.autocast():  # `prepare` has given it to the model, but not to the average
             logits = model(pixel_values=augmentation.evaluation(batch)).logits.float()

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from shared.batch_norm import RunningAverages
 from shared.errors import UserError
 
 
@@ -34,7 +35,8 @@ class WeightAverage:
         self.model = self.average.module
         accelerator.register_for_checkpointing(self.average)
 
-    def end_step(self) -> None:
+    def end_step(self, statistics: RunningAverages) -> None:
         """Take in the weights and buffers of the model after a step; the first step's are copied."""
         if self.average is not None:
+            statistics.settle()
             self.average.update_parameters(self.source)

@@ -33,6 +33,7 @@ def step(net, averages, pieces=None, grad_norm=1.0):
         net(images)
         averages.add(micro_batch)
     averages.end_step(torch.tensor(grad_norm))
+    averages.settle()
 
 
 def buffers(net):
@@ -78,6 +79,23 @@ def test_a_skipped_update_leaves_the_averages_as_they_were():
     assert torch.equal(buffers(net), before)
     step(net, averages)
     assert torch.isfinite(buffers(net)).all()
+
+
+def test_when_the_averages_are_settled_changes_nothing():
+    net, other = model().train(), model().train()
+    averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
+    for _ in range(3):
+        step(net, averages)
+        for micro_batch, images in micro_batches():
+            other(images)
+            others.add(micro_batch)
+        others.end_step(torch.tensor(1.0))
+        assert not torch.equal(buffers(other), buffers(net))  # but those of the last micro-batch
+    others.settle()
+    assert torch.equal(buffers(other), buffers(net))
+    assert other[1].num_batches_tracked == 3
+    others.settle()
+    assert torch.equal(buffers(other), buffers(net))
 
 
 def test_norms_in_eval_mode_do_not_move():

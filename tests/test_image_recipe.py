@@ -108,8 +108,8 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_exported(recipe, tr
     seen = []
     update = recipe.WeightAverage.end_step
 
-    def recording(average):
-        update(average)
+    def recording(average, statistics):
+        update(average, statistics)
         seen.append({name: value.clone() for name, value in average.source.state_dict().items()})
 
     monkeypatch.setattr(recipe.WeightAverage, "end_step", recording)

@@ -215,6 +215,21 @@ def test_items_are_views_of_the_file_and_not_copies(tokenizers):
     assert isinstance(data.input_ids.base, np.memmap)
 
 
+@given(samples=st.lists(st.integers(0, 14), min_size=1, max_size=8))
+def test_rows_read_at_once_become_the_batch_of_their_items(tokenizers, samples):
+    typed = set()
+    for columns, kind in ((["text", "other"], "with types"), (["text"], "bpe")):
+        data = tokenize(PAIRS, columns, tokenizers[kind], 30).with_targets(np.arange(15) / 2)
+        at_once = Padding(0)(data.read(np.array(samples), np.zeros(len(samples), np.int64)))
+        one_by_one = Padding(0)([data[sample] for sample in samples])
+        assert list(at_once) == list(one_by_one)
+        typed.add("token_type_ids" in at_once)
+        for name, tensor in at_once.items():
+            assert torch.equal(tensor, one_by_one[name])
+            assert tensor.dtype == one_by_one[name].dtype
+    assert typed == {True, False}
+
+
 # Batches
 
 

@@ -8,17 +8,15 @@ file system in memory has no space left, or files for a part of a checkpoint onl
 of an undisturbed one; where it has to be started again, by the same command.
 """
 
-import argparse
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import runs
-from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of
+from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of, run_as_script
 
 from shared import checkpoints
 
@@ -88,7 +86,7 @@ class Scene:
             whole.succeed()
         with self.launch(folder / "killed", folder / "notes-killed", [f"step-{STOPPED}"]) as killed:
             killed.wait_for(f"step-{STOPPED}")
-            killed.kill()
+            runs.power_off(killed.process)
         assert max(checkpoints.complete(folder / "killed")) == NEWEST
 
     def launch(self, output, notes, pauses=(), prefix=()):
@@ -232,7 +230,7 @@ def two_at_once(scene, how, row):
                     first.go("step-6")
                     first.succeed()
                 else:
-                    first.kill()
+                    runs.power_off(first.process)
                 said = second.succeed(row)
                 assert how != "ends" or "holds this run, finished" in said, said[-3000:]
     assert_same(folder / "run", scene.folder / "whole")
@@ -257,8 +255,4 @@ def campaign(folder, processes, files=None, strays=STRAYS, disks=DISKS, twice=("
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=2)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        campaign(Path(folder), given.processes).print_and_exit()
+    run_as_script(__doc__, campaign, processes=2)

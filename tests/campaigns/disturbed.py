@@ -1,13 +1,15 @@
 """What the campaigns share: a launch whose processes are watched, and the table of what was tried."""
 
+import argparse
 import contextlib
 import json
 import re
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import runs
@@ -104,16 +106,6 @@ class Launch:
         launcher = psutil.Process(self.process.pid)
         return [launcher, *launcher.children(recursive=True)]
 
-    def kill(self):
-        """As when the power fails."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            tree = self.tree()
-            for process in tree:
-                process.suspend()  # none may see another one's end
-            for process in tree:
-                process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
     def end(self):
         """Wait for the end of the launch; its exit code and what it said."""
         try:
@@ -183,7 +175,13 @@ class Table:
             lines.append(f"| {name} | {row.tried} | {row.survived} | {row.repeated} | {seconds} |")
         return "\n".join([*lines, *(["", self.remark] if self.remark else [])])
 
-    def print_and_exit(self):
-        """The end of a campaign: exit code 1 if anything has failed."""
-        print(self)
-        sys.exit(bool(self.failures))
+
+def run_as_script(doc, campaign, **numbers):
+    """Run a campaign with its numbers from the command line, print its table; exit code 1 if anything has failed."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    with tempfile.TemporaryDirectory() as folder:
+        table = campaign(Path(folder), **vars(parser.parse_args()))
+    print(table)
+    sys.exit(bool(table.failures))

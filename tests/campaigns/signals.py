@@ -7,12 +7,10 @@ of them, to the launcher, to all of these at once, or to the loader processes an
 end with 143 and leave PREEMPTED, and the same command has to go on to the weights of the uninterrupted run.
 """
 
-import argparse
 import contextlib
 import json
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -20,7 +18,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import runs
-from disturbed import Launch, Table, assert_same, flags_of
+from disturbed import Launch, Table, assert_same, flags_of, run_as_script
 
 POINTS = {  # what is said of it, and the steps of which one may be saved
     "data": ("start, reading the data", {None}),
@@ -73,8 +71,4 @@ def campaign(folder, processes, points=POINTS, targets=TARGETS):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, default=2)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        campaign(Path(folder), given.processes).print_and_exit()
+    run_as_script(__doc__, campaign, processes=2)

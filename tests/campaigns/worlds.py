@@ -6,20 +6,18 @@ A run of two epochs begins with 2 processes and goes on with 1, 3 and 2, all in 
 launcher or after SIGKILL to all of it. What was fed is read from what entered the model. Dropout is on.
 """
 
-import argparse
 import csv
 import itertools
 import random
 import signal
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import runs
-from disturbed import STEPS, Launch, Table, flags_of
+from disturbed import STEPS, Launch, Table, flags_of, run_as_script
 
 from shared import options
 
@@ -61,7 +59,7 @@ def walk(way, flags, output, folder, row):
                     launch.go(f"step-{step}")
                     launch.end()
                 else:
-                    launch.kill()
+                    runs.power_off(launch.process)
                 if number:
                     launch.count(row)
             notes = launch.notes("step")
@@ -110,9 +108,4 @@ def campaign(folder, walks, ways=WAYS, seed=0):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--walks", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        campaign(Path(folder), given.walks, seed=given.seed).print_and_exit()
+    run_as_script(__doc__, campaign, walks=3, seed=0)

@@ -3,15 +3,12 @@
 `make test-clusters` runs this. It needs root, for the namespaces, and iproute2, which it installs where apt can.
 """
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 import runs
 
@@ -47,16 +44,6 @@ class Host:
                 start_new_session=True,
             )
 
-    def kill(self):
-        """As when the power fails: every process of the machine, at once."""
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            found = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-            for process in found:
-                process.suspend()  # none may see another one's end
-            for process in found:
-                process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
 
 def notes(folder):
     file = folder / "starts.jsonl"
@@ -90,7 +77,7 @@ def start(hosts, tmp_path):
 
     yield start
     for host in started:
-        host.kill()
+        runs.power_off(host.process)
 
 
 def test_a_machine_dies_and_comes_back_and_the_run_is_that_of_one_process(hosts, start, texts, tmp_path):
@@ -98,7 +85,7 @@ def test_a_machine_dies_and_comes_back_and_the_run_is_that_of_one_process(hosts,
     first, second = start(0, hosts, tmp_path, flags), start(1, hosts, tmp_path, flags)
     wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 2), [first, second])
 
-    second.kill()
+    runs.power_off(second.process)
     killed = time.time()
     (tmp_path / f"go-{FIRST_PAUSE}").touch()
     alone = wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 1, killed), [first])

@@ -1,24 +1,27 @@
-"""The image recipe against a bare DDP loop over preloaded tensors, side by side: images per second on the digits.
+"""The image recipe against a bare DDP loop over preloaded tensors, step by step: images per second on the digits.
 
-    python benchmarks/image_peers.py --processes 2 --rounds 7 --output_dir out/image_peers
+    python benchmarks/image_peers.py --processes 2 --rounds 5 --output_dir out/image_peers
 
 Both train the recipe's default ResNet, 256 images per update and as many of them per pass as a process has, with the
-same fused SGD and clipping, each in a launch of its own, in turns. The bare loop indexes a float tensor that is resized
-and normalized already; the recipe reads bytes and does that anew for each micro-batch. Two lanes: neither augments; the
-recipe crops at random, each image its own box, and the bare loop shifts a whole batch by up to 2 pixels, which is less.
-Start-up and the first ten updates do not count. Leaves images_cpu.json and images_cpu.md in the output folder.
+same fused SGD and clipping, in two threads of which one runs at a time: after each update the other one makes one. The
+recipe is `main` of recipes/image_classification.py with its other default options. The bare loop indexes a float tensor
+that is resized and normalized already; the recipe reads bytes and does that anew for each micro-batch. Two lanes:
+neither augments; the recipe crops at random, each image its own box, and the bare loop shifts a whole batch by up to 2
+pixels, which is less. A round's figure is the median of the ratios of the updates after the first ten. Leaves
+images_cpu.json and images_cpu.md in the output folder.
 """
 
-import argparse
+import gc
 import json
 import os
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import in_step
 import peers
 import rounds
 import torch
@@ -26,23 +29,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ROOT = Path(__file__).parent.parent
-LABELS = {
-    "ours": "recipes/image_classification.py, `--min_crop_area 1`",
-    "bare": "bare DDP, preloaded",
-    "ours_augmented": "recipes/image_classification.py, a crop for each image",
-    "bare_augmented": "bare DDP, preloaded, a shift for each batch",
-}
-PAIRS = (("ours", "bare"), ("ours_augmented", "bare_augmented"))
-RATE = "samples_per_second"
-WARMUP = 10  # updates left out at the start: one reading of the recipe's figures
+LANES = ("plain", "augmented")
+WARMUP = 10  # updates left out at the start
 MOST_SHIFT = 2  # pixels of 16
 
 
-def recipe_flags(name: str, batch: int, processes: int) -> dict[str, object]:
-    """What decides the run of a contestant of this name; the bare loop takes model and optimizer from it as well."""
+def recipe_flags(lane: str, batch: int, processes: int) -> dict[str, object]:
+    """What decides the run of a lane; the bare loop takes model and optimizer from it as well."""
     flags: dict[str, object] = {"global_batch_size": batch, "per_device_train_batch_size": batch // processes}
-    return flags | ({} if name.endswith("_augmented") else {"min_crop_area": 1})
+    return flags | ({"min_crop_area": 1} if lane == "plain" else {})
 
 
 def words(flags: dict[str, object]) -> list[str]:
@@ -50,40 +45,50 @@ def words(flags: dict[str, object]) -> list[str]:
     return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
 
 
-def bare(job: SimpleNamespace) -> dict[str, float]:
-    """One process of plain PyTorch: tensors in memory, DDP as it comes, a new order for each epoch."""
+def ours(lane: str, job: SimpleNamespace, round_: int) -> None:
+    """The recipe as a user starts it."""
+    from recipes import image_classification as recipe
+    from shared import options
+
+    flags = recipe_flags(lane, job.batch, dist.get_world_size()) | {
+        "max_train_steps": job.steps + 1,
+        "eval_steps": job.steps + 1,
+        "checkpointing_steps": "no",
+        "mixed_precision": "no",
+        "seed": round_,
+        "output_dir": f"{job.folder}/{lane}-{round_}",
+    }
+    recipe.main(options.parse(recipe.Config, words(flags)))
+
+
+def bare(lane: str, job: SimpleNamespace, round_: int) -> None:
+    """Plain PyTorch: tensors in memory, DDP as it comes, a new order for each epoch."""
     from recipes import image_classification as recipe
     from shared import options
     from shared.datasets.images import collate
     from shared.optimization import make_optimizer
 
-    dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
-    flags = recipe_flags(job.contestant, job.batch, processes) | {"seed": job.seed}
-    config = options.parse(recipe.Config, words(flags))
+    config = options.parse(recipe.Config, words(recipe_flags(lane, job.batch, processes) | {"seed": round_}))
     train, _, _, augmentation = recipe.load_data(config)
     everything = collate([train[i] for i in range(len(train))])
     images, labels = augmentation.evaluation(everything), everything["labels"]  # float32 [N, 3, 16, 16], [N]
     inner = recipe.build_model(config, train.source.names)
     optimizer = make_optimizer(inner, config)
     model = nn.parallel.DistributedDataParallel(inner).train()
-    parameters, generator = list(model.parameters()), torch.Generator().manual_seed(job.seed)
+    parameters, generator = list(model.parameters()), torch.Generator().manual_seed(round_)
     batches: list[Tensor] = []
-    for step in range(WARMUP + job.steps):
-        if step == WARMUP:
-            started = time.perf_counter()
+    while True:
         if not batches:
             batches = [*torch.randperm(len(images), generator=generator)[: -(len(images) % job.batch)].split(job.batch)]
         mine = batches.pop()[rank::processes]
         inputs = images[mine]
-        if job.contestant == "bare_augmented":
+        if lane == "augmented":
             inputs = shifted(inputs, generator)
         F.cross_entropy(model(pixel_values=inputs).logits, labels[mine]).backward()
         nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-    seconds = time.perf_counter() - started
-    return {RATE: job.steps * job.batch / seconds, "seconds": seconds}
 
 
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -93,96 +98,60 @@ def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     return F.pad(images, [MOST_SHIFT] * 4, mode="replicate")[:, :, y : y + size, x : x + size]
 
 
-def race(arguments: argparse.Namespace, folder: Path, name: str, round_: int) -> dict[str, Any]:
-    """One contestant's row of one round."""
-    log, result, output = folder / f"{name}-{round_}.log", folder / f"{name}-{round_}.json", folder / f"{name}-{round_}"
-    if name.startswith("bare"):
-        job = {"contestant": name, "seed": round_, "steps": arguments.steps, "batch": arguments.global_batch_size}
-        result.with_suffix(".job").write_text(json.dumps(job | {"result": str(result)}))
-        memory = peers.launch(arguments.processes, log, __file__, "--job", result.with_suffix(".job"))
-        row = json.loads(result.read_text())
-    else:
-        flags = recipe_flags(name, arguments.global_batch_size, arguments.processes) | {
-            "max_train_steps": WARMUP + arguments.steps,
-            "logging_steps": WARMUP,
-            "eval_steps": WARMUP + arguments.steps,
-            "checkpointing_steps": "no",
-            "mixed_precision": "no",
-            "seed": round_,
-            "expect_processes": arguments.processes,
-            "output_dir": output,
-        }
-        script = ROOT / "recipes/image_classification.py"
-        memory = peers.launch(arguments.processes, log, script, *words(flags))
-        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-        timed = [line for line in lines if "loss" in line][1:]
-        assert len(timed) * WARMUP == arguments.steps
-        seconds = sum(WARMUP * arguments.global_batch_size / line[RATE] for line in timed)
-        row = {RATE: arguments.steps * arguments.global_batch_size / seconds, "seconds": seconds}
-    return {"contestant": name, "round": round_, **row, "peak_rss_mib": memory}
+LOOPS = {"ours": ours, "bare": bare}
 
 
-def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
-    at, settings = report["machine"], report["settings"]
-    lines = [
-        f"{at['cpu']}, {at['cores_used']} of {at['cores']} cores, one thread per process; torch "
-        f"{at['versions']['torch']}, transformers {at['versions']['transformers']}, accelerate "
-        f"{at['versions']['accelerate']}; {at['date'][:10]}.",
-        "",
-        f"{settings['processes']} processes, fp32, {settings['global_batch_size']} digits per update, "
-        f"{settings['steps']} updates timed, {settings['rounds']} rounds in turns; medians.",
-        "",
-        "| contestant | images/s | ms per update | peak memory per process | recipe against it (min-max) |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name in dict.fromkeys(row["contestant"] for row in report["rows"]):
-        mine = [row for row in report["rows"] if row["contestant"] == name]
-        rate, seconds, memory = (statistics.median(row[k] for row in mine) for k in (RATE, "seconds", "peak_rss_mib"))
-        each = report["ratios"].get(name)
-        faster = f"{statistics.median(each):.3f} ({min(each):.3f}-{max(each):.3f})" if each else ""
-        each_update = f"{1000 * seconds / settings['steps']:.2f}"
-        lines.append(f"| {LABELS[name]} | {rate:,.0f} | {each_update} | {memory:,.0f} MiB | {faster} |")
-    return "\n".join([*lines, ""])
+def work(job: SimpleNamespace) -> list[dict[str, Any]]:
+    """All rounds in one process of the launch: the rows of the report."""
+    rows = []
+    for round_ in range(job.rounds):
+        for lane in LANES:
+            calls = {name: partial(loop, lane, job, round_) for name, loop in LOOPS.items()}
+            done = in_step.race(calls, job.steps, first=[*LOOPS][round_ % 2])
+            timed = {name: loop.seconds[WARMUP:] for name, loop in done.items()}
+            ratio = in_step.ratio(timed["bare"], timed["ours"])
+            for name, seconds in timed.items():
+                row = {"contestant": f"{name}, {lane}", "round": round_, "ratio": ratio}
+                middle = statistics.median(seconds)
+                rows.append(row | {"update_ms": 1000 * middle, "images_per_second": job.batch / middle})
+            del done
+            gc.collect()
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rounds.parser(__doc__, "out/image_peers")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=300, help="timed updates per launch, a multiple of ten")
+    parser.add_argument("--steps", type=int, default=200, help=f"updates of each lane; the first {WARMUP} are left out")
     parser.add_argument("--global_batch_size", type=int, default=256)
-    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS))
-    parser.add_argument("--output_dir", type=Path, default=Path("out/image_peers"))
-    parser.add_argument("--job", type=Path, help="what a process of the bare loop's launch is to do")
+    parser.add_argument("--job", type=Path, help="what a process of the launch is to do")
     arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
     if arguments.job:
+        sys.path.insert(0, str(peers.ROOT))
         job = SimpleNamespace(**json.loads(arguments.job.read_text()))
-        result = bare(job)
+        dist.init_process_group("gloo")
+        rows = work(job)
         if dist.get_rank() == 0:
-            Path(job.result).write_text(json.dumps(result))
+            arguments.job.with_suffix(".rows").write_text(json.dumps(rows))
         dist.barrier()
-        dist.destroy_process_group()
-        return
-    if arguments.steps % WARMUP or arguments.global_batch_size % arguments.processes:
-        parser.error(f"--steps must be a multiple of {WARMUP}, --global_batch_size one of --processes")
-    folder = arguments.output_dir.resolve() / "runs"
-    if folder.exists():
-        parser.error(f"{folder} exists: name a fresh --output_dir")
-    folder.mkdir(parents=True)
+        os._exit(0)
+    if arguments.global_batch_size % arguments.processes or arguments.steps <= WARMUP:
+        parser.error(f"--global_batch_size must be a multiple of --processes, --steps more than {WARMUP}")
+    folder = rounds.fresh_folder(arguments)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processes])
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
-    report: dict[str, Any] = {"machine": rounds.machine(arguments.processes), "settings": settings, "rows": []}
-    for round_, name in rounds.turns(arguments.contestants, arguments.rounds):
-        row = race(arguments, folder, name, round_)
-        report["rows"].append(row)
-        print(f"round {round_} {name:14} {row[RATE]:8,.0f} images/s", flush=True)
-        ratios = {other: rounds.by_round(report["rows"], one, other, RATE) for one, other in PAIRS}
-        report["ratios"] = {name: each for name, each in ratios.items() if each}
-        (arguments.output_dir / "images_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
-        (arguments.output_dir / "images_cpu.md").write_text(table(report))
-    print(table(report))
+    os.environ |= in_step.ENVIRONMENT
+    file = folder / "image_peers.job"
+    job = {"folder": str(folder), "batch": arguments.global_batch_size}
+    file.write_text(json.dumps(job | {name: getattr(arguments, name) for name in ("rounds", "steps")}))
+    peers.launch(arguments.processes, folder / "log", __file__, "--job", file)
+    rows = json.loads(file.with_suffix(".rows").read_text())
+    found = {
+        f"speed of ours / bare, {lane}": rounds.summary(
+            [row["ratio"] for row in rows if row["contestant"] == f"ours, {lane}"]
+        )
+        for lane in LANES
+    }
+    rounds.save(arguments, "images_cpu", arguments.processes, rows, found)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
     python benchmarks/same_batches.py --processes 2 --rounds 5 --output_dir out/same_batches
 
-Both train in the same processes, in turns, from the same weights. The recipe is `main` of recipes/nlp.py with its
-default options; the bare loop is plain PyTorch, which reads the samples that the plan names through a DataLoader. A
-step of one is the same work as that step of the other, so they are compared one by one, and a round's figure is the
-median of these ratios. After each round the weights of both have to be equal to the last bit. Leaves
-same_batches.json and
-same_batches.md in the output folder.
+Both train in the same processes from the same weights, in two threads of which one runs at a time: after each optimizer
+step the other one makes the same step, so that a machine that slows down slows both. The recipe is `main` of
+recipes/nlp.py with its default options; the bare loop is plain PyTorch, which reads the samples that the plan names
+through a DataLoader. A round's figure is the median of the ratios of the steps. After each round the weights of both
+have to be equal to the last bit. Leaves same_batches.json and same_batches.md in the output folder.
 """
 
 import gc
@@ -15,46 +14,22 @@ import json
 import os
 import statistics
 import sys
-import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import contestants
+import in_step
 import peers
 import rounds
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 LEARNING_RATE = 1e-4
-
-
-class Enough(Exception):
-    """The last step of a turn is done."""
-
-
-class Marks:
-    """The end of each optimizer step of a turn, whatever loop it is in, and the weights after the last."""
-
-    def __init__(self, steps: int) -> None:
-        self.left, self.times, self.weights = steps, [time.perf_counter()], []
-        self.handle = register_optimizer_step_post_hook(self._note)
-
-    def _note(self, optimizer: Any, *_: Any) -> None:
-        self.times.append(time.perf_counter())
-        self.left -= 1
-        if not self.left:
-            self.handle.remove()
-            self.weights = [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
-            raise Enough
-
-    def seconds(self) -> list[float]:
-        """Of each step but the first, which the start of the loop is in."""
-        return [later - earlier for earlier, later in zip(self.times[1:], self.times[2:], strict=False)]
 
 
 def ours(job: SimpleNamespace, round_: int) -> None:
@@ -108,34 +83,31 @@ def batch_without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
+LOOPS = {"ours": ours, "bare": bare}
+
+
 def work(job: SimpleNamespace) -> list[dict[str, Any]]:
     """All rounds in one process of the launch: the rows of the report."""
     rows = []
     for round_ in range(job.rounds):
-        done: dict[str, Marks] = {}
-        turns = (("ours", ours), ("bare", bare))
-        for name, loop in turns if round_ % 2 == 0 else turns[::-1]:
-            if dist.is_initialized():
-                dist.barrier()
-            done[name] = marks = Marks(job.steps)
-            try:
-                loop(job, round_)
-            except Enough:
-                gc.collect()
-        pairs = zip(done["bare"].seconds(), done["ours"].seconds(), strict=True)
-        ratio = statistics.median(theirs / mine for theirs, mine in pairs)
+        calls = {name: partial(loop, job, round_) for name, loop in LOOPS.items()}
+        done = in_step.race(calls, job.steps, first=[*LOOPS][round_ % 2])
+        timed = {name: loop.seconds[1:] for name, loop in done.items()}  # the start is in the first
+        ratio = in_step.ratio(timed["bare"], timed["ours"])
         equal = all(map(torch.equal, done["ours"].weights, done["bare"].weights))
-        for name, marks in done.items():
-            middle = statistics.median(marks.seconds())
+        for name, seconds in timed.items():
+            middle = statistics.median(seconds)
             rows.append({"contestant": name, "round": round_, "step_seconds": middle, "ratio": ratio, "equal": equal})
+        del done
+        gc.collect()
     return rows
 
 
 def main() -> None:
     parser = rounds.parser(__doc__, "out/same_batches")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=12, help="of each turn; the first is left out")
-    parser.add_argument("--global_batch_size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=25, help="of each turn; the first is left out")
+    parser.add_argument("--global_batch_size", type=int, default=32)
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048)
     parser.add_argument("--texts", type=int, help="train on that many texts only; default: all")
     parser.add_argument("--job", type=Path, help="what a process of the launch is to do")
@@ -174,6 +146,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "steps": arguments.steps,
     }
+    os.environ |= in_step.ENVIRONMENT
     file = folder / "same_batches.job"
     file.write_text(json.dumps(job))
     peers.launch(arguments.processes, folder / "log", __file__, "--job", file)

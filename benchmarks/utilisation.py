@@ -10,6 +10,7 @@ utilisation.md in the output folder.
 """
 
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     arguments = parser.parse_args()
     folder = rounds.fresh_folder(arguments)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # or the recipe would use all cores
     for size in arguments.sizes:
         prepare(folder / size, size)
 

@@ -178,6 +178,8 @@ class Plan:
             first = epoch * self.num_samples
             part = permutation(self.seed, epoch, self.num_samples)[max(start - first, 0) : end - first]
             parts.append((part, np.full(len(part), epoch)))
+        if len(parts) == 1:
+            return parts[0]
         return np.concatenate([part for part, _ in parts]), np.concatenate([epochs for _, epochs in parts])
 
     def epochs_completed(self, step: int) -> int:
@@ -197,7 +199,7 @@ class Plan:
         """All micro-batches of a step, longest samples first, whoever computes them."""
         samples, epochs = self.global_batch(step)
         lengths = self.lengths[samples]
-        order = np.argsort(-lengths, kind="stable")
+        order = (-lengths).argsort(kind="stable")
         samples, epochs, sorted_lengths = samples[order], epochs[order], lengths[order].tolist()
         starts = self._cut_points(sorted_lengths, self._at_least(sorted_lengths))
         size = len(samples) if self.weights is None else int(self.weights[samples].sum())
@@ -208,12 +210,13 @@ class Plan:
 
     def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
         """This process's (or process `process_index`'s) share of a step, never empty; the last one is marked."""
-        pieces = self.cut(step)
-        costs = [_cost(self.lengths[piece.samples], self.packed) for piece in pieces]
-        rank = self.process_index if process_index is None else process_index
-        mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
-        per_process = -(-len(pieces) // self.num_processes) if self.equal_counts else 1
-        mine += [_repeat(pieces)] * (per_process - len(mine))
+        pieces = mine = self.cut(step)
+        if self.num_processes > 1:
+            costs = [_cost(self.lengths[piece.samples], self.packed) for piece in pieces]
+            rank = self.process_index if process_index is None else process_index
+            mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
+        while len(mine) < (-(-len(pieces) // self.num_processes) if self.equal_counts else 1):
+            mine.append(_repeat(pieces))
         return [*mine[:-1], replace(mine[-1], last=True)]
 
     def refined(self, step: int) -> bool:
@@ -382,16 +385,13 @@ def evaluation_batches(
     starts = _fill(sorted_lengths, _area(sorted_lengths, max_tokens, packed), min(max_samples or rows, rows), packed)
     if len(starts) < num_processes:
         starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes, packed)
-    ends = [*starts[1:], rows]
-    epochs = np.zeros(rows, np.int64)
     pieces = [
-        MicroBatch(0, index, order[start:end], epochs[start:end], rows)
-        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+        MicroBatch(0, index, order[start:end], np.zeros(end - start, np.int64), rows)
+        for index, (start, end) in enumerate(zip(starts, [*starts[1:], rows], strict=True))
     ]
     costs = [_cost(lengths[piece.samples], packed) for piece in pieces]
     mine = [pieces[i] for i in share(costs, num_processes, equal_counts)[process_index]]
-    missing = -(-len(pieces) // num_processes) - len(mine) if equal_counts else 0
-    return mine + [_repeat(pieces)] * missing
+    return mine + [_repeat(pieces)] * (-(-len(pieces) // num_processes) - len(mine) if equal_counts else 0)
 
 
 def _repeat(pieces: list[MicroBatch]) -> MicroBatch:

@@ -6,10 +6,12 @@ that no step waits for the host.
 
 import importlib.util
 import math
+import os
 import resource
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -216,12 +218,10 @@ class Monitor:
             "data": waited,
             "seconds": self.read_at - self.window_started - sum(parts[name] for name in BESIDE),
         }
-        processes, me = self.accelerator.num_processes, self.accelerator.process_index
-        rows = torch.zeros(processes, len(mine), dtype=torch.float64)
-        rows[me] = torch.tensor(list(mine.values()), dtype=torch.float64)
-        if processes > 1:
-            rows = self.accelerator.reduce(rows.to(self.accelerator.device), "sum").cpu()
-        return dict(zip(mine, rows.T.numpy(), strict=True))
+        rows = np.array([[*mine.values()]], np.float64)
+        if self.accelerator.num_processes > 1:
+            rows = self.accelerator.gather(torch.from_numpy(rows).to(self.accelerator.device)).cpu().numpy()
+        return dict(zip(mine, rows.T, strict=True))
 
     def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
         """Sums over the processes; what is the same on each of them is this one's."""
@@ -278,21 +278,22 @@ def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, floa
 
     Shares are of the time that the steps took, means over processes; docs/performance.md has the definitions.
     """
-    seconds = rows["seconds"].mean()
+    mean = dict(zip(rows, np.mean([*rows.values()], axis=1).tolist(), strict=True))
+    seconds = mean["seconds"]
     figures = {
         "step_seconds": seconds / max(steps, 1),
-        "data_wait": rows["data"].mean() / seconds,
-        **{part: rows[part].mean() / seconds for part in ("forward_backward", "communication", "optimizer")},
-        "evaluation_seconds": rows["evaluation"].mean(),
-        "checkpoint_seconds": rows["checkpoint"].mean(),
+        "data_wait": mean["data"] / seconds,
+        **{part: mean[part] / seconds for part in ("forward_backward", "communication", "optimizer")},
+        "evaluation_seconds": mean["evaluation"],
+        "checkpoint_seconds": mean["checkpoint"],
         "mfu": rows["flops"].sum() / rows["peak_flops"].sum() / seconds,
         "peak_memory_bytes": rows["peak_memory"].max(),
         "reserved_memory_bytes": rows["reserved_memory"].max(),
     }
     if rows["tokens"].any() and rows["positions"].any():
         figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
-    if not np.isnan(rows["utilization"]).any():
-        figures["gpu_utilization"] = rows["utilization"].mean()
+    if not math.isnan(mean["utilization"]):
+        figures["gpu_utilization"] = mean["utilization"]
     work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
     if len(work) > 1 and work.min() > 0:
         slowest = int(work.argmax())
@@ -306,7 +307,13 @@ def memory(device: torch.device) -> tuple[int, int]:
     """Bytes this process used at its peak, and holds now: of the CUDA allocator, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, psutil.Process().memory_info().rss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, this_process(os.getpid()).memory_info().rss
+
+
+@cache
+def this_process(pid: int) -> psutil.Process:
+    """A process, looked up once: psutil reads three files to make sure which one it is."""
+    return psutil.Process(pid)
 
 
 def utilization(device: torch.device) -> float:

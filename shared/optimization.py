@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -117,6 +118,12 @@ def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return getattr(optimizer, "optimizer", optimizer)
 
 
+@cache
+def flag(value: bool) -> Tensor:
+    """0.0 or 1.0 on the host, not to be written to: the same two tensors for all steps."""
+    return torch.tensor(float(value))
+
+
 def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
     """One optimizer step, left out on all processes together when the norm of the gradients is not finite.
 
@@ -125,12 +132,12 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
     with fused optimizers it is always False (accelerate#4242).
     """
     on_host = grad_norm.device.type == HOST
-    skipped = torch.tensor(float(not math.isfinite(grad_norm))) if on_host else (~torch.isfinite(grad_norm)).float()
+    skipped = flag(not math.isfinite(grad_norm)) if on_host else (~torch.isfinite(grad_norm)).float()
     if accelerator.scaler is not None:
         optimizer.step()  # the scaler found the same when it unscaled the gradients, and skips and backs off by itself
         return skipped
     optimizer = inner(optimizer)  # without a scaler the wrapper adds nothing but two import probes, 0.1 ms per step
-    if skips_on_device(optimizer) and not on_host:
+    if not on_host and skips_on_device(optimizer):
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()
     elif not skipped.item():

@@ -11,6 +11,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Tracker:
 
         `output_dir` exists; `run_id` is what the checkpoint holds, None in a new run.
         """
-        self.accelerator = accelerator
+        self.accelerator, self.acts = accelerator, accelerator.is_main_process
         self.metrics_file = output_dir / "metrics.jsonl"
         self.compressed = config.get("gradient_compression", "none") != "none"
 
@@ -102,7 +103,7 @@ class Tracker:
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         """Write one line of metrics.jsonl, show it, and pass its numbers to the tracker."""
-        if not self.accelerator.is_main_process:
+        if not self.acts:
             return
         line = {"step": step} | {key: finite_or_name(value) for key, value in values.items()}
         with self.metrics_file.open("a", encoding="utf-8") as file:
@@ -117,7 +118,7 @@ class Tracker:
         Then draw curves.png with `pictures` below, and close.
         """
         self.log(step, summary)
-        if self.accelerator.is_main_process:
+        if self.acts:
             lines = read_metrics(self.metrics_file)
             if said := breakdown(lines, self.compressed):
                 with tqdm.external_write_mode():
@@ -317,7 +318,7 @@ def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:
     """
     text = readable(values)
     if text and (bar.disable or "loss" not in values):
-        with tqdm.external_write_mode():
+        with nullcontext() if bar.disable else tqdm.external_write_mode():
             print(f"step {step}/{bar.total}  {text}", flush=True)
     elif text:
         bar.set_postfix_str(text, refresh=False)

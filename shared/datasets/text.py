@@ -76,8 +76,8 @@ class TokenizedText(Dataset):
     def read(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> "Rows":
         """The items of `samples` as one array of each kind: a third of the time; the same in every epoch."""
         lengths = self.lengths[samples]
-        ends = np.cumsum(lengths)
-        tokens = np.repeat(self.offsets[samples] - ends + lengths, lengths) + np.arange(ends[-1])
+        ends = lengths.cumsum()
+        tokens = (self.offsets[samples] - ends + lengths).repeat(lengths) + np.arange(ends[-1])
         types = None if self.token_type_ids is None else self.token_type_ids[tokens]
         return lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples]
 
@@ -104,15 +104,15 @@ class Padding:
     multiple_of: int = 1
     max_length: int | None = None
 
-    def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What rows of these lengths cost, int64 [N]: their lengths rounded up, but not beyond `max_length`."""
+    def padded_lengths(self, lengths: Any) -> Any:
+        """What rows of these lengths cost, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""
         rounded = -(-lengths // self.multiple_of) * self.multiple_of
         return rounded if self.max_length is None else np.maximum(lengths, np.minimum(rounded, self.max_length))
 
     def __call__(self, rows: Rows | list[Item]) -> dict[str, torch.Tensor]:
         """int64 [rows, longest]: input_ids, attention_mask, token_type_ids if there are any; and labels [rows, …]."""
         lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
-        real = np.arange(int(self.padded_lengths(lengths).max())) < lengths[:, None]
+        real = np.arange(int(self.padded_lengths(lengths.max()))) < lengths[:, None]
         arrays = {"input_ids": np.full(real.shape, self.pad_token_id), "attention_mask": real.astype(np.int64)}
         arrays["input_ids"][real] = ids
         if types is not None:

@@ -81,7 +81,8 @@ lint: .venv/installed-dev
 # the figures that the prediction on paper starts from are those of links.json, and are changed by hand.
 LINKS := 1000 300 100
 PEERS := benchmarks/peers.py --rounds 5 --global_batch_size 256 --max_tokens_per_micro_batch 2048
-LANES := loop_cost same_batches peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent startup checkpoints_cpu
+LANES := monitor_cost loop_cost same_batches images_cpu peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent \
+	startup checkpoints_cpu
 bench: .venv/installed-bench
 	rm -rf out/bench
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/bench/collectives
@@ -98,7 +99,9 @@ bench: .venv/installed-bench
 		--late_bytes 4527636 --latency 1e-4 --bandwidth 1.19e8 --output_dir out/bench/predict_paper
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/exposed.py --output_dir out/bench/exposed
 	$(BIN)/python benchmarks/loop_cost.py --rounds 5 --output_dir out/bench/loop_cost
+	$(BIN)/python benchmarks/monitor_cost.py --output_dir out/bench/monitor_cost
 	$(BIN)/python benchmarks/same_batches.py --rounds 5 --output_dir out/bench/same_batches
+	$(BIN)/python benchmarks/image_peers.py --rounds 5 --output_dir out/bench/images_cpu
 	$(BIN)/python $(PEERS) --lanes nlp --output_dir out/bench/peers_fp32
 	$(BIN)/python $(PEERS) --lanes nlp --mixed_precision bf16 --output_dir out/bench/peers_bf16
 	$(BIN)/python benchmarks/peers.py --rounds 5 --lanes eval --output_dir out/bench/peers_eval

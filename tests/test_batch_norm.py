@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from shared.batch_norm import RunningAverages, notes, synchronize
+from shared.batch_norm import STEPS_AT_ONCE, RunningAverages, notes, synchronize
 from shared.batches import MicroBatch, Plan
 from shared.errors import UserError
 
@@ -113,12 +113,21 @@ def test_a_model_without_batch_norm_needs_nothing():
 
 
 def shared_out(accelerator, _):
-    net = model().train()
-    averages = RunningAverages(accelerator, net)
+    """The averages after two steps, and whether those of many steps are the same where each step settles them."""
     rank, world = accelerator.process_index, accelerator.num_processes
-    for _ in range(2):
-        step(net, averages, list(micro_batches())[rank::world])
-    return buffers(net).tolist()
+    net, other = model().train(), model().train()
+    averages, others = RunningAverages(accelerator, net), RunningAverages(accelerator, other)
+    mine, found = list(micro_batches())[rank::world], []
+    for number in range(STEPS_AT_ONCE + 3):
+        step(net, averages, mine)
+        for micro_batch, images in mine:
+            other(images)
+            others.add(micro_batch)
+        others.end_step(torch.tensor(1.0))
+        if number == 1:
+            found = buffers(net).tolist()
+    others.settle()
+    return found, torch.equal(buffers(net), buffers(other))
 
 
 def test_processes_agree_with_each_other_and_with_one_alone(tmp_path):
@@ -126,8 +135,10 @@ def test_processes_agree_with_each_other_and_with_one_alone(tmp_path):
     averages = RunningAverages(Accelerator(cpu=True), net)
     step(net, averages)
     step(net, averages)
-    first, second = runs.in_group(shared_out, 2, tmp_path)
+    (first, one), (second, other) = runs.in_group(shared_out, 2, tmp_path)
     assert first == second
+    assert one
+    assert other
     assert runs.distance(torch.tensor(first), buffers(net)) < 1e-6
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ OFFSET_POSITIONS = (
 
 Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
 Rows = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]  # lengths [rows], tokens, types, targets
+Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)
 
 
 class TokenizedText(Dataset):
@@ -73,7 +74,7 @@ class TokenizedText(Dataset):
         types = None if self.token_type_ids is None else self.token_type_ids[span]
         return self.input_ids[span], types, None if self.targets is None else self.targets[row]
 
-    def read(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> "Rows":
+    def read(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
         """The items of `samples` as one array of each kind: a third of the time; the same in every epoch."""
         lengths = self.lengths[samples]
         ends = lengths.cumsum()
@@ -104,7 +105,7 @@ class Padding:
     multiple_of: int = 1
     max_length: int | None = None
 
-    def padded_lengths(self, lengths: Any) -> Any:
+    def padded_lengths(self, lengths: Lengths) -> Lengths:
         """What rows of these lengths cost, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""
         rounded = -(-lengths // self.multiple_of) * self.multiple_of
         return rounded if self.max_length is None else np.maximum(lengths, np.minimum(rounded, self.max_length))

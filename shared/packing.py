@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from shared.attention import attend
 from shared.datasets.text import OFFSET_POSITIONS, Padding
 from shared.errors import UserError
 
@@ -194,8 +194,6 @@ def padded_attention(
         near = (place[:, None] - place).abs() < sliding_window
         # A token beyond its document's end would see nothing, and give NaN: let it see itself.
         mask = near if mask is None else (mask & near) | torch.eye(longest, dtype=torch.bool, device=query.device)
-    out = F.scaled_dot_product_attention(
-        pad(query), pad(key), pad(value), attn_mask=mask, dropout_p=dropout, scale=scaling
-    )
+    out = attend(pad(query), pad(key), pad(value), mask, dropout, width**-0.5 if scaling is None else scaling)
     out = out.transpose(1, 2).reshape(documents * longest, heads, width)
     return (out if slots is None else out.index_select(0, slots))[None], None

@@ -1,13 +1,14 @@
-"""Text encoders on a device: attention masks that the host does not look at, and --torch_compile."""
+"""Text encoders on a device: the attention that is fast there, masks the host does not look at, --torch_compile."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
+from shared.attention import attend
 from shared.compiling import compile_layers
 from shared.options import Options
 
-ATTENTION = "sdpa_on_device"
+ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
 
 
 def for_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
@@ -18,7 +19,47 @@ def for_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module
     """
     if accelerator.device.type == "cuda":
         mask_on_device(model)
+    elif accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16":
+        attend_by_products(model)
     return compile_layers(accelerator, config, model)
+
+
+def attend_by_products(model: Any) -> None:
+    """Have an encoder's attention be that of shared/attention.py."""
+    if not uses_sdpa(model):
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(PRODUCTS, products_or_sdpa)
+    AttentionMaskInterface.register(PRODUCTS, sdpa_mask)
+    model.set_attn_implementation(PRODUCTS)
+
+
+def uses_sdpa(model: Any) -> bool:
+    """Whether transformers would call torch's scaled-dot-product attention, and lets us replace that."""
+    return model.config._attn_implementation == "sdpa" and model._supports_attention_backend
+
+
+def products_or_sdpa(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if getattr(module, "is_causal", True) or key.shape != query.shape:  # a decoder, which has more to it
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
+        )
+    out = attend(query, key, value, attention_mask, dropout, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return out.transpose(1, 2).contiguous(), None
 
 
 def mask_on_device(model: Any) -> None:
@@ -27,7 +68,7 @@ def mask_on_device(model: Any) -> None:
     transformers looks whether there is any, to leave the mask out where there is none, and for that each forward pass
     makes the host wait until the device is done with what it has.
     """
-    if model.config._attn_implementation != "sdpa" or not model._supports_attention_backend:
+    if not uses_sdpa(model):
         return
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

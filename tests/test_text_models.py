@@ -1,4 +1,4 @@
-"""The mask that a GPU gets: what transformers computes with its own, and no look at the batch."""
+"""The attention and the masks of a device: what transformers computes with its own."""
 
 import sys
 
@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.host_waits import Operations
-from shared.text_models import mask_on_device
+from shared import text_models
+from shared.attention import LONGEST, attend
+from shared.text_models import attend_by_products, mask_on_device
 
 
 def tiny(kind):
@@ -50,3 +52,52 @@ def test_a_model_with_another_attention_keeps_it():
     model.set_attn_implementation("eager")
     mask_on_device(model)
     assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("longest", [12, LONGEST + 8])
+@pytest.mark.parametrize("kind", ["none", "padding", "window"])
+def test_attention_by_products_is_torchs(kind, longest):
+    random = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 2, longest, 16, generator=random) for _ in range(3)]
+    seen = (torch.arange(longest) < torch.tensor([[longest], [5]]))[:, None, None]
+    place = torch.arange(longest)
+    near = seen & ((place[:, None] - place).abs() < 3)  # beyond the window of its last token, a row sees nothing
+    mask = {"none": None, "padding": seen, "window": near}[kind]
+    rows = slice(None) if kind != "window" else near.any(-1).expand(2, 2, longest)
+    found = []
+    for dtype, function in ((torch.bfloat16, attend), (torch.float32, attend), (torch.float64, reference)):
+        query, key, value = (part.clone().to(dtype).requires_grad_() for part in inputs)
+        out = function(query, key, value, mask, 0.0, 0.3)
+        assert torch.isfinite(out).all()
+        out[rows].square().sum().backward()
+        found.append([out[rows].double(), *(part.grad.double() for part in (query, key, value))])
+    for half, full, expected in zip(*found, strict=True):
+        assert runs.distance(full, expected) < 1e-5
+        assert runs.distance(half, expected) < 0.02
+
+
+def reference(query, key, value, mask, dropout, scale):
+    scores = query @ key.transpose(-1, -2) * scale
+    return (scores if mask is None else scores.masked_fill(~mask, -1e30)).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_encoders_attend_by_products_in_bf16_and_give_the_same(kind, padded, monkeypatch):
+    model, inputs = tiny(kind), batch(padded)
+    expected, calls = model(**inputs).logits, []
+    monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
+    attend_by_products(model)
+    assert (model(**inputs).logits - expected).abs().max() < 1e-5
+    assert len(calls) == model.config.num_hidden_layers
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (model(**inputs).logits.float() - expected).abs().max() < 0.05
+
+
+def test_a_decoder_keeps_its_own_attention():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0)
+    model, inputs = AutoModelForSequenceClassification.from_config(config).eval(), batch(padded=True)
+    expected = model(**inputs).logits
+    attend_by_products(model)
+    assert torch.equal(model(**inputs).logits, expected)

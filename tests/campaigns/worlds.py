@@ -39,9 +39,12 @@ def numbered_texts(folder):
 
 
 def changes():
-    """The steps of the first epoch in which the number of processes changes; a signal is answered two steps later."""
+    """The steps of the first epoch in which the number of processes changes; a signal is answered two steps later.
+
+    So the last of them leaves two steps, and one for those who come then.
+    """
     while True:
-        found = sorted(random.sample(range(2, EPOCH), len(WORLDS) - 1))
+        found = sorted(random.sample(range(2, EPOCH - 2), len(WORLDS) - 1))
         if all(later - earlier > 2 for earlier, later in itertools.pairwise(found)):
             return found
 

@@ -57,7 +57,7 @@ class HostWaits:
         self.inside: ExitStack | None = None
 
     def __enter__(self) -> "HostWaits":
-        from shared import optimization
+        from shared import gradients
 
         begin, due, new_tensor = self.recipe.set_learning_rate, self.recipe.Plan.due, torch.Tensor.new_tensor
 
@@ -86,7 +86,7 @@ class HostWaits:
             )
         else:
             enter(mock.patch.object(torch.Tensor, "new_tensor", counted_new_tensor))
-            enter(mock.patch.object(optimization, "HOST", "nowhere"))  # where a CPU may read, a GPU must not
+            enter(mock.patch.object(gradients, "HOST", "nowhere"))  # where a CPU may read, a GPU must not
         return self
 
     def __exit__(self, *_: Any) -> None:

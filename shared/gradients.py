@@ -10,6 +10,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+HOST = "cpu"  # where to read a number is no waiting
+
 
 def backward(accelerator: Accelerator, loss: Tensor) -> None:
     """Add the gradients of `loss`, a process's share of a sum over all of them: DDP averages, and the sum is meant.
@@ -41,7 +43,7 @@ def clip(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: flo
     accelerator.unscale_gradients()
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    if max_norm and norm.device.type == "cpu" and norm.dtype == torch.float32 and type(norm) is Tensor:
+    if max_norm and norm.device.type == HOST and norm.dtype == torch.float32 and type(norm) is Tensor:
         # The host may look at the norm: arithmetic without torch's calls, and no pass over gradients that are short.
         factor = np.float32(1) / (np.float32(norm.item()) + np.float32(1e-6)) * np.float32(max_norm)
         if not factor >= 1:

@@ -9,10 +9,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from shared import gradients
 from shared.options import Options
 
 Schedule = Callable[[int], float]
-HOST = "cpu"  # where to read a number is no waiting
 BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
 
 
@@ -131,7 +131,7 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
     when the update was skipped, else 0.0; the host does not wait for it. Accelerate's `step_was_skipped` cannot serve:
     with fused optimizers it is always False (accelerate#4242).
     """
-    on_host = grad_norm.device.type == HOST
+    on_host = grad_norm.device.type == gradients.HOST
     skipped = flag(not math.isfinite(grad_norm)) if on_host else (~torch.isfinite(grad_norm)).float()
     if accelerator.scaler is not None:
         optimizer.step()  # the scaler found the same when it unscaled the gradients, and skips and backs off by itself

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shared import gradients, optimization
+from shared import gradients
 from shared.optimization import (
     make_optimizer,
     make_schedule,
@@ -115,7 +115,7 @@ def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelera
 
 
 def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
-    monkeypatch.setattr(optimization, "HOST", "nowhere")  # as on a GPU
+    monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
     model = nn.Linear(2, 1)
     optimizer = accelerator.prepare(make_optimizer(model, config()))
     model(torch.ones(1, 2)).sum().backward()
@@ -127,7 +127,7 @@ def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
 
 @pytest.mark.parametrize("device_decides", [True, False])
 def test_host_and_device_leave_out_the_same_updates(accelerator, monkeypatch, device_decides):
-    monkeypatch.setattr(optimization, "HOST", "nowhere" if device_decides else "cpu")
+    monkeypatch.setattr(gradients, "HOST", "nowhere" if device_decides else "cpu")
     model = nn.Linear(2, 1)
     nn.init.ones_(model.weight)
     optimizer = accelerator.prepare(make_optimizer(model, config()))

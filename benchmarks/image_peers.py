@@ -12,17 +12,14 @@ images_cpu.json and images_cpu.md in the output folder.
 """
 
 import gc
-import json
 import os
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import in_step
-import peers
 import rounds
 import torch
 import torch.distributed as dist
@@ -127,24 +124,14 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help="what a process of the launch is to do")
     arguments = parser.parse_args()
     if arguments.job:
-        sys.path.insert(0, str(peers.ROOT))
-        job = SimpleNamespace(**json.loads(arguments.job.read_text()))
-        dist.init_process_group("gloo")
-        rows = work(job)
-        if dist.get_rank() == 0:
-            arguments.job.with_suffix(".rows").write_text(json.dumps(rows))
-        dist.barrier()
-        os._exit(0)
+        in_step.serve(arguments.job, work)
     if arguments.global_batch_size % arguments.processes or arguments.steps <= WARMUP:
         parser.error(f"--global_batch_size must be a multiple of --processes, --steps more than {WARMUP}")
     folder = rounds.fresh_folder(arguments)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.processes])
-    os.environ |= in_step.ENVIRONMENT
-    file = folder / "image_peers.job"
     job = {"folder": str(folder), "batch": arguments.global_batch_size}
-    file.write_text(json.dumps(job | {name: getattr(arguments, name) for name in ("rounds", "steps")}))
-    peers.launch(arguments.processes, folder / "log", __file__, "--job", file)
-    rows = json.loads(file.with_suffix(".rows").read_text())
+    job |= {name: getattr(arguments, name) for name in ("rounds", "steps")}
+    rows = in_step.rows_of(__file__, arguments.processes, folder, job)
     found = {
         f"speed of ours / bare, {lane}": rounds.summary(
             [row["ratio"] for row in rows if row["contestant"] == f"ours, {lane}"]

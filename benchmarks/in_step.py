@@ -4,17 +4,21 @@ What disturbs a machine for a tenth of a second or for a minute then disturbs bo
 known to some thousandths where launches that take turns leave it at some hundredths.
 """
 
+import json
+import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
+import peers
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
-
-# For the processes: with glibc's default, a thread has memory of another kind than the main one.
-ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
 
 
 class Enough(Exception):
@@ -100,3 +104,23 @@ def race(calls: Mapping[str, Callable[[], None]], steps: int, first: str) -> dic
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
     """The median over the steps of one's time over that of the other."""
     return statistics.median(mine / theirs for mine, theirs in zip(seconds, others, strict=True))
+
+
+def rows_of(script: str, processes: int, folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Start `script --job FILE` in so many processes, which `serve` the job in the file; the rows they found."""
+    os.environ["MALLOC_ARENA_MAX"] = "1"  # with glibc's default, a thread has memory of another kind than the main one
+    file = folder / "in_step.job"
+    file.write_text(json.dumps(job))
+    peers.launch(processes, folder / "log", script, "--job", file)
+    return json.loads(file.with_suffix(".rows").read_text())
+
+
+def serve(file: Path, work: Callable[[SimpleNamespace], list[dict[str, Any]]]) -> NoReturn:
+    """Do the job in `file`, in one process of a launch; the main one leaves the rows for `rows_of`."""
+    sys.path.insert(0, str(peers.ROOT))
+    dist.init_process_group("gloo")
+    rows = work(SimpleNamespace(**json.loads(file.read_text())))
+    if dist.get_rank() == 0:
+        file.with_suffix(".rows").write_text(json.dumps(rows))
+    dist.barrier()
+    os._exit(0)

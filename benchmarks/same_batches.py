@@ -10,8 +10,6 @@ have to be equal to the last bit. Leaves same_batches.json and same_batches.md i
 """
 
 import gc
-import json
-import os
 import statistics
 import sys
 from contextlib import nullcontext
@@ -113,13 +111,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help="what a process of the launch is to do")
     arguments = parser.parse_args()
     if arguments.job:
-        job = SimpleNamespace(**json.loads(arguments.job.read_text()))
-        dist.init_process_group("gloo")
-        rows = work(job)
-        if dist.get_rank() == 0:
-            arguments.job.with_suffix(".rows").write_text(json.dumps(rows))
-        dist.barrier()
-        os._exit(0)
+        in_step.serve(arguments.job, work)
     folder = rounds.fresh_folder(arguments)
     sys.path.insert(0, str(peers.ROOT))
     prepared = peers.prepare(folder, 0, arguments.texts)
@@ -146,11 +138,7 @@ def main() -> None:
         "rounds": arguments.rounds,
         "steps": arguments.steps,
     }
-    os.environ |= in_step.ENVIRONMENT
-    file = folder / "same_batches.job"
-    file.write_text(json.dumps(job))
-    peers.launch(arguments.processes, folder / "log", __file__, "--job", file)
-    rows = json.loads(file.with_suffix(".rows").read_text())
+    rows = in_step.rows_of(__file__, arguments.processes, folder, job)
     ratio = rounds.summary([row["ratio"] for row in rows if row["contestant"] == "ours"])
     equal = rounds.summary([float(row["equal"]) for row in rows if row["contestant"] == "ours"])
     found = {"speed of ours / bare": ratio, "rounds with weights equal to the bit": equal}

@@ -7,7 +7,6 @@ known to some thousandths where launches that take turns leave it at some hundre
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +116,6 @@ def rows_of(script: str, processes: int, folder: Path, job: dict[str, Any]) -> l
 
 def serve(file: Path, work: Callable[[SimpleNamespace], list[dict[str, Any]]]) -> NoReturn:
     """Do the job in `file`, in one process of a launch; the main one leaves the rows for `rows_of`."""
-    sys.path.insert(0, str(peers.ROOT))
     dist.init_process_group("gloo")
     rows = work(SimpleNamespace(**json.loads(file.read_text())))
     if dist.get_rank() == 0:

@@ -28,12 +28,13 @@ def micro_batches():
         yield MicroBatch(0, index, ids[:size], ids[:size], 10), torch.randn(size, 3, 8, 8) * (1 + index) + index
 
 
-def step(net, averages, pieces=None, grad_norm=1.0):
+def step(net, averages, pieces=None, grad_norm=1.0, settle=True):
     for micro_batch, images in pieces or micro_batches():
         net(images)
         averages.add(micro_batch)
     averages.end_step(torch.tensor(grad_norm))
-    averages.settle()
+    if settle:
+        averages.settle()
 
 
 def buffers(net):
@@ -86,10 +87,7 @@ def test_when_the_averages_are_settled_changes_nothing():
     averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
     for _ in range(3):
         step(net, averages)
-        for micro_batch, images in micro_batches():
-            other(images)
-            others.add(micro_batch)
-        others.end_step(torch.tensor(1.0))
+        step(other, others, settle=False)
         assert not torch.equal(buffers(other), buffers(net))  # but those of the last micro-batch
     others.settle()
     assert torch.equal(buffers(other), buffers(net))
@@ -120,10 +118,7 @@ def shared_out(accelerator, _):
     mine, found = list(micro_batches())[rank::world], []
     for number in range(STEPS_AT_ONCE + 3):
         step(net, averages, mine)
-        for micro_batch, images in mine:
-            other(images)
-            others.add(micro_batch)
-        others.end_step(torch.tensor(1.0))
+        step(other, others, mine, settle=False)
         if number == 1:
             found = buffers(net).tolist()
     others.settle()

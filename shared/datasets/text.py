@@ -55,8 +55,6 @@ class TokenizedText(Dataset):
     the files again.
     """
 
-    draws_random = False  # nothing to seed before an item is read
-
     def __init__(self, folder: Path, targets: np.ndarray | None = None) -> None:
         self.folder, self.targets = folder, targets
         self.input_ids = _mapped(folder / "input_ids.npy")

@@ -2,6 +2,7 @@
 
 import pytest
 import runs
+from accelerate.state import AcceleratorState, GradientState
 
 from shared import options, tracking
 
@@ -22,6 +23,14 @@ def alone(texts, tmp_path_factory):
         environment.setenv("OMP_NUM_THREADS", "1")
         nlp.main(options.parse(nlp.Config, [*runs.TINY, *map(str, texts), "--output_dir", str(output)]))
     return output
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_accelerator_of_another_file():
+    """Accelerate keeps its state, such as the precision, in the class; which files share a process is chance."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 @pytest.fixture

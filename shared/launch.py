@@ -183,9 +183,11 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             raise UserError(
                 "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does"
             )
-    if not on_cpu and endings.local_rank() >= torch.accelerator.device_count():
+    # Each process looks at their number: one that passed would wait in its first collective call for those that ended.
+    processes = int(env.get("LOCAL_WORLD_SIZE", endings.local_rank() + 1))
+    if not on_cpu and processes > torch.accelerator.device_count():
         raise UserError(
-            f"{env.get('LOCAL_WORLD_SIZE', endings.local_rank() + 1)} processes on a machine with "
+            f"{processes} processes on a machine with "
             f"{torch.accelerator.device_count()} GPU(s): lower --num_processes (--nproc-per-node) to the number of GPUs"
         )
 

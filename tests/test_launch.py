@@ -148,6 +148,9 @@ def digests(folder):
 REFUSALS = {
     "before the group exists": (["--nonsense", "3"], "unknown flag --nonsense"),
     "on every process": (["--label_column_name", "target"], "--label_column_name target"),
+    "of a file": (["--train_file", "nowhere.csv"], "nowhere.csv"),
+    "of a model": (["--model_name_or_path", "./nowhere"], "--model_name_or_path ./nowhere"),
+    "of the number of processes": (["--global_batch_size", "1"], "--global_batch_size 1"),
     "on the main process": (["--seed", "3"], "--seed was 0, is 3"),
 }
 
@@ -158,7 +161,7 @@ def test_a_refusal_is_said_once_and_ends_every_process_with_2_and_changes_nothin
     before = digests(alone)
     flags, message = REFUSALS[found]
     command = [*runs.torchrun(2, "recipes/nlp.py"), *runs.TINY, *texts, *flags, "--output_dir", output]
-    done = runs.run(command, timeout=60, CUDA_VISIBLE_DEVICES="")
+    done = runs.run(command, timeout=20, CUDA_VISIBLE_DEVICES="")  # as promised
     said = done.stdout + done.stderr
     assert said.count(message) == 1, said
     assert said.count("error: ") == 1
@@ -389,7 +392,9 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (0, FSDP, {}, "FSDP needs a GPU .*multi_cpu.yaml"),
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, {"ACCELERATE_USE_FSDP": "true"}, {}, "fsdp_version 1"),
+        (1, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
+        (1, {"LOCAL_RANK": "1"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
         (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as mpirun and srun set it.*torchrun"),
         (1, {"SLURM_STEP_NUM_TASKS": "2"}, {}, "SLURM_STEP_NUM_TASKS is 2"),

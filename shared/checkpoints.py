@@ -7,6 +7,7 @@ draw of a run is a function of (seed, step or epoch, sample or micro-batch).
 
 import hashlib
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from safetensors.torch import load_model
 from shared import checkpoint_writer, sharded_checkpoints
 from shared.batches import Plan
 from shared.errors import UserError
-from shared.launch import on_main_process
+from shared.launch import gather, on_main_process
 from shared.machines import on_writers
 from shared.optimization import inner
 from shared.options import Options
@@ -111,14 +112,22 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
             raise UserError(f"--resume_from_checkpoint {resume_from}: {problem}; use auto for the newest complete one")
 
     path: Path | None = None
-    if resume_from == "never":
-        on_writers(accelerator, config, refuse_any)
-    elif resume_from == "auto":
+    # What a path or `never` was meant for is the first start: a restart that obeyed would lose what was trained since.
+    if resume_from == "auto" or any(gather(accelerator, started_again())):
         path = newest_intact(accelerator, config)
-    else:
+        if path and resume_from != "auto" and accelerator.is_main_process:
+            print(f"started again by the launcher: {path.name} of this run, not --resume_from_checkpoint {resume_from}")
+    if not path and resume_from == "never":
+        on_writers(accelerator, config, refuse_any)
+    elif not path and resume_from != "auto":
         on_writers(accelerator, config, refuse_damaged)
         path = Path(resume_from)
     return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
+
+
+def started_again() -> bool:
+    """Whether torchrun or SLURM has started this job before, with the same command."""
+    return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
 
 
 def newest_intact(accelerator: Any, config: Options) -> Path | None:

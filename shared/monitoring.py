@@ -61,6 +61,7 @@ class Monitor:
         self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
         self.steps = self.steps_before = 0  # since the last reading; those of them that an earlier start has taken
+        self.resumed = bool(state)  # and not yet read
         self.most_skipped_in_a_row = 0  # at the last reading
         self.losses: list[Tensor] = []  # of the micro-batches since the last reading, on the device
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
@@ -107,7 +108,7 @@ class Monitor:
         Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
         `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and what `costs`
         makes of the times. Evaluation and checkpoints are in none of these but `evaluation_seconds` and
-        `checkpoint_seconds`. Times are those of this start: `timed_steps`, where an earlier one took steps before it.
+        `checkpoint_seconds`. Times are those of this start: `timed_steps` has their number, in its first reading.
         """
         rows = self._gather()
         totals, seconds = self._totals(rows), float(rows["seconds"].mean())
@@ -120,9 +121,9 @@ class Monitor:
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds
         figures |= costs(rows, self.steps - self.steps_before)
-        if self.steps_before:
+        if self.resumed:
             figures["timed_steps"] = self.steps - self.steps_before
-            self.steps_before = 0
+            self.resumed, self.steps_before = False, 0
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
         self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0

@@ -381,6 +381,15 @@ def test_the_figures_of_a_resumed_run_are_of_the_steps_that_it_took(accelerator,
     assert "timed_steps" not in later
 
 
+def test_the_first_reading_of_a_run_resumed_into_a_new_folder_counts_no_steps_of_the_old_one(accelerator, clock):
+    """Saved at a logging step: step 510 is the first line of the new metrics.jsonl, and ten steps were taken."""
+    again = monitor(accelerator, state=monitor(accelerator).state())
+    for step in range(10):
+        run_step(again, plan().micro_batches(step))
+        clock[0] += 0.1
+    assert sum(seconds_by_part([{"step": 510, **again.read()}]).values()) == pytest.approx(1)
+
+
 def rows(**values):
     """The figures of three processes, of which each did the same unless `values` says otherwise."""
     names = ["data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "flops", "tokens"]

@@ -59,7 +59,7 @@ def contestants(source: Source, size: int) -> dict[str, Callable[[], None]]:
     def read(images: Images, augment: bool) -> None:
         for step in range(plan.total_steps):
             (micro_batch,) = plan.micro_batches(step)
-            batch = collate(images.read(micro_batch.samples, micro_batch.epochs))
+            batch = collate(images.read_micro_batch(micro_batch.samples, micro_batch.epochs))
             if augment:
                 augmentation.training(micro_batch, batch, 2)
 

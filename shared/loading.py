@@ -140,8 +140,8 @@ class _Source:
         self.draws_random = getattr(dataset, "draws_random", True)
 
     def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, list[Any]]:
-        if hasattr(self.dataset, "read"):
-            return micro_batch, self.dataset.read(micro_batch.samples, micro_batch.epochs)
+        if hasattr(self.dataset, "read_micro_batch"):
+            return micro_batch, self.dataset.read_micro_batch(micro_batch.samples, micro_batch.epochs)
         if not self.draws_random:
             return micro_batch, [self.dataset[sample] for sample in micro_batch.samples.tolist()]
         rows = []

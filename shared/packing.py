@@ -26,7 +26,7 @@ Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np
 
 @dataclass(frozen=True)
 class Packing:
-    """Makes what `MaskedDocuments.read` gives a batch: one row without padding."""
+    """Makes what `MaskedDocuments.read_micro_batch` gives a batch: one row without padding."""
 
     first_position: int = 0
 
@@ -62,7 +62,7 @@ class Packing:
 
 @dataclass(frozen=True)
 class OnePerRow(Padding):
-    """Makes what `MaskedDocuments.read` gives a batch of one document per row, as long as its longest, rounded up."""
+    """Makes a batch of what `MaskedDocuments.read_micro_batch` gives: a document per row, as long as the longest."""
 
     def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # other items than those of a table
         """input_ids and attention_mask [rows, longest]; masked [n], places in the flattened rows, and labels [n]."""

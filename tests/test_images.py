@@ -303,7 +303,7 @@ def test_batches_and_the_worst_images():
     source = digits()
     data = prepare(source, config(), 8)
     batch = collate([data[i] for i in range(3)])
-    at_once = collate(data.read(np.arange(3), np.zeros(3, int)))
+    at_once = collate(data.read_micro_batch(np.arange(3), np.zeros(3, int)))
     assert all(torch.equal(batch[name], at_once[name]) for name in batch)
     assert batch["images"].shape == (3, 8, 8, 3)
     assert batch["aspects"].tolist() == [1, 1, 1]

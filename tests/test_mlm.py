@@ -62,7 +62,7 @@ def prepared(mlm, flags):
 
 def dense_losses(model, data, sample, epoch):
     """Loss and hits [hidden] of one piece by itself through the dense head, and how many are hidden."""
-    tokens, _, masked, labels = data.read(np.array([sample]), np.array([epoch]))
+    tokens, _, masked, labels = data.read_micro_batch(np.array([sample]), np.array([epoch]))
     logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0][torch.from_numpy(masked)]
     targets = torch.from_numpy(labels)
     return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
@@ -133,9 +133,9 @@ def test_held_out_text_is_hidden_the_same_way_whatever_the_training_masks(mlm, c
     )
     everything, epochs = np.arange(len(usual)), np.zeros(len(usual), int)
     for data in other:
-        both = zip(usual.read(everything, epochs), data.read(everything, epochs), strict=True)
+        both = zip(usual.read_micro_batch(everything, epochs), data.read_micro_batch(everything, epochs), strict=True)
         assert all(np.array_equal(a, b) for a, b in both)
-    tokens, _, masked, labels = usual.read(everything, epochs)
+    tokens, _, masked, labels = usual.read_micro_batch(everything, epochs)
     assert set(tokens[masked]) == {usual.masking.mask_token}
     assert len(masked) / usual.sizes.sum() == pytest.approx(0.15, abs=0.02)
     assert usual.masking.mask_token not in labels

@@ -38,7 +38,7 @@ def tiny(kind, **more):
 
 
 def read(lengths, seed=0, share=0.3):
-    """What MaskedDocuments.read gives for documents of these lengths: (tokens, lengths, masked, labels)."""
+    """What MaskedDocuments.read_micro_batch gives for documents of these lengths: (tokens, lengths, masked, labels)."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(5, 320, sum(lengths))
     masked = np.sort(generator.choice(len(tokens), max(1, int(share * len(tokens))), replace=False))

@@ -220,7 +220,7 @@ def test_rows_read_at_once_become_the_batch_of_their_items(tokenizers, samples):
     typed = set()
     for columns, kind in ((["text", "other"], "with types"), (["text"], "bpe")):
         data = tokenize(PAIRS, columns, tokenizers[kind], 30).with_targets(np.arange(15) / 2)
-        at_once = Padding(0)(data.read(np.array(samples), np.zeros(len(samples), np.int64)))
+        at_once = Padding(0)(data.read_micro_batch(np.array(samples), np.zeros(len(samples), np.int64)))
         one_by_one = Padding(0)([data[sample] for sample in samples])
         assert list(at_once) == list(one_by_one)
         typed.add("token_type_ids" in at_once)

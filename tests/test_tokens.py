@@ -186,7 +186,7 @@ def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_leng
     assert len(data) == sum(-(-size // (max_length - 2)) for size in sizes)
 
     samples = np.random.default_rng(0).permutation(len(data))
-    tokens, lengths, hidden, labels = data.read(samples, np.zeros(len(samples), int))
+    tokens, lengths, hidden, labels = data.read_micro_batch(samples, np.zeros(len(samples), int))
     assert lengths.tolist() == data.lengths[samples].tolist()
     restored = tokens.copy()
     restored[hidden] = labels

@@ -42,7 +42,7 @@ class Images(Dataset):
         except CorruptImage as problem:
             raise UserError(refusal(self.source, i, problem)) from None
 
-    def read(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
+    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
         """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes.
 
         They are the same in every epoch: augmentation comes later (shared/augmentation.py).

@@ -72,7 +72,7 @@ class TokenizedText(Dataset):
         types = None if self.token_type_ids is None else self.token_type_ids[span]
         return self.input_ids[span], types, None if self.targets is None else self.targets[row]
 
-    def read(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
+    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
         """The items of `samples` as one array of each kind: a third of the time; the same in every epoch."""
         lengths = self.lengths[samples]
         ends = lengths.cumsum()
@@ -123,7 +123,7 @@ class Padding:
 
 
 def joined(items: list[Item]) -> Rows:
-    """Items one after the other, as `TokenizedText.read` would give them."""
+    """Items one after the other, as `TokenizedText.read_micro_batch` would give them."""
     ids, types, targets = zip(*items, strict=True)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     all_types = None if types[0] is None else np.concatenate(types)

@@ -241,7 +241,7 @@ class MaskedDocuments(Dataset):
         text = self.tokens[self.starts[piece] : self.starts[piece] + self.sizes[piece]]
         return np.concatenate([self.before, text.astype(np.int64), self.after])
 
-    def read(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Pieces `samples` in the epochs `epochs`, see the class."""
         sizes, lengths = self.sizes[samples], self.lengths[samples]
         spans = [self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True)]

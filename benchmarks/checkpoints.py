@@ -1,4 +1,4 @@
-"""What a save costs the training loop, beside other ways of saving: seconds the loop stands still, CPU, recovery.
+"""What a save costs the training loop, beside other ways: seconds the loop stands still, CPU, reading it, recovery.
 
     python benchmarks/checkpoints.py --rounds 15 --output_dir out/checkpoints
 
@@ -55,6 +55,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+    from shared import checkpoints
     from shared.batches import Plan
     from shared.checkpoint_buffers import distinct, flatten
     from shared.optimization import inner, make_optimizer
@@ -159,11 +160,27 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     before_steps = cpu_seconds()
     train(2, config.global_batch_size)
     cpu_of_a_step = (cpu_seconds() - before_steps) / 2
+    ours(step + 1)
     saver.finish()
+    accelerator.save_state(str(folder / "kept"))
+    checkpoint.save(state(), checkpoint_id=folder / "kept_shards")
+    path = checkpoints.path_of(config.output_dir, step + 1)
+    readers: dict[str, Callable[[], object]] = {
+        "ours": lambda: (checkpoints.problem_with(path), checkpoints.load(accelerator, path)),  # digests first
+        "load_state": lambda: accelerator.load_state(str(folder / "kept")),
+        "distributed": lambda: checkpoint.load(state(), checkpoint_id=folder / "kept_shards"),
+    }
+    reads: dict[str, list[float]] = {reader: [] for reader in readers}
+    for round_ in range(-1, arguments.rounds):
+        for reader in random.Random(round_).sample(sorted(readers), len(readers)):
+            started = time.perf_counter()
+            readers[reader]()
+            if round_ >= 0:
+                reads[reader].append(time.perf_counter() - started)
     megabytes = sum(tensor.nbytes for tensor in tensors()) / 1e6
     accelerator.free_memory()
     torch.distributed.destroy_process_group()
-    return {"megabytes": megabytes, "rows": rows, "cpu_seconds_of_a_step": cpu_of_a_step}
+    return {"megabytes": megabytes, "rows": rows, "cpu_seconds_of_a_step": cpu_of_a_step, "read_seconds": reads}
 
 
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
@@ -184,6 +201,9 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         "median_stall_cpu_ms": {
             way: round(1e3 * statistics.median(row["stall_cpu"] for row in stall["rows"] if row["way"] == way), 2)
             for way in LABELS
+        },
+        "median_read_ms": {
+            way: round(1e3 * statistics.median(times), 1) for way, times in stall["read_seconds"].items()
         },
         "cpu_seconds_per_save": round(statistics.median(cpu), 4),
         "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),
@@ -240,7 +260,7 @@ def main() -> None:
     parser.add_argument("--recoveries", type=int, default=0, help="kills of the recipe; 0: not measured")
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
-    folder = arguments.output_dir / "files"
+    folder = arguments.output_dir.resolve() / "files"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     from rounds import machine

@@ -70,9 +70,9 @@ class Buffers:
             return False
         for name, state in flat.items():
             source = distinct(states[name]).values() if name.endswith(".safetensors") else state.tensors
-            with torch.no_grad():
-                for place, tensor in zip(self._tensors[name], source, strict=True):
-                    place.copy_(tensor, non_blocking=True)
+            if places := self._tensors[name]:
+                with torch.no_grad():
+                    torch._foreach_copy_(places, [*source], non_blocking=True)
             for position, value in zip(self._floats[name], state.floats, strict=True):
                 os.pwrite(self.images[name].descriptor, struct.pack(">d", value), position)
         if torch.cuda.is_available():

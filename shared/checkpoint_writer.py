@@ -218,9 +218,9 @@ def sync(path: Path) -> None:
 
 
 class Writer:
-    """The process, seen from the training process: one job at a time."""
+    """The process, seen from the training process: one job at a time, all of them with the content of these images."""
 
-    def __init__(self, descriptors: list[int]) -> None:
+    def __init__(self, images: dict[str, Image]) -> None:
         # Blocked until the process ignores them: none of these signals can end it at its birth.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_THE_WRITER)
         try:
@@ -228,17 +228,20 @@ class Writer:
                 [sys.executable, "-I", "-S", __file__, str(os.getpid())],  # no site packages: they take a second
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=descriptors,
+                pass_fds=[image.descriptor for image in images.values()],
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._send({name: vars(image) for name, image in images.items()})
 
     def start(self, job: Job) -> None:
-        """Begin with a job; do not change the memory of its images before `reply`."""
+        """Begin with a job; do not change the memory of the images before `reply`."""
+        self._send({name: value for name, value in vars(job).items() if name != "images"})
+
+    def _send(self, what: dict[str, Any]) -> None:
         assert self.process.stdin
-        images = {name: vars(image) for name, image in job.images.items()}
         with suppress(BrokenPipeError):  # it is dead, which `reply` says
-            self.process.stdin.write(pickle.dumps(vars(job) | {"images": images}))
+            self.process.stdin.write(pickle.dumps(what))
             self.process.stdin.flush()
 
     def reply(self, wait: bool) -> str | None:
@@ -272,13 +275,17 @@ def serve(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_WRITER)
     jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    images: dict[str, Image] | None = None  # they come first
     while True:
         try:
             asked = pickle.load(jobs)
         except EOFError:
             return
+        if images is None:
+            images = {name: Image(**image) for name, image in asked.items()}
+            continue
         partial = asked.pop("partial")
-        job = Job(**asked | {"images": {name: Image(**image) for name, image in asked["images"].items()}})
+        job = Job(**asked, images=images)
         job.partial = partial
         try:
             write(job)

@@ -147,8 +147,7 @@ class Saver:
         if self.sharded:
             self._settle(self._write_shards(self.job))
         elif self.buffers:
-            self.job.images = self.buffers.images
-            self.writer = self.writer or Writer([image.descriptor for image in self.buffers.images.values()])
+            self.writer = self.writer or Writer(self.buffers.images)
             self.writer.start(self.job)
             self.under_way = True
         elif self.writes:

@@ -39,7 +39,7 @@ def zeros():
 
 @pytest.fixture
 def writer(zeros):
-    writer = Writer([zeros.descriptor])
+    writer = Writer({"big": zeros})
     yield writer
     with contextlib.suppress(ProcessLookupError):
         writer.process.send_signal(signal.SIGCONT)
@@ -77,7 +77,7 @@ def test_killed_while_it_writes_it_leaves_no_checkpoint_and_says_so(writer, zero
 
 
 def test_it_ignores_the_signals_that_are_meant_for_the_training_process(zeros, tmp_path):
-    writer = Writer([zeros.descriptor])
+    writer = Writer({"big": zeros})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         writer.process.send_signal(number)  # at its birth
     writer.start(Job(tmp_path / "step_00000003", {"big": zeros}, {}))
@@ -92,7 +92,7 @@ PARENT = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from shared.checkpoint_writer import Writer
-print(Writer([]).process.pid, flush=True)
+print(Writer({}).process.pid, flush=True)
 time.sleep(60)
 """
 

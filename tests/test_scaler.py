@@ -5,17 +5,21 @@ what runs on a GPU, except that the forward pass is in float32. `make gpu` runs 
 """
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import runs
 import torch
 from torch import nn
 
-from shared import gradients
+from shared import checkpoints, gradients
 from shared.batches import Plan
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options
+from shared.progress import Progress
+from shared.saving import Saver
 
 STEPS, OVERFLOW_AT, SAVED_AFTER = 8, 1, 4  # the checkpoint lies after the overflow and before the scale grows again
 SCALE, GROWS_EVERY = 2.0**12, 3
@@ -52,7 +56,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
     monitor = Monitor(accelerator, None, lambda: 0.0, {}, model, CONFIG)
     first = 0
     if load:
-        accelerator.load_state(load)
+        checkpoints.load(accelerator, checkpoints.path_of(load, SAVED_AFTER))
         first = SAVED_AFTER
     said = []
     for step in range(first, STEPS):
@@ -64,12 +68,12 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
         before = [p.detach().clone() for p in parameters]
         # 1e38 is finite until the scaler multiplies it; without a scaler the loss itself has to overflow.
         factor = 1.0 if not bad else 1e38 if accelerator.scaler else math.inf
-        accelerator.backward(loss * factor * accelerator.num_processes)
+        gradients.backward(accelerator, loss * factor)
         grad_norm = gradients.clip(accelerator, parameters, CONFIG.max_grad_norm)
         clipped = torch.cat([p.grad.flatten() for p in parameters]).norm()
         skipped = step_if_finite(accelerator, optimizer, grad_norm)
         monitor.end_step(skipped)
-        optimizer.zero_grad()
+        gradients.drop(parameters)
         said.append(
             {
                 "grad_norm": str(float(grad_norm)),
@@ -81,7 +85,10 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
             }
         )
         if save and step + 1 == SAVED_AFTER:
-            accelerator.save_state(save)
+            Path(save).mkdir(exist_ok=True)
+            saver = Saver(accelerator, replace(CONFIG, output_dir=save), plan)
+            saver.save(Progress(step=SAVED_AFTER), monitor.state())
+            saver.finish()
     return {
         "steps": said,
         "skipped_updates": monitor.read()["skipped_updates"],

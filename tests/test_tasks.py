@@ -1,0 +1,116 @@
+"""Tasks of the NLP recipe other than one class per text: trained, and its scores held against scikit-learn's.
+
+The second opinion comes from the exported model as transformers loads it, one text at a time, so without padding.
+"""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import runs
+import torch
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
+
+from shared import options
+
+FLAGS = [*runs.TINY, "--max_train_steps", "24", "--eval_steps", "24", "--learning_rate", "0.005"]
+
+
+def several_labels(text):
+    """Each of these words is one label."""
+    return {"text": text, "label": [word for word in ("the", "return", "of", "test") if word in text.lower()] or ["no"]}
+
+
+def one_number(text):
+    """A pair of texts; the number is how much the first one has of both."""
+    first, second = text[: len(text) // 3], text[len(text) // 4 :]
+    return {"first": first, "second": second, "label": len(first) / (len(first) + len(second)) + first.count("t") / 5}
+
+
+@pytest.fixture
+def train(texts, tmp_path, one_cpu_process_without_a_picture):
+    """Trains on rows made of the texts; the flags of its data, the rows for validation, and the folder of the run."""
+
+    def call(row_of, *flags):
+        files = []
+        for flag, file in (texts[:2], texts[2:]):
+            with file.open(newline="") as stream:
+                rows = [row_of(row["text"]) for row in csv.DictReader(stream)]
+            written = tmp_path / f"{file.stem}.jsonl"
+            written.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            files += [flag, str(written)]
+        nlp = runs.load_recipe("nlp")
+        nlp.main(options.parse(nlp.Config, [*FLAGS, *files, *flags, "--output_dir", str(tmp_path / "run")]))
+        return rows, tmp_path / "run"
+
+    return call
+
+
+def logits_of(output, rows, columns):
+    """What the exported model says of each row by itself: [rows, labels]."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(output / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(output / "model").eval()
+    found = []
+    for row in rows:
+        given = tokenizer(*(row[column] for column in columns), truncation=True, max_length=48, return_tensors="pt")
+        with torch.inference_mode():
+            found.append(model(**given).logits[0])
+    return torch.stack(found), model.config
+
+
+def scores_of(output):
+    """The evaluation's numbers in metrics.jsonl."""
+    (line,) = [line for line in runs.metrics(output) if "eval_loss" in line]
+    return {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
+
+
+def test_several_labels_per_text(train):
+    rows, output = train(several_labels)
+    logits, config = logits_of(output, rows, ["text"])
+    assert config.problem_type == "multi_label_classification"
+    names = [config.id2label[i] for i in range(config.num_labels)]
+    true = np.array([[name in row["label"] for name in names] for row in rows], int)
+    said = (logits > 0).int().numpy()
+    assert 0 < said.mean() < 1
+    assert (said != true).any()
+    scores = scores_of(output)
+    expected = {
+        "micro_f1": f1_score(true, said, average="micro"),
+        "macro_f1": f1_score(true, said, average="macro", zero_division=0),
+        "accuracy": accuracy_score(true, said),
+        "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32)),
+    }
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(float(value), abs=1e-5), name
+    first, *_, last = runs.training_lines(output)
+    assert last["loss"] < first["loss"]
+
+
+def test_a_number_for_a_pair_of_texts(train):
+    rows, output = train(one_number, "--text_column_names", "first", "second")
+    logits, config = logits_of(output, rows, ["first", "second"])
+    assert (config.problem_type, config.num_labels) == ("regression", 1)
+    said, true = logits[:, 0].numpy(), np.array([row["label"] for row in rows])
+    scores = scores_of(output)
+    expected = {
+        "pearson": pearsonr(said, true).statistic,
+        "spearman": spearmanr(said, true).statistic,
+        "mean_squared_error": mean_squared_error(true, said),
+        "loss": mean_squared_error(true, said),
+    }
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(float(value), abs=1e-4), name
+    first, *_, last = runs.training_lines(output)
+    assert last["loss"] < first["loss"]
+
+
+def test_the_exported_classifier_answers_in_a_pipeline(alone):
+    from transformers import pipeline
+
+    (answer,) = pipeline("text-classification", model=str(alone / "model"))("Return the decoded header of a message.")
+    assert answer["label"] in {"asyncio", "email", "unittest", "xml"}
+    assert 0.25 <= answer["score"] <= 1

@@ -61,7 +61,8 @@ class Launch:
         self.processes, self.output, self.folder, self.started = processes, output, folder, time.monotonic()
         self.before = last_step(output)
         folder.mkdir(parents=True)
-        script = [runs.ROOT / "tests/campaigns/watched.py", *flags, "--output_dir", output]
+        flags = [*flags, "--expect_processes", processes, "--output_dir", output]
+        script = [runs.ROOT / "tests/campaigns/watched.py", *flags]
         self.process = runs.start(
             [*prefix, *(runs.torchrun(processes, *script) if processes > 1 else [sys.executable, *script])],
             OMP_NUM_THREADS="1",

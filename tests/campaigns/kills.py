@@ -23,42 +23,60 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import runs
 from disturbed import exported, last_step, wait_until
 
-INTERVAL = 10  # steps between checkpoints
+INTERVAL, EVALUATION, LIMIT = 10, 40, 2  # steps between checkpoints and evaluations, and checkpoints that are kept
 FLAGS = [
-    *(*runs.TINY, "--logging_steps", 1, "--eval_steps", 40),
-    *("--checkpointing_steps", INTERVAL, "--save_total_limit", 2, "--dataloader_num_workers", 1),
+    *(*runs.TINY, "--logging_steps", 1, "--eval_steps", EVALUATION),
+    *("--checkpointing_steps", INTERVAL, "--save_total_limit", LIMIT, "--dataloader_num_workers", 1),
 ]
-WHEN = ("start", "step", "save", "late in a save")  # evaluation and rotation are met by the random instants after these
+WHEN = {  # how often, and up to how many seconds after the instant was seen
+    "start": (2, 0.0),
+    "step": (3, 0.0),
+    "evaluation": (2, 0.03),
+    "save": (3, 0.005),
+    "late in a save": (2, 0.05),
+    "rotation": (2, 0.001),
+}
 VICTIMS = ("launcher", "training process", "process of a training process")
+
+
+@dataclass
+class Row:
+    """What came of the kills at one kind of instant."""
+
+    victims: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
+    survived: int = 0  # kills in runs that ended with the weights of the uninterrupted one
+    repeated: int = 0  # steps, at most
+    seconds: float = 0.0  # from the start after it to the first new step, at most
 
 
 @dataclass
 class Tally:
     """What a campaign has seen."""
 
-    kills: dict[tuple[str, str], int] = field(default_factory=dict)  # by (when, victim)
+    rows: dict[str, Row] = field(default_factory=lambda: {when: Row() for when in WHEN})
     runs: int = 0
-    most_repeated: int = 0  # steps
-    slowest_recovery: float = 0.0  # seconds from a start to the first new step
+    failures: list[str] = field(default_factory=list)
 
-    def table(self) -> str:
-        """The kills by instant and victim, and the worst that was seen, as Markdown."""
-        rows = [f"| killed | {' | '.join(VICTIMS)} |", "|---|" + "---:|" * len(VICTIMS)]
-        rows += [f"| {when} | {' | '.join(str(self.kills.get((when, v), 0)) for v in VICTIMS)} |" for when in WHEN]
-        return "\n".join(
-            [
-                *rows,
-                "",
-                f"{sum(self.kills.values())} kills in {self.runs} runs; every run ended with the weights of the "
-                f"uninterrupted one, byte for byte; at most {self.most_repeated} steps were repeated, a checkpoint "
-                f"every {INTERVAL}; at most {self.slowest_recovery:.1f} s from a start to its first new step",
-            ]
-        )
+    @property
+    def kills(self):
+        return sum(sum(row.victims.values()) for row in self.rows.values())
+
+    def table(self):
+        """The kills by instant and victim, what has survived, and the worst that was seen, as Markdown."""
+        lines = [f"| killed in | {' | '.join(VICTIMS)} | tried | survived | worst steps repeated | worst recovery, s |"]
+        lines += ["|---|" + "---:|" * (len(VICTIMS) + 4)]
+        for when, row in self.rows.items():
+            figures = [*row.victims.values(), sum(row.victims.values()), row.survived, row.repeated]
+            lines.append(f"| {when} | {' | '.join(map(str, figures))} | {row.seconds:.1f} |")
+        ended = f"{self.kills} kills in {self.runs} runs, of which {self.runs - len(self.failures)} ended with the "
+        lines += ["", f"{ended}weights of the uninterrupted one, byte for byte; a checkpoint every {INTERVAL} steps."]
+        return "\n".join(lines)
 
 
 def command(processes, flags, output):
     """The launch of a run."""
-    return [*runs.torchrun(processes, runs.ROOT / "recipes/nlp.py"), *FLAGS, *flags, "--output_dir", output]
+    expected = ["--expect_processes", processes]
+    return [*runs.torchrun(processes, runs.ROOT / "recipes/nlp.py"), *FLAGS, *flags, *expected, "--output_dir", output]
 
 
 def victim(launcher, kind):
@@ -75,39 +93,53 @@ def victim(launcher, kind):
     raise AssertionError
 
 
-def start_and_kill(processes, flags, output, tally, most):
-    """Start the run, kill it at a random instant, but not more than so often: True if it has finished before."""
+def start_and_kill(processes, flags, output, tally, most, last):
+    """Start the run, kill it at a random instant, but not more than so often.
+
+    `last` is the row of the kill before this start, or None. Returns what this kill is to be counted as, or None if
+    the run has finished before.
+    """
     before, started = last_step(output), time.monotonic()
-    newest = max((int(p.name[5:]) for p in output.glob("checkpoints/step_*") if p.name[5:].isdigit()), default=0)
-    tally.most_repeated = max(tally.most_repeated, before - newest)
+    saved = output / "checkpoints"
+    newest = max((int(path.name[5:]) for path in saved.glob("step_*") if path.name[5:].isdigit()), default=0)
+    if last:
+        last.repeated = max(last.repeated, before - newest)
     assert before - newest < 2 * INTERVAL + 1, f"{before - newest} steps are lost"
     process = runs.start(command(processes, flags, output), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    goal = before + 1 + random.randrange(3 * INTERVAL)
+    instants = {
+        "step": lambda: True,
+        "evaluation": lambda: last_step(output) % EVALUATION == 0,
+        "save": lambda: any(saved.glob("*.partial*")),
+        "late in a save": lambda: any(saved.glob("*.partial*")),
+        "rotation": lambda: len([*saved.glob("step_????????")]) > LIMIT,
+    }
     left = []
     try:
-        when = random.choices(WHEN, (2, 3, 3, 2))[0]
-        if sum(tally.kills.values()) == most:
+        (when,) = random.choices([*WHEN], [often for often, _ in WHEN.values()])
+        if tally.kills == most:
             alive = wait_until(lambda: False, process, seconds=600)
         elif when == "start":
             instant = random.uniform(0, 7)
             alive = wait_until(lambda: time.monotonic() - started > instant, process)
         else:
-            goal = newest + 1 + random.randrange(3 * INTERVAL)
-            alive = wait_until(lambda: last_step(output) >= goal, process)
-            tally.slowest_recovery = max(tally.slowest_recovery, time.monotonic() - started)
-            if alive and "save" in when:
-                alive = wait_until(lambda: any(output.glob("checkpoints/*.partial*")), process)
-                time.sleep(random.uniform(0, 0.05) if when == "late in a save" else random.uniform(0, 0.005))
+            alive = wait_until(lambda: last_step(output) > before, process)
+            if last and alive:
+                last.seconds = max(last.seconds, time.monotonic() - started)
+            alive = alive and wait_until(lambda: last_step(output) >= goal and instants[when](), process)
+            time.sleep(random.uniform(0, WHEN[when][1]))
         if not alive:
             said = "".join(process.communicate())
             assert process.returncode == 0, said[-3000:]
-            return True
+            return None
+        row = tally.rows[when]
         with contextlib.suppress(psutil.NoSuchProcess):
             left = psutil.Process(process.pid).children(recursive=True)
             chosen, kind = victim(psutil.Process(process.pid), random.choice(VICTIMS))
             chosen.kill()
-            tally.kills[when, kind] = tally.kills.get((when, kind), 0) + 1
+            row.victims[kind] += 1
             time.sleep(random.uniform(0, 0.5))  # the others end by themselves, or go on without it
-        return False
+        return row
     finally:
         for child in left:  # training processes have sessions of their own, and outlive their launcher
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -116,21 +148,32 @@ def start_and_kill(processes, flags, output, tally, most):
 
 
 def campaign(kills, processes, folder, texts, seed=0, steps=240):
-    """So many kills of runs of so many steps; raises AssertionError where the promise does not hold."""
+    """So many kills of runs of so many steps; a run that does not keep the promise is a failure, and the next begins.
+
+    It ends early after five of them.
+    """
     random.seed(seed)
     flags = [*texts, "--max_train_steps", steps]
     whole = command(processes, flags, folder / "whole")
     runs.succeed(whole, timeout=900, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     tally = Tally()
-    while sum(tally.kills.values()) < kills:
-        output = folder / f"run-{tally.runs}"
-        while not start_and_kill(processes, flags, output, tally, kills):
-            so_far = f"{sum(tally.kills.values())} kills, run {tally.runs}, step {last_step(output)}"
-            print(so_far, file=sys.stderr, flush=True)
-        assert exported(output) == exported(folder / "whole"), f"{output} ended with other weights"
-        trained = [line["step"] for line in runs.training_lines(output)]
-        assert trained == [line["step"] for line in runs.training_lines(folder / "whole")]
+    while tally.kills < kills and len(tally.failures) < 5:
+        output, rows = folder / f"run-{tally.runs}", []
         tally.runs += 1
+        try:
+            while row := start_and_kill(processes, flags, output, tally, kills, rows[-1] if rows else None):
+                rows.append(row)
+                so_far = f"{tally.kills} kills, run {tally.runs}, step {last_step(output)}"
+                print(so_far, file=sys.stderr, flush=True)
+            assert exported(output) == exported(folder / "whole"), f"{output} ended with other weights"
+            trained = [line["step"] for line in runs.training_lines(output)]
+            assert trained == [line["step"] for line in runs.training_lines(folder / "whole")]
+        except AssertionError as error:
+            tally.failures.append(str(error))
+            print(f"FAILED: {error}", file=sys.stderr, flush=True)
+            continue
+        for row in rows:
+            row.survived += 1
     return tally
 
 
@@ -142,4 +185,6 @@ if __name__ == "__main__":
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         texts = runs.write_texts(Path(folder))
-        print(campaign(given.kills, given.processes, Path(folder), texts, given.seed).table())
+        tally = campaign(given.kills, given.processes, Path(folder), texts, given.seed)
+    print(tally.table())
+    sys.exit(bool(tally.failures))

@@ -53,6 +53,7 @@ def test_the_parts_fit_each_other():
     assert variables()["OUTPUT_DIR"].startswith("/runs/")
     assert pod()["restartPolicy"] == "OnFailure"
     assert int(variables()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod()["terminationGracePeriodSeconds"]
+    assert "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 " in container["command"][2]
 
 
 def test_the_start_command_trains_with_the_variables_that_kubernetes_sets(texts, tmp_path):

@@ -102,11 +102,12 @@ def compared(row: dict[str, Any], predicted: float, measured: float) -> dict[str
 def sleep_and_reduce(arguments: argparse.Namespace) -> list[dict[str, float]]:
     """Measure steps that sleep and then average their gradients, on each link, and hold them against the prediction."""
     rows = []
-    folder = arguments.output_dir.resolve()
+    folder = arguments.output_dir.resolve() / "turns"
+    folder.mkdir(exist_ok=True)
     for megabits in arguments.links:
         times = []
         for repeat in range(arguments.repeats):
-            result = folder / f"sleep-{megabits:g}-{repeat}.json"
+            result = folder / f"{megabits:g}-{repeat}.json"
             job = [arguments.sleep, arguments.gradient_bytes, result]
             command = [str(word) for word in (sys.executable, Path(__file__).resolve(), "--worker", *job)]
             with links.limited(arguments.processes, megabits) as places:

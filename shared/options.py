@@ -88,7 +88,7 @@ class Options:
     resume_from_checkpoint: str = "auto"
     """auto: from the newest intact checkpoint in --output_dir, if there is one. never: from the start. Or a PATH."""
     checkpointing_steps: str = "epoch"
-    """Save at every that many optimizer steps. epoch: at the first step that completes an epoch. no: never."""
+    """Save every so many steps. epoch: at the first that completes an epoch. no: only when interrupted or stopped."""
     save_total_limit: int | None = 3
     """Checkpoints kept, besides the best one. None: all."""
     save_on_each_node: bool = False
@@ -106,7 +106,7 @@ class Options:
     metric_for_best_model: str | None = None
     """Evaluation number that tells which model is best, such as accuracy or loss."""
     greater_is_better: bool | None = None
-    """Whether a larger --metric_for_best_model is better. None: yes, unless its name ends in loss."""
+    """Whether a larger --metric_for_best_model is better. None: yes, unless its name has loss, error or the like."""
     early_stopping_patience: int | None = None
     """End the run after that many evaluations in a row without a better one. None: never."""
     report_to: Literal["none", "wandb", "tensorboard", "trackio"] = "none"

@@ -81,36 +81,38 @@ lint: .venv/installed-dev
 # the table of lanes is written anew; figures in other tables and in sentences, and those that the prediction on paper
 # starts from, are changed by hand. Experiments on accuracy take hours and are not in it: large_batches.py and
 # pretraining.py, whose commands stand in their pages.
+# How often each contestant has its turn; make bench ROUNDS=1 is a trial of everything, and no measurement.
+ROUNDS ?= 5
 LINKS := 1000 300 100
-PEERS := benchmarks/peers.py --rounds 5 --global_batch_size 256 --max_tokens_per_micro_batch 2048
+PEERS := benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 2048
 LANES := monitor_cost loop_cost same_batches images_cpu peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent \
 	startup start mlm_head tokenizing checkpoints_cpu
 bench: .venv/installed-bench
 	rm -rf out/bench
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/bench/collectives
-	$(BIN)/python benchmarks/scaling.py --processes 1 2 --strong --repeats 5 --output_dir out/bench/strong
-	$(BIN)/python benchmarks/scaling.py --processes 1 2 --weak --repeats 5 --output_dir out/bench/weak
-	$(BIN)/python benchmarks/scaling.py --processes 2 --links 0 $(LINKS) --repeats 5 --output_dir out/bench/links
-	$(BIN)/python benchmarks/scaling.py --processes 2 --links 1000 100 --repeats 3 --output_dir out/bench/variants \
+	$(BIN)/python benchmarks/scaling.py --processes 1 2 --strong --repeats $(ROUNDS) --output_dir out/bench/strong
+	$(BIN)/python benchmarks/scaling.py --processes 1 2 --weak --repeats $(ROUNDS) --output_dir out/bench/weak
+	$(BIN)/python benchmarks/scaling.py --processes 2 --links 0 $(LINKS) --repeats $(ROUNDS) --output_dir out/bench/links
+	$(BIN)/python benchmarks/scaling.py --processes 2 --links 1000 100 --repeats $(ROUNDS) --output_dir out/bench/variants \
 		--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients power_sgd buckets1 buckets100
 	$(BIN)/python benchmarks/predict.py --measured out/bench/links/scaling.json --gradient_bytes 5576212 \
 		--late_bytes 4527636 --output_dir out/bench/predict_links
 	$(BIN)/python benchmarks/predict.py --sleep 0.2 --processes 3 --links $(LINKS) --gradient_bytes 5576212 \
 		--output_dir out/bench/predict_sleep
-	$(BIN)/python benchmarks/predict.py --token_seconds 3.5e-4 --tokens 1283 --gradient_bytes 5576212 \
+	$(BIN)/python benchmarks/predict.py --token_seconds 5.1e-5 --tokens 1301 --gradient_bytes 5576212 \
 		--late_bytes 4527636 --latency 1e-4 --bandwidth 1.19e8 --output_dir out/bench/predict_paper
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/exposed.py --output_dir out/bench/exposed
-	$(BIN)/python benchmarks/loop_cost.py --rounds 5 --output_dir out/bench/loop_cost
+	$(BIN)/python benchmarks/loop_cost.py --rounds $(ROUNDS) --output_dir out/bench/loop_cost
 	$(BIN)/python benchmarks/monitor_cost.py --output_dir out/bench/monitor_cost
-	$(BIN)/python benchmarks/same_batches.py --rounds 5 --output_dir out/bench/same_batches
-	$(BIN)/python benchmarks/image_peers.py --rounds 5 --output_dir out/bench/images_cpu
+	$(BIN)/python benchmarks/same_batches.py --rounds $(ROUNDS) --output_dir out/bench/same_batches
+	$(BIN)/python benchmarks/image_peers.py --rounds $(ROUNDS) --output_dir out/bench/images_cpu
 	$(BIN)/python $(PEERS) --lanes nlp --output_dir out/bench/peers_fp32
 	$(BIN)/python $(PEERS) --lanes nlp --mixed_precision bf16 --output_dir out/bench/peers_bf16
-	$(BIN)/python benchmarks/peers.py --rounds 5 --lanes eval --output_dir out/bench/peers_eval
-	$(BIN)/python benchmarks/mlm_peers.py --rounds 5 --output_dir out/bench/mlm_cpu
-	$(BIN)/python benchmarks/utilisation.py --rounds 5 --output_dir out/bench/utilisation
-	$(BIN)/python benchmarks/independent.py --rounds 5 --output_dir out/bench/independent
-	$(BIN)/python benchmarks/startup.py --rounds 5 --output_dir out/bench/startup
+	$(BIN)/python benchmarks/peers.py --rounds $(ROUNDS) --lanes eval --output_dir out/bench/peers_eval
+	$(BIN)/python benchmarks/mlm_peers.py --rounds $(ROUNDS) --output_dir out/bench/mlm_cpu
+	$(BIN)/python benchmarks/utilisation.py --rounds $(ROUNDS) --output_dir out/bench/utilisation
+	$(BIN)/python benchmarks/independent.py --rounds $(ROUNDS) --output_dir out/bench/independent
+	$(BIN)/python benchmarks/startup.py --rounds $(ROUNDS) --output_dir out/bench/startup
 	$(BIN)/python benchmarks/start.py --rounds 3 --output_dir out/bench/start
 	$(BIN)/python benchmarks/mlm_head.py --output_dir out/bench/mlm_head
 	$(BIN)/python benchmarks/tokenizing.py --output_dir out/bench/tokenizing

@@ -1,5 +1,7 @@
 """Fixtures that several test files use."""
 
+import os
+
 import pytest
 import runs
 from accelerate.state import AcceleratorState, GradientState
@@ -26,11 +28,18 @@ def alone(texts, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_accelerator_of_another_file():
-    """Accelerate keeps its state, such as the precision, in the class; which files share a process is chance."""
+def nothing_of_another_file():
+    """What recipes and benchmarks set for their process ends with the file of tests; which files share one is chance.
+
+    Accelerate keeps its state, such as the precision, in the class. Benchmarks bind themselves to a core.
+    """
+    names, cores = {*os.environ}, os.sched_getaffinity(0)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+    os.sched_setaffinity(0, cores)
+    for name in {*os.environ} - names - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ TINY_IMAGES = [
 
 def start(command, folder=ROOT, **environment):
     """A process in a session of its own, so that it can be ended with all it has started."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "WANDB_", "OMP_"))}
+    ours = ("ACCELERATE_", "WANDB_", "OMP_", "THP_", "MALLOC_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"} | environment
     if cache := os.environ.get("ACCELERATE_RECIPES_CACHE"):
         env.setdefault("ACCELERATE_RECIPES_CACHE", cache)

@@ -357,10 +357,10 @@ def step():
 step()
 fresh = step()
 launch.keep_freed_memory()
-step()
-print(fresh, step())
+print(fresh, min(step() for _ in range(5)))  # the first ones still find a place that is large enough
 """
     fresh, kept = map(int, runs.succeed([sys.executable, "-c", script]).split())
+    assert fresh > 8000
     assert kept < fresh / 10
 
 

@@ -199,6 +199,11 @@ def weights(output, without=None):
     return torch.cat([tensors[name].flatten().double() for name in names])
 
 
+def weights_that_learn(output):
+    """Those without the biases of attention keys, whose gradient is rounding noise, of which Adam makes steps."""
+    return weights(output, without="attention.self.key.bias")
+
+
 def distance(a, b):
     """Relative distance of two vectors."""
     return ((a - b).norm() / b.norm()).item()

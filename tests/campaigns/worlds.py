@@ -97,8 +97,7 @@ def campaign(folder, walks, ways=WAYS, seed=0):
     assert len(samples) == GLOBAL_BATCH * EPOCH
     with Launch(1, flags, folder / "alone", folder / "notes") as alone:
         alone.succeed()
-    # A bias of attention keys has no gradient but rounding noise, and Adam makes steps of any noise.
-    one = runs.weights(folder / "alone", without="attention.self.key.bias")
+    one = runs.weights_that_learn(folder / "alone")
     table, farthest = Table(f"{' → '.join(map(str, WORLDS))} processes, changed by"), 0.0
     for number in range(walks):
         for way in ways:
@@ -107,7 +106,7 @@ def campaign(folder, walks, ways=WAYS, seed=0):
             with table.case(way) as row:
                 fed = walk(way, often, output, folder / f"{way}-{number}-notes", row)
                 assert_each_once(fed, samples)
-                distance = runs.distance(runs.weights(output, without="attention.self.key.bias"), one)
+                distance = runs.distance(runs.weights_that_learn(output), one)
                 farthest = max(farthest, distance)
                 assert distance < 1e-5
     table.remark = f"After {STEPS} steps the weights were at most {farthest:.1e} from those of one process, relative."

@@ -86,7 +86,7 @@ ROUNDS ?= 5
 LINKS := 1000 300 100
 PEERS := benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 2048
 LANES := monitor_cost loop_cost same_batches images_cpu peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent \
-	startup start mlm_head tokenizing checkpoints_cpu
+	startup start techniques mlm_head tokenizing checkpoints_cpu
 bench: .venv/installed-bench
 	rm -rf out/bench
 	$(BIN)/torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/bench/collectives
@@ -114,6 +114,7 @@ bench: .venv/installed-bench
 	$(BIN)/python benchmarks/independent.py --rounds $(ROUNDS) --output_dir out/bench/independent
 	$(BIN)/python benchmarks/startup.py --rounds $(ROUNDS) --output_dir out/bench/startup
 	$(BIN)/python benchmarks/start.py --rounds 3 --output_dir out/bench/start
+	$(BIN)/torchrun --nproc-per-node 2 benchmarks/techniques.py --rounds $(ROUNDS) --output_dir out/bench/techniques
 	$(BIN)/python benchmarks/mlm_head.py --output_dir out/bench/mlm_head
 	$(BIN)/python benchmarks/tokenizing.py --output_dir out/bench/tokenizing
 	$(BIN)/python benchmarks/checkpoints.py --rounds 15 --global_batch_size 32 --recoveries 3 --output_dir out/bench/checkpoints_cpu

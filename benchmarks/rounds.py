@@ -89,7 +89,9 @@ def machine(processes: int) -> dict[str, Any]:
 
 def command() -> str:
     """How this process was started, as one would type it."""
-    return shlex.join(["python", "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
+    processes = os.environ.get("LOCAL_WORLD_SIZE")  # under torchrun
+    launcher = ["torchrun", "--nproc-per-node", processes] if processes else ["python"]
+    return shlex.join([*launcher, "benchmarks/" + Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def parser(doc: str, output_dir: str) -> argparse.ArgumentParser:

@@ -22,6 +22,7 @@ import monitor_cost
 import peers
 import rounds
 import startup
+import techniques
 import utilisation
 
 from recipes import image_classification, mlm, nlp
@@ -91,6 +92,21 @@ def test_the_cost_of_the_monitor_is_measured(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found = monitor_cost.measure(rounds=1, steps=2, micro_batches=2)
     assert min(found.values()) > 0
+
+
+def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    monkeypatch.setattr(peers, "SIZES", sizes)
+    monkeypatch.setattr(techniques, "LATE", ("json",))
+    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["benchmarks/techniques.py", "--rounds", "2", "--output_dir", str(tmp_path)])
+    techniques.main()
+    report = json.loads((tmp_path / "techniques.json").read_text())
+    assert [*report["comparisons"]] == [f"{slow} / {fast}" for slow, fast in techniques.PAIRS] + ["import json (s)"]
+    assert len(report["rows"]) == 2 * 7
+    assert min(row["ms"] for row in report["rows"]) > 0
 
 
 def test_ratios_compare_the_same_round_and_give_the_extremes():

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -197,7 +196,7 @@ def main() -> None:
                 row = rows[-1]
                 print(f"{size:12,} {method:15} {row['seconds'] * 1e3:9.2f} ms {row['bus_bandwidth'] / 1e6:9.1f} MB/s")
     if dist.get_rank() == 0:
-        from rounds import machine
+        from rounds import command, machine
 
         report = {
             "machine": machine(dist.get_world_size()),
@@ -205,7 +204,7 @@ def main() -> None:
             "backend": dist.get_backend(),
             "dtype": arguments.dtype,
             "repeats": arguments.repeats,
-            "command": " ".join(["torchrun --nproc-per-node", str(dist.get_world_size()), *sys.argv]),
+            "command": command(),
             "rows": rows,
         }
         arguments.output_dir.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rounds import machine
+from rounds import command, machine
 
 from shared import launch
 from shared.batches import MicroBatch
@@ -80,10 +80,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [measure(arguments.width, arguments.layers, count, arguments.steps) for count in arguments.rows]
     if dist.get_rank() == 0:
-        command = " ".join(["torchrun --nproc-per-node", str(dist.get_world_size()), *sys.argv])
-        about: dict[str, Any] = {"machine": machine(dist.get_world_size()), "command": command}
+        about: dict[str, Any] = {"machine": machine(dist.get_world_size()), "command": command()}
+        at = about["machine"]
         lines = [
-            f"{about['machine']['cpu']}, {about['machine']['date'][:10]}; medians of {arguments.steps}. `{command}`",
+            f"{at['cpu']}, {at['date'][:10]}; medians of {arguments.steps}. `{about['command']}`",
             "",
         ]
         lines += ["| rows | step (ms) | without synchronization (ms) | difference (ms) | monitor's exposed (ms) |"]

@@ -3,8 +3,11 @@
     python benchmarks/checkpoints.py --rounds 15 --output_dir out/checkpoints
 
 The same BERT (4 layers x 256) and fused AdamW for all, in one process; the contestants take turns, in a random order in
-each round, with a training step before each save. Before a contestant is timed everything that is under way is
-waited for, so that nobody's background work slows somebody else down. Leaves checkpoints_cpu.json in the output folder.
+each round, with a training step before each save and one after it. Before a contestant is timed everything that is
+under way is waited for, so that nobody's background work slows somebody else down. "stall" is how long the loop stands
+still: in the call, and where the next update waits for the copy. "extra" is how much later the next step ends than
+without a save: the call, that wait, and what work in the background takes from the step. Under `taskset -c 0` a single
+core does everything. Leaves checkpoints_cpu.json in the output folder.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 LABELS = {
+    "nothing": "no save",
     "copy": "plain copy of the same bytes into memory",
     "ours": "Saver.save",
     "save_state": "accelerator.save_state",
@@ -43,8 +48,13 @@ def cpu_seconds() -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU time of a process that runs."""
+    """CPU time of the first thread of a process that runs, or of one of this process's threads."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def cpu_of_copying() -> float:
+    """CPU time of the thread that copies for `Saver.save`."""
+    return sum(cpu_of(thread.native_id) for thread in threading.enumerate() if thread.name.startswith("checkpoint"))
 
 
 def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -114,7 +124,17 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     def async_save_staged(step: int) -> None:
         pending.append(checkpoint.async_save(state(), checkpoint_id=folder / f"staged-{step}", async_stager=stager))
 
+    waited = [0.0]
+
+    def timed_wait(wait: Callable[[], None] = saver._before_update) -> None:
+        started = time.perf_counter()
+        wait()
+        waited[0] += time.perf_counter() - started
+
+    saver._before_update = timed_wait  # type: ignore[method-assign]
+
     ways: dict[str, Callable[[int], object]] = {
+        "nothing": lambda step: None,
         "copy": plain_copy,
         "ours": ours,
         "save_state": lambda step: accelerator.save_state(str(folder / f"state-{step}")),
@@ -137,22 +157,27 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             drain()
             step += 1
             writer = saver.writer.process.pid if saver.writer else None
-            before = cpu_seconds(), cpu_of(writer) if writer else 0.0
+            before = cpu_seconds(), cpu_of_copying() + (cpu_of(writer) if writer else 0.0)
             started = time.perf_counter()
             ways[way](step)
-            stall = time.perf_counter() - started
+            called = time.perf_counter() - started
             stall_cpu = cpu_seconds() - before[0]
+            waited[0] = 0.0
+            train(1, 8)
+            through_next_step = time.perf_counter() - started
+            stall = called + waited[0]
             drain()
             whole = time.perf_counter() - started
-            background = cpu_of(writer) - before[1] if way == "ours" and writer else None
+            background = cpu_of_copying() + cpu_of(writer) - before[1] if way == "ours" and writer else None
             if round_ >= 0:
                 rows.append(
                     {
                         "way": way,
                         "round": round_,
                         "stall": stall,
+                        "through_next_step": through_next_step,
                         "stall_cpu": stall_cpu,
-                        "writer_cpu": background,
+                        "background_cpu": background,
                         "until_complete": whole,
                     }
                 )
@@ -185,23 +210,37 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
     """Medians, and ours against the others round by round."""
-    by_way = {way: [row["stall"] for row in stall["rows"] if row["way"] == way] for way in LABELS}
-    ratios = {
-        way: [mine / other for mine, other in zip(by_way["ours"], by_way[way], strict=True)]
-        for way in LABELS
-        if way != "ours"
+    by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS}
+    step = statistics.median(row["through_next_step"] for row in by_way["nothing"])
+    figures = {
+        "stall": {way: [row["stall"] for row in rows] for way, rows in by_way.items()},
+        "extra": {way: [row["through_next_step"] - step for row in rows] for way, rows in by_way.items()},
+        "stall_cpu": {way: [row["stall_cpu"] for row in rows] for way, rows in by_way.items()},
     }
-    cpu = [row["stall_cpu"] + row["writer_cpu"] for row in stall["rows"] if row["way"] == "ours"]
+    others = [way for way in LABELS if way not in ("nothing", "ours")]
+    ratios = {
+        way: [mine / other for mine, other in zip(figures["stall"]["ours"], figures["stall"][way], strict=True)]
+        for way in others
+    }
+    cpu = [row["stall_cpu"] + row["background_cpu"] for row in by_way["ours"]]
+    medians = {
+        name: {way: round(1e3 * statistics.median(times), 2) for way, times in of_way.items()}
+        for name, of_way in figures.items()
+    }
     return {
-        "median_stall_ms": {way: round(1e3 * statistics.median(times), 2) for way, times in by_way.items()},
+        "median_stall_ms": medians["stall"],
         "ours_against": {
             way: {name: round(f(values), 3) for name, f in (("median", statistics.median), ("min", min), ("max", max))}
             for way, values in ratios.items()
         },
-        "median_stall_cpu_ms": {
-            way: round(1e3 * statistics.median(row["stall_cpu"] for row in stall["rows"] if row["way"] == way), 2)
-            for way in LABELS
+        "step_ms": round(1e3 * step, 1),
+        "median_extra_ms": medians["extra"],
+        "extra_of_ours_against": {
+            way: round(medians["extra"]["ours"] / medians["extra"][way], 3)
+            for way in others
+            if medians["extra"][way] > 0
         },
+        "median_stall_cpu_ms": medians["stall_cpu"],
         "median_read_ms": {
             way: round(1e3 * statistics.median(times), 1) for way, times in stall["read_seconds"].items()
         },

@@ -11,7 +11,8 @@ import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,50 @@ class Flat:
     """Everything else: the keys, what kind of leaf is where, and all values that are neither tensor nor float."""
 
 
+class Copy:
+    """Tensors on their way into memory: by a thread, or by a stream of the GPU.
+
+    Args:
+        places: the memory, one tensor for each of `tensors`.
+        tensors: what is copied; must not change until `hold` was called.
+        thread: copies from the host.
+    """
+
+    def __init__(self, places: list[Tensor], tensors: list[Tensor], thread: ThreadPoolExecutor) -> None:
+        self.tensors, self.versions = tensors, [tensor._version for tensor in tensors]
+        self.unchanged: bool | None = None  # known when it is held
+        self.event: torch.cuda.Event | None = None
+        if torch.cuda.is_available():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                copy_all(places, tensors)
+                self.event = stream.record_event()
+        else:
+            self.future: Future[None] = thread.submit(copy_all, places, tensors)
+
+    def hold(self) -> None:
+        """Call it before the tensors are changed: what is done after that cannot reach the copy."""
+        if self.unchanged is not None:
+            return
+        if self.event:
+            torch.cuda.current_stream().wait_event(self.event)  # the host goes on
+        else:
+            self.future.result()
+        self.unchanged = self.versions == [tensor._version for tensor in self.tensors]
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.event.query() if self.event else self.future.done()
+
+    def wait(self) -> bool:
+        """Return when all values are there; False if tensors were changed too early, and they are worth nothing."""
+        self.hold()
+        if self.event:
+            self.event.synchronize()
+        return bool(self.unchanged)
+
+
 class Buffers:
     """Files laid out for the state dicts of models and optimizers, by file name; their values come with `copy`.
 
@@ -54,6 +99,7 @@ class Buffers:
         self._tensors: dict[str, list[Tensor]] = {}
         self._floats: dict[str, list[int]] = {}
         self._registered: list[int] = []
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
         for name, state in models.items():
             self.images[name], self._tensors[name] = lay_out_model(state)
             self._floats[name] = []
@@ -63,24 +109,33 @@ class Buffers:
             for tensors in self._tensors.values():
                 self._register(tensors)
 
-    def copy(self, states: dict[str, Any]) -> bool:
-        """Take in the values of now, and return when they are there; False if these states need another layout."""
+    def copy(self, states: dict[str, Any], lasting: Collection[int] = ()) -> Copy | None:
+        """Take in the values of now; None if these states need another layout.
+
+        Args:
+            states: the state dicts, by file name.
+            lasting: addresses of tensors that stay as they are until the `Copy` returned is held; all others are
+                copied when this returns, or on a GPU will have been before anything that is asked of it later.
+        """
         flat = {name: flatten(state) for name, state in states.items()}
         if any(flat[name].shape != shape for name, shape in self._shapes.items()):
-            return False
+            return None
+        now: tuple[list[Tensor], list[Tensor]] = ([], [])
+        later: tuple[list[Tensor], list[Tensor]] = ([], [])
         for name, state in flat.items():
             source = distinct(states[name]).values() if name.endswith(".safetensors") else state.tensors
-            if places := self._tensors[name]:
-                with torch.no_grad():
-                    torch._foreach_copy_(places, [*source], non_blocking=True)
+            for place, tensor in zip(self._tensors[name], source, strict=True):
+                places, tensors = later if tensor.data_ptr() in lasting else now
+                places.append(place)
+                tensors.append(tensor)
             for position, value in zip(self._floats[name], state.floats, strict=True):
                 os.pwrite(self.images[name].descriptor, struct.pack(">d", value), position)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return True
+        copy_all(*now)
+        return Copy(*later, self._thread)
 
     def close(self) -> None:
         """Give the memory back."""
+        self._thread.shutdown()
         for address in self._registered:
             torch.cuda.cudart().cudaHostUnregister(address)
         self._tensors.clear()
@@ -96,6 +151,13 @@ class Buffers:
             end = -(-max(tensor.data_ptr() + tensor.nbytes for tensor in tensors) // PAGE) * PAGE
             if int(torch.cuda.cudart().cudaHostRegister(start, end - start, 0)) == 0:
                 self._registered.append(start)
+
+
+def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copy tensors into their places; from a CUDA device, when it comes to it."""
+    if places:
+        with torch.no_grad():
+            torch._foreach_copy_(places, tensors, non_blocking=torch.cuda.is_available())
 
 
 def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:

@@ -1,11 +1,11 @@
-"""Saving: the loop stands still for a copy of the state in memory, and a process beside it writes the checkpoint."""
+"""Saving: the state is copied to memory while the next step is computed, and a process beside writes the checkpoint."""
 
 import io
 import json
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from shared import checkpoint_writer, options, sharded_checkpoints
 from shared.batches import Plan
-from shared.checkpoint_buffers import Buffers, distinct, flatten
+from shared.checkpoint_buffers import Buffers, Copy, distinct, flatten
 from shared.checkpoint_writer import Job, Writer
 from shared.checkpoints import due, manifest_of, numbered, path_of
 from shared.errors import UserError
@@ -33,9 +33,11 @@ CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)  # a full disk, as Pytho
 class Saver:
     """Saves the model and optimizer that `accelerator` prepared; made, and called, on every process.
 
-    `save` returns when the state is copied to memory, and a process beside this one writes it; at most one save is
-    under way. Sharded models, and those for which there is not enough memory, are written before `save` returns. A save
-    that fails is said, the run goes on, and the next one tries again. `finish` waits for the last and insists on it.
+    `save` returns while parameters and optimizer states are still being copied to memory. The next step of an optimizer
+    waits for that, and nothing else may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
+    process beside this one writes them; at most one save is under way. Sharded models, and those for which there is not
+    enough memory, are written before `save` returns. A save that fails is said, the run goes on, and the next one tries
+    again. `finish` waits for the last and insists on it.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -58,6 +60,9 @@ class Saver:
         self.settings = options.plain(config)
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
         self.in_background = not self.sharded
+        self.copy: Copy | None = None  # under way
+        for optimizer in self.optimizers:
+            inner(optimizer).register_step_pre_hook(lambda *_: self._before_update())
         self.buffers: Buffers | None = None
         self.writer: Writer | None = None
         self.job: Job | None = None  # the last one
@@ -115,6 +120,7 @@ class Saver:
 
     def close(self) -> None:
         """End the writer and give its memory back; what is under way is finished."""
+        self._hand_over(wait=True)
         if self.writer:
             self.writer.end()
         if self.buffers:
@@ -122,15 +128,17 @@ class Saver:
         self.writer = self.buffers = None
 
     def _copy(self) -> None:
-        """Take the state of now into memory, or find out that there is not enough of it."""
+        """Begin to take the state of now into memory, or find out that there is not enough of it."""
         models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
         rest = self._archives()
-        if self.buffers and self.buffers.copy(models | rest):
+        lasting = {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
+        if self.buffers and (copy := self.buffers.copy(models | rest, lasting)):
+            self.copy = copy
             return
         self.close()
         try:
             self.buffers = Buffers(models, rest)
-            self.buffers.copy(models | rest)
+            self.copy = self.buffers.copy(models | rest, lasting)
         except (MemoryError, OSError) as error:
             checkpoint_writer.complain(f"checkpoints are written while the training waits: {error}")
             self.in_background = False
@@ -148,13 +156,35 @@ class Saver:
             self._settle(self._write_shards(self.job))
         elif self.buffers:
             self.writer = self.writer or Writer(self.buffers.images)
-            self.writer.start(self.job)
             self.under_way = True
+            if not self.copy:  # its content has been in memory since the last attempt
+                self.writer.start(self.job)
         elif self.writes:
             self._settle(self._write_files(self.job))
 
+    def _before_update(self) -> None:
+        """See to it that what an optimizer is about to change has been copied."""
+        if self.copy:
+            self.copy.hold()
+            self._hand_over()
+
+    def _hand_over(self, wait: bool = False, last: bool = False) -> None:
+        """Give the writer its job as soon as everything is copied."""
+        if not self.copy or not (wait or self.copy.done()):
+            return
+        assert self.writer
+        assert self.job
+        copy, self.copy = self.copy, None
+        if copy.wait():
+            self.writer.start(self.job)
+            return
+        self.under_way = False
+        self.close()  # so that another attempt does not write what is there
+        self._settle("something else than an optimizer's step changed parameters while they were copied", last)
+
     def _look(self, wait: bool = False, last: bool = False) -> None:
         """See how the save under way has gone, if it has ended."""
+        self._hand_over(wait, last)
         if self.under_way:
             assert self.writer
             assert self.job
@@ -259,6 +289,14 @@ class Saver:
             "threads": torch.get_num_threads(),
             "versions": self.versions,
         }
+
+
+def changed_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors that a step of an optimizer changes: its parameters, and its state."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def random_states(accelerator: Any) -> bytes:

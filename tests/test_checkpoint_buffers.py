@@ -12,6 +12,7 @@ from shared import checkpoint_buffers, checkpoint_writer
 from shared.checkpoint_buffers import Buffers, distinct, flatten
 from shared.optimization import make_optimizer
 from shared.options import Options
+from shared.saving import changed_by
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.bin"
 
@@ -82,13 +83,15 @@ def assert_equal(folder, model, optimizer):
         assert archive.testzip() is None
 
 
-def test_files_of_later_values_are_those_of_a_fresh_save(trained, tmp_path):
+@pytest.mark.parametrize("lasting", [True, False])
+def test_files_of_later_values_are_those_of_a_fresh_save(trained, lasting, tmp_path):
     model, optimizer, step = trained
     buffers = Buffers(*states(model, optimizer))
     for learning_rate in (0.03, 1e-9, 0.0):
         step(learning_rate)
         models, optimizers = states(model, optimizer)
-        assert buffers.copy(models | optimizers)
+        changed = {tensor.data_ptr() for tensor in changed_by(optimizer)}
+        assert buffers.copy(models | optimizers, changed if lasting else ()).wait()
         folder = write(buffers, tmp_path / str(learning_rate))
         assert_equal(folder, model, optimizer)
         save_file({k: v.contiguous() for k, v in distinct(models[MODEL]).items()}, tmp_path / "fresh", {"format": "pt"})

@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -78,8 +79,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_
     run.saver.finish()
     run.saver = Saver(run.accelerator, run.config, PLAN)
     history += [run.step(), run.step()]  # starts the writer
-    assert run.saver.writer.reply(wait=True) == ""
-    run.saver.under_way = False
+    run.saver._look(wait=True)
     stop(run.saver.writer.process)
     history += [run.step(), run.step(), run.step()]
     assert set(checkpoints.complete(run.config.output_dir)) == {2, 4}
@@ -92,6 +92,53 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_
     for step, checkpoint in found.items():
         assert_holds(checkpoint, history[step - 1])
     assert {path.name for path in run.folder.iterdir()} == {"step_00000006", "step_00000008"}
+
+
+def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, monkeypatch):
+    events, goes_on = [], threading.Event()
+    copy_all, hold = checkpoint_buffers.copy_all, checkpoint_buffers.Copy.hold
+
+    def copy(places, tensors):
+        if threading.current_thread() is not threading.main_thread():
+            goes_on.wait()
+            events.append("copied")
+        copy_all(places, tensors)
+
+    def held(self):
+        events.append("held")
+        goes_on.set()
+        hold(self)
+
+    monkeypatch.setattr(checkpoint_buffers, "copy_all", copy)
+    run.step()
+    weights = run.step()
+    assert run.saver.copy
+    assert not run.saver.copy.done()
+    run.model(torch.randn(5, 3)).sum().backward()  # changes what batch norm keeps, which is there already
+    monkeypatch.setattr(checkpoint_buffers.Copy, "hold", held)
+    run.optimizer.step()
+    assert events[:2] == ["held", "copied"]
+    assert not torch.equal(run.model.state_dict()["0.weight"], weights["0.weight"])
+    assert not torch.equal(run.model.state_dict()["1.running_mean"], weights["1.running_mean"])
+    run.saver._look(wait=True)
+    assert_holds(run.folder / "step_00000002", weights)
+
+
+def test_what_something_else_changed_before_it_was_copied_is_not_saved(run, capfd, monkeypatch):
+    monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
+    run.step(), run.step()
+    with torch.no_grad():
+        run.model[2].weight.mul_(2)
+    run.step()
+    problem = "something else than an optimizer's step changed parameters while they were copied"
+    assert f"warning: cannot save {run.folder}/step_00000002 ({problem}); the" in capfd.readouterr().err
+    weights = run.step()
+    with torch.no_grad():
+        run.model[2].weight.mul_(2)
+    run.saver.finish()  # tries again with what is there
+    assert set(checkpoints.complete(run.config.output_dir)) == {4}
+    weights["2.weight"] *= 2
+    assert_holds(run.folder / "step_00000004", weights)
 
 
 @pytest.mark.parametrize("how", ["in the background", "synchronous"])
@@ -135,8 +182,7 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
 
 def test_a_writer_that_is_killed_is_a_warning_and_the_next_save_works(run, capfd):
     run.step(), run.step()
-    assert run.saver.writer.reply(wait=True) == ""
-    run.saver.under_way = False
+    run.saver._look(wait=True)
     stop(run.saver.writer.process)
     run.step(), run.step()
     partial = run.saver.job.partial

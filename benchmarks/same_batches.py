@@ -5,8 +5,9 @@
 Both train in the same processes from the same weights, in two threads of which one runs at a time: after each optimizer
 step the other one makes the same step, so that a machine that slows down slows both. The recipe is `main` of
 recipes/nlp.py with its default options; the bare loop is plain PyTorch, which reads the samples that the plan names
-through a DataLoader. A round's figure is the median of the ratios of the steps. After each round the weights of both
-have to be equal to the last bit. Leaves same_batches.json and same_batches.md in the output folder.
+through a DataLoader. It has the same model, because loops are compared here: its last layer computes no more than the
+recipe's. A round's figure is the median of the ratios of the steps. After each round the weights of both have to be
+equal to the last bit. Leaves same_batches.json and same_batches.md in the output folder.
 """
 
 import gc
@@ -43,6 +44,7 @@ def bare(job: SimpleNamespace, round_: int) -> None:
     from recipes import nlp
     from shared import options
     from shared.batches import Plan
+    from shared.first_token import shorten_last_layer
 
     config = options.parse(nlp.Config, job.flags)
     train, _, _, _ = contestants.read_data(job)
@@ -58,7 +60,9 @@ def bare(job: SimpleNamespace, round_: int) -> None:
     schedule = [plan.micro_batches(step) for step in range(job.steps)]
     order = [m.samples.tolist() for mine in schedule for m in mine]
     loader = torch.utils.data.DataLoader(contestants.Dicts(train), batch_sampler=order, collate_fn=contestants.pad)
-    model = nn.parallel.DistributedDataParallel(contestants.load_model(job).train())
+    classifier = contestants.load_model(job).train()
+    shorten_last_layer(classifier)
+    model = nn.parallel.DistributedDataParallel(classifier)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},

@@ -5,8 +5,9 @@
 The model is the BERT of peers.py (4 layers x 256), in float32, one thread per process. What is compared:
 the update of AdamW (fused, in groups, parameter by parameter); a forward and backward pass under DDP, whose gradients
 are views of its buckets or not; a forward and backward pass over packed documents, whose attention is called once per
-length or over all, padded to the longest; and what importing libraries takes that the recipes import late or not at
-all. Leaves techniques.json and techniques.md.
+length or over all, padded to the longest; one over texts, whose last layer computes the first token only or all of
+them; and what importing libraries takes that the recipes import late or not at all. Leaves techniques.json and
+techniques.md.
 """
 
 import contextlib
@@ -32,6 +33,7 @@ import peers
 import rounds
 
 from shared.batches import Plan
+from shared.first_token import shorten_last_layer
 from shared.masked_head import predict_only_masked
 from shared.packing import Packing, use_packed_attention
 
@@ -40,6 +42,7 @@ PAIRS = (
     ("update, one by one", "update, fused"),
     ("step, gradients copied", "step, gradients in buckets"),
     ("packed, padded", "packed, by length"),
+    ("last layer, every token", "last layer, first token"),
 )
 LATE = ("evaluate", "wandb", "matplotlib.pyplot", "datasets")
 BUDGET, LONGEST = 2048, 512  # tokens of the packed row, and of a document
@@ -79,6 +82,23 @@ def steps(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
     return {
         name: partial(step, DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=view))
         for name, view in {"step, gradients in buckets": True, "step, gradients copied": False}.items()
+    }
+
+
+def last_layers(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
+    """Forward and backward passes of a classifier over three micro-batches of short, middle and long texts."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randint(8192, shape, generator=generator) for shape in ((16, 64), (4, 256), (2, 512))]
+
+    def compute(classifier: torch.nn.Module) -> None:
+        for ids in batches:
+            classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.square().mean().backward()
+
+    short = copy.deepcopy(model)
+    shorten_last_layer(short)
+    return {
+        "last layer, every token": partial(compute, copy.deepcopy(model)),
+        "last layer, first token": partial(compute, short),
     }
 
 
@@ -122,7 +142,7 @@ def main() -> None:
         vocab_size=8192, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **peers.SIZES
     )
     model = transformers.BertForSequenceClassification(config)
-    ways = updates(model) | steps(model) | passes(config)
+    ways = updates(model) | steps(model) | last_layers(model) | passes(config)
     for run in ways.values():  # the first call has more to do
         run()
 

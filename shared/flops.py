@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.compiling import compiled
+from shared.first_token import is_short
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each; on a busy CPU the smaller ones get through in between
@@ -73,10 +74,12 @@ class FlopCounter:
 def attention_flops(model: nn.Module) -> int:
     """Operations of forward and backward pass per token and per token of its sequence: 12 x layers x width.
 
-    0 where the model's config does not say; windows of local attention are counted as if they were whole.
+    0 where the model's config does not say; windows of local attention are counted as if they were whole, and a last
+    layer that computes the first token only is not counted.
     """
     config = getattr(model, "config", None)
-    return 4 * PASSES * getattr(config, "num_hidden_layers", 0) * getattr(config, "hidden_size", 0)
+    layers = getattr(config, "num_hidden_layers", 0) - is_short(model)
+    return 4 * PASSES * layers * getattr(config, "hidden_size", 0)
 
 
 def measure_peak(device: torch.device, mixed_precision: str) -> float:

@@ -1,4 +1,4 @@
-"""Text encoders on a device: the attention that is fast there, masks the host does not look at, --torch_compile."""
+"""Text encoders on a device: nothing computed that no head reads, the attention that is fast there, --torch_compile."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from shared.attention import attend
 from shared.compiling import compile_layers
+from shared.first_token import shorten_last_layer
 from shared.options import Options
 
 ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
@@ -17,6 +18,7 @@ def for_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module
     Raises:
         UserError: see `compile_layers`.
     """
+    shorten_last_layer(model)
     if accelerator.device.type == "cuda":
         mask_on_device(model)
     elif accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16":
@@ -38,7 +40,8 @@ def attend_by_products(model: Any) -> None:
 
 def uses_sdpa(model: Any) -> bool:
     """Whether transformers would call torch's scaled-dot-product attention, and lets us replace that."""
-    return model.config._attn_implementation == "sdpa" and model._supports_attention_backend
+    config = getattr(model, "config", None)  # any module will do as a model
+    return getattr(config, "_attn_implementation", None) == "sdpa" and model._supports_attention_backend
 
 
 def products_or_sdpa(
@@ -54,7 +57,8 @@ def products_or_sdpa(
     """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if getattr(module, "is_causal", True) or key.shape != query.shape:  # a decoder, which has more to it
+    same = key.shape == query.shape or query.shape[2] == 1  # of shared/first_token.py
+    if getattr(module, "is_causal", True) or not same:  # a decoder, which has more to it
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )

@@ -1,6 +1,7 @@
 """The attention and the masks of a device: what transformers computes with its own."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import runs
@@ -12,6 +13,7 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks.host_waits import Operations
 from shared import text_models
 from shared.attention import LONGEST, attend
+from shared.options import Options
 from shared.text_models import attend_by_products, mask_on_device
 
 
@@ -45,6 +47,13 @@ def test_the_mask_is_always_taken_and_gives_the_same(kind, padded):
     assert not waits
     assert (given - expected).abs().max() < 1e-5
     assert (logits_and_waits(model, batch(not padded))[0] - given).abs().max() > 1e-3, "the mask is seen"
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda", "bf16"), ("cpu", "bf16"), ("cpu", "no")])
+def test_a_module_of_ones_own_stays_as_it_is(device, precision):
+    model = torch.nn.Linear(2, 2)
+    accelerator = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
+    assert text_models.for_device(accelerator, Options(output_dir="unused"), model) is model
 
 
 def test_a_model_with_another_attention_keeps_it():

@@ -84,7 +84,7 @@ lint: .venv/installed-dev
 # How often each contestant has its turn; make bench ROUNDS=1 is a trial of everything, and no measurement.
 ROUNDS ?= 5
 LINKS := 1000 300 100
-PEERS := benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 2048
+PEERS := benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
 LANES := monitor_cost loop_cost same_batches images_cpu peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent \
 	startup start techniques mlm_head tokenizing checkpoints_cpu
 bench: .venv/installed-bench
@@ -107,7 +107,7 @@ bench: .venv/installed-bench
 	$(BIN)/python benchmarks/same_batches.py --rounds $(ROUNDS) --output_dir out/bench/same_batches
 	$(BIN)/python benchmarks/image_peers.py --rounds $(ROUNDS) --output_dir out/bench/images_cpu
 	$(BIN)/python $(PEERS) --lanes nlp --output_dir out/bench/peers_fp32
-	$(BIN)/python $(PEERS) --lanes nlp --mixed_precision bf16 --output_dir out/bench/peers_bf16
+	$(BIN)/python $(PEERS) --lanes nlp --mixed_precision bf16 --rows 16 --output_dir out/bench/peers_bf16
 	$(BIN)/python benchmarks/peers.py --rounds $(ROUNDS) --lanes eval --output_dir out/bench/peers_eval
 	$(BIN)/python benchmarks/mlm_peers.py --rounds $(ROUNDS) --output_dir out/bench/mlm_cpu
 	$(BIN)/python benchmarks/utilisation.py --rounds $(ROUNDS) --output_dir out/bench/utilisation

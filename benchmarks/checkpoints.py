@@ -6,8 +6,8 @@ The same BERT (4 layers x 256) and fused AdamW for all, in one process; the cont
 each round, with a training step before each save and one after it. Before a contestant is timed everything that is
 under way is waited for, so that nobody's background work slows somebody else down. "stall" is how long the loop stands
 still: in the call, and where the next update waits for the copy. "extra" is how much later the next step ends than
-without a save: the call, that wait, and what work in the background takes from the step. Under `taskset -c 0` a single
-core does everything. Leaves checkpoints_cpu.json in the output folder.
+without a save in the same round: the call, that wait, and what work in the background takes from the step. Under
+`taskset -c 0` a single core does everything. Leaves checkpoints_cpu.json in the output folder.
 """
 
 import argparse
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+SHORT = 32  # tokens of a row in the steps around a save: what a save takes from a long one is lost in its noise
 LABELS = {
     "nothing": "no save",
     "copy": "plain copy of the same bytes into memory",
@@ -87,11 +88,11 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     saver = Saver(accelerator, config, plan)
     progress = Progress()
 
-    def train(steps: int, samples: int) -> None:
+    def train(steps: int, samples: int, tokens: int = 231) -> None:
         """Steps on random tokens; the length is the mean of the docstrings in peers.py."""
         for _ in range(steps):
             for _ in range(samples // 8):
-                model(torch.randint(8192, (8, 231)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
+                model(torch.randint(8192, (8, tokens)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -153,7 +154,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     rows, step = [], 0
     for round_ in range(-2, arguments.rounds):  # two to warm up: the layouts, and each way's own preparations
         for way in random.Random(round_).sample(sorted(ways), len(ways)):
-            train(1, 8)
+            train(1, 8, SHORT)
             drain()
             step += 1
             writer = saver.writer.process.pid if saver.writer else None
@@ -163,7 +164,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             called = time.perf_counter() - started
             stall_cpu = cpu_seconds() - before[0]
             waited[0] = 0.0
-            train(1, 8)
+            train(1, 8, SHORT)
             through_next_step = time.perf_counter() - started
             stall = called + waited[0]
             drain()
@@ -211,10 +212,13 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
     """Medians, and ours against the others round by round."""
     by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS}
-    step = statistics.median(row["through_next_step"] for row in by_way["nothing"])
+    alone = [row["through_next_step"] for row in by_way["nothing"]]
     figures = {
         "stall": {way: [row["stall"] for row in rows] for way, rows in by_way.items()},
-        "extra": {way: [row["through_next_step"] - step for row in rows] for way, rows in by_way.items()},
+        "extra": {
+            way: [row["through_next_step"] - step for row, step in zip(rows, alone, strict=True)]
+            for way, rows in by_way.items()
+        },
         "stall_cpu": {way: [row["stall_cpu"] for row in rows] for way, rows in by_way.items()},
     }
     others = [way for way in LABELS if way not in ("nothing", "ours")]
@@ -233,7 +237,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
             way: {name: round(f(values), 3) for name, f in (("median", statistics.median), ("min", min), ("max", max))}
             for way, values in ratios.items()
         },
-        "step_ms": round(1e3 * step, 1),
+        "step_ms": round(1e3 * statistics.median(alone), 1),
         "median_extra_ms": medians["extra"],
         "extra_of_ours_against": {
             way: round(medians["extra"]["ours"] / medians["extra"][way], 3)

@@ -174,7 +174,7 @@ def table(report: dict[str, Any]) -> str:
         if "checkpoint_stall" in row:
             stall, size = row["checkpoint_stall"], row["checkpoint_bytes"]
             floor = f", a copy to the host takes {size / top['to_host'] * 1e3:.1f} ms" if "to_host" in top else ""
-            lines += ["", f"A save of {size / 1e9:.2f} GB holds up the steps for {stall * 1e3:.1f} ms{floor}."]
+            lines += ["", f"A call that saves {size / 1e9:.2f} GB takes {stall * 1e3:.1f} ms{floor}."]
     return "\n".join([*lines, ""])
 
 

@@ -70,7 +70,7 @@ def test_the_table_has_a_line_for_each_lane_and_says_which_bar_was_reached(rows)
     text = gpu.table(report)
     assert "| resnet50 | on the device | 4,500 images | 4,000 ✓ | 5,600 ✗ | 11.1% |" in text
     assert all(f"| {name} |" in text for name in KINDS)
-    assert "A save of" in text
+    assert "A call that saves" in text
 
 
 def test_operations_are_those_of_the_published_sizes():

@@ -80,6 +80,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_
     run.saver = Saver(run.accelerator, run.config, PLAN)
     history += [run.step(), run.step()]  # starts the writer
     run.saver._look(wait=True)
+    assert run.saver.problem is None
     stop(run.saver.writer.process)
     history += [run.step(), run.step(), run.step()]
     assert set(checkpoints.complete(run.config.output_dir)) == {2, 4}
@@ -183,6 +184,7 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
 def test_a_writer_that_is_killed_is_a_warning_and_the_next_save_works(run, capfd):
     run.step(), run.step()
     run.saver._look(wait=True)
+    assert run.saver.problem is None
     stop(run.saver.writer.process)
     run.step(), run.step()
     partial = run.saver.job.partial

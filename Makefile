@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-images demo-mlm test test-docs test-clusters lint bench campaign gpu clean
+.PHONY: help setup demo demo-images demo-mlm test test-docs test-clusters lint bench bench-network campaign gpu clean
 help:
 	@echo "make setup     make .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
@@ -13,7 +13,8 @@ help:
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
 	@echo "make lint      ruff, ruff format, mypy"
-	@echo "make bench     measure everything in docs/performance.md again, on a machine that does nothing else"
+	@echo "make bench     measure the lanes of docs/performance.md again, on a machine that does nothing else (2 hours)"
+	@echo "make bench-network  what docs/performance.md says of links between processes, on such a machine (an hour, root)"
 	@echo "make campaign  the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
 	@echo "make gpu       the tests that need a GPU, and what is measured on one"
 
@@ -77,52 +78,72 @@ lint: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-bench.txt
 	touch $@
 
-# What docs/performance.md has from results/. Limited links take root. What is measured replaces what is committed, and
-# the table of lanes is written anew; figures in other tables and in sentences, and those that the prediction on paper
-# starts from, are changed by hand. Experiments on accuracy take hours and are not in it: large_batches.py and
-# pretraining.py, whose commands stand in their pages.
+# What docs/performance.md has from results/: make bench its lanes, whose table is written anew, make bench-network what
+# depends on links between processes. What is measured replaces what is committed; figures in other tables and in
+# sentences, and those that the prediction on paper starts from, are changed by hand. Experiments on accuracy take hours
+# and are in neither: large_batches.py and pretraining.py, whose commands stand in their pages.
+# Both take hours of a machine that does nothing else. So what is in out/bench is not measured again, and a bench that
+# was cut off goes on where it was: rm -r out/bench before one of other code.
 # How often each contestant has its turn; make bench ROUNDS=1 is a trial of everything, and no measurement.
 ROUNDS ?= 5
+PEERS := python benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
+SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
+PREDICT := python benchmarks/predict.py --gradient_bytes 5576212
+LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-PEERS := benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
-LANES := monitor_cost loop_cost same_batches images_cpu peers_fp32 peers_bf16 peers_eval mlm_cpu utilisation independent \
-	startup start techniques mlm_head tokenizing checkpoints_cpu
-bench: .venv/installed-bench
-	rm -rf out/bench
-	$(BIN)/torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/bench/collectives
-	$(BIN)/python benchmarks/scaling.py --processes 1 2 --strong --repeats $(ROUNDS) --output_dir out/bench/strong
-	$(BIN)/python benchmarks/scaling.py --processes 1 2 --weak --repeats $(ROUNDS) --output_dir out/bench/weak
-	$(BIN)/python benchmarks/scaling.py --processes 2 --links 0 $(LINKS) --repeats $(ROUNDS) --output_dir out/bench/links
-	$(BIN)/python benchmarks/scaling.py --processes 2 --links 1000 100 --repeats $(ROUNDS) --output_dir out/bench/variants \
-		--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients power_sgd buckets1 buckets100
-	$(BIN)/python benchmarks/predict.py --measured out/bench/links/scaling.json --gradient_bytes 5576212 \
-		--late_bytes 4527636 --output_dir out/bench/predict_links
-	$(BIN)/python benchmarks/predict.py --sleep 0.2 --processes 3 --links $(LINKS) --gradient_bytes 5576212 \
-		--output_dir out/bench/predict_sleep
-	$(BIN)/python benchmarks/predict.py --token_seconds 5.1e-5 --tokens 1301 --gradient_bytes 5576212 \
-		--late_bytes 4527636 --latency 1e-4 --bandwidth 1.19e8 --output_dir out/bench/predict_paper
-	$(BIN)/torchrun --nproc-per-node 2 benchmarks/exposed.py --output_dir out/bench/exposed
-	$(BIN)/python benchmarks/loop_cost.py --rounds $(ROUNDS) --output_dir out/bench/loop_cost
-	$(BIN)/python benchmarks/monitor_cost.py --output_dir out/bench/monitor_cost
-	$(BIN)/python benchmarks/same_batches.py --rounds $(ROUNDS) --output_dir out/bench/same_batches
-	$(BIN)/python benchmarks/image_peers.py --rounds $(ROUNDS) --output_dir out/bench/images_cpu
-	$(BIN)/python $(PEERS) --lanes nlp --output_dir out/bench/peers_fp32
-	$(BIN)/python $(PEERS) --lanes nlp --mixed_precision bf16 --rows 16 --output_dir out/bench/peers_bf16
-	$(BIN)/python benchmarks/peers.py --rounds $(ROUNDS) --lanes eval --output_dir out/bench/peers_eval
-	$(BIN)/python benchmarks/mlm_peers.py --rounds $(ROUNDS) --output_dir out/bench/mlm_cpu
-	$(BIN)/python benchmarks/utilisation.py --rounds $(ROUNDS) --output_dir out/bench/utilisation
-	$(BIN)/python benchmarks/independent.py --rounds $(ROUNDS) --output_dir out/bench/independent
-	$(BIN)/python benchmarks/startup.py --rounds $(ROUNDS) --output_dir out/bench/startup
-	$(BIN)/python benchmarks/start.py --rounds 3 --output_dir out/bench/start
-	$(BIN)/torchrun --nproc-per-node 2 benchmarks/techniques.py --rounds $(ROUNDS) --output_dir out/bench/techniques
-	$(BIN)/python benchmarks/mlm_head.py --output_dir out/bench/mlm_head
-	$(BIN)/python benchmarks/tokenizing.py --output_dir out/bench/tokenizing
-	$(BIN)/python benchmarks/checkpoints.py --rounds 15 --global_batch_size 32 --recoveries 3 --output_dir out/bench/checkpoints_cpu
-	for folder in collectives strong weak links variants predict_links predict_sleep predict_paper exposed $(LANES); do \
-		for file in out/bench/$$folder/*.json out/bench/$$folder/*.md out/bench/$$folder/*.png; do \
-			[ ! -f $$file ] || cp $$file benchmarks/results/$$folder.$${file##*.}; \
-		done; \
-	done
+LANES := utilisation mlm_cpu peers_eval loop_cost independent startup same_batches images_cpu techniques start \
+	monitor_cost mlm_head tokenizing checkpoints_cpu peers_bf16 peers_fp32
+NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed
+
+measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
+measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
+measure_peers_eval := $(PEERS) --lanes eval
+measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
+measure_independent := python benchmarks/independent.py --rounds $(ROUNDS)
+measure_startup := python benchmarks/startup.py --rounds $(ROUNDS)
+measure_same_batches := python benchmarks/same_batches.py --rounds $(ROUNDS)
+measure_images_cpu := python benchmarks/image_peers.py --rounds $(ROUNDS)
+measure_techniques := torchrun --nproc-per-node 2 benchmarks/techniques.py --rounds $(ROUNDS)
+measure_start := python benchmarks/start.py --rounds 3
+measure_monitor_cost := python benchmarks/monitor_cost.py
+measure_mlm_head := python benchmarks/mlm_head.py
+measure_tokenizing := python benchmarks/tokenizing.py
+measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
+measure_peers_bf16 := $(PEERS) --lanes nlp --mixed_precision bf16 --rows 16 \
+	--contestants ours group_by_length bare_tuned accelerate_tuned fabric_tuned
+measure_peers_fp32 := $(PEERS) --lanes nlp \
+	--contestants ours bare trainer group_by_length bare_tuned accelerate_tuned fabric_tuned
+
+measure_collectives := torchrun --nproc-per-node 2 benchmarks/collectives.py
+measure_strong := $(SCALING) --processes 1 2 --strong
+measure_weak := $(SCALING) --processes 1 2 --weak
+measure_links := $(SCALING) --processes 2 --links 0 $(LINKS)
+measure_variants := $(SCALING) --processes 2 --links 1000 100 \
+	--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients power_sgd buckets1 buckets100
+measure_predict_links := $(PREDICT) $(LATE) --measured out/bench/links/scaling.json
+measure_predict_sleep := $(PREDICT) --sleep 0.2 --processes 3 --links $(LINKS)
+measure_predict_paper := $(PREDICT) $(LATE) --token_seconds 5.1e-5 --tokens 1301 --latency 1e-4 --bandwidth 1.19e8
+measure_exposed := torchrun --nproc-per-node 2 benchmarks/exposed.py
+
+.NOTPARALLEL:
+out/bench/%/measured: | .venv/installed-bench
+	rm -rf $(@D)
+	$(BIN)/$(measure_$*) --output_dir $(@D)
+	touch $@
+
+define commit_results
+for folder in $(1); do \
+	for file in out/bench/$$folder/*.json out/bench/$$folder/*.md out/bench/$$folder/*.png; do \
+		[ ! -f $$file ] || cp $$file benchmarks/results/$$folder.$${file##*.}; \
+	done; \
+done
+endef
+# Limited links take root.
+bench-network: $(NETWORK:%=out/bench/%/measured)
+	$(call commit_results,$(NETWORK))
+
+bench: $(LANES:%=out/bench/%/measured)
+	$(call commit_results,$(LANES))
 	$(BIN)/python benchmarks/lanes.py
 
 clean:

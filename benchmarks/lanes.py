@@ -137,7 +137,7 @@ LANES = (
     Lane(
         "evaluation pass over Trainer.evaluate, time",
         *("≤ 0.5", "≤ 0.3", "peers_eval.json", evaluation),
-        "python benchmarks/peers.py --rounds 5 --lanes eval",
+        "python benchmarks/peers.py --rounds 5 --lanes eval --max_tokens_per_micro_batch 1024",
     ),
     Lane(
         "launch to first step over Trainer's, under torchrun, caches warm, time",
@@ -148,7 +148,7 @@ LANES = (
     Lane(
         "checkpoint stall over accelerator.save_state / a plain copy of the bytes",
         *("≤ 0.20", "≤ 1.15 of the copy", "checkpoints_cpu.json", checkpoint),
-        "python benchmarks/checkpoints.py --rounds 15 --output_dir out/checkpoints",
+        "python benchmarks/checkpoints.py --rounds 31 --output_dir out/checkpoints",
     ),
     Lane(
         "peak memory per process over Trainer's",

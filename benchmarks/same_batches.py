@@ -108,7 +108,7 @@ def work(job: SimpleNamespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = rounds.parser(__doc__, "out/same_batches")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=25, help="of each turn; the first is left out")
+    parser.add_argument("--steps", type=int, default=15, help="of each turn; the first is left out")
     parser.add_argument("--global_batch_size", type=int, default=32)
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048)
     parser.add_argument("--texts", type=int, help="train on that many texts only; default: all")

@@ -4,10 +4,8 @@
 
 The model is the BERT of peers.py (4 layers x 256), in float32, one thread per process. What is compared:
 the update of AdamW (fused, in groups, parameter by parameter); a forward and backward pass under DDP, whose gradients
-are views of its buckets or not; a forward and backward pass over packed documents, whose attention is called once per
-length or over all, padded to the longest; one over texts, whose last layer computes the first token only or all of
-them; and what importing libraries takes that the recipes import late or not at all. Leaves techniques.json and
-techniques.md.
+are views of its buckets or not; one over texts, whose last layer computes the first token only or all of them; and what
+importing libraries takes that the recipes import late or not at all. Leaves techniques.json and techniques.md.
 """
 
 import contextlib
@@ -21,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
@@ -32,20 +29,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import peers
 import rounds
 
-from shared.batches import Plan
 from shared.first_token import shorten_last_layer
-from shared.masked_head import predict_only_masked
-from shared.packing import Packing, use_packed_attention
 
 PAIRS = (
     ("update, in groups", "update, fused"),
     ("update, one by one", "update, fused"),
     ("step, gradients copied", "step, gradients in buckets"),
-    ("packed, padded", "packed, by length"),
     ("last layer, every token", "last layer, first token"),
 )
 LATE = ("evaluate", "wandb", "matplotlib.pyplot", "datasets")
-BUDGET, LONGEST = 2048, 512  # tokens of the packed row, and of a document
 
 
 def updates(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
@@ -102,31 +94,6 @@ def last_layers(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
     }
 
 
-def passes(config: transformers.BertConfig) -> dict[str, Callable[[], object]]:
-    """Forward and backward passes over three micro-batches of documents, cut as the recipe does."""
-    generator = np.random.default_rng(0)
-    lengths = np.minimum(np.exp(generator.normal(5, 1, 64)).astype(np.int64) + 4, LONGEST)
-    plan = Plan(lengths=lengths, packed=True, seed=0, global_batch_size=64, num_epochs=1, max_tokens=BUDGET)
-    batches = []
-    for piece in plan.cut(0)[1::3]:
-        tokens = generator.integers(5, 8192, lengths[piece.samples].sum())
-        masked = np.arange(0, len(tokens), 3)
-        batch = Packing.for_model(config)((tokens, lengths[piece.samples], masked, tokens[masked]))
-        batches.append({name: value for name, value in batch.items() if name != "labels"})
-
-    def compute(model: torch.nn.Module) -> None:
-        for batch in batches:
-            model(**batch).logits.square().mean().backward()
-
-    made: dict[str, Callable[[], object]] = {}
-    for name, padded in (("packed, by length", False), ("packed, padded", True)):
-        model = transformers.BertForMaskedLM(config)
-        predict_only_masked(model)
-        use_packed_attention(model, torch.device("cpu"), "no", compiled=padded)
-        made[name] = partial(compute, model)
-    return made
-
-
 def import_seconds(package: str) -> float:
     """What importing a package takes in a process that has torch and transformers."""
     code = f"import time, torch, transformers; t = time.perf_counter(); import {package}; print(time.perf_counter()-t)"
@@ -142,7 +109,7 @@ def main() -> None:
         vocab_size=8192, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **peers.SIZES
     )
     model = transformers.BertForSequenceClassification(config)
-    ways = updates(model) | steps(model) | last_layers(model) | passes(config)
+    ways = updates(model) | steps(model) | last_layers(model)
     for run in ways.values():  # the first call has more to do
         run()
 

@@ -55,9 +55,9 @@ def peak_gflops(precision: str) -> dict[str, float]:
 
 def main() -> None:
     parser = rounds.parser(__doc__, "out/utilisation")
-    parser.add_argument("--steps", type=int, default=8, help=f"of each launch; the first {WARMUP} are left out")
-    parser.add_argument("--global_batch_size", type=int, default=64)
-    parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=6, help=f"of each launch; the first {WARMUP} are left out")
+    parser.add_argument("--global_batch_size", type=int, default=128)
+    parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     arguments = parser.parse_args()

@@ -5,14 +5,11 @@ products and norms never see padding; attention is registered with transformers 
 would not do: under the default attention every token sees the whole row.
 
 - "packed_varlen": `torch.nn.attention.varlen`, FlashAttention by the documents' ends, on CUDA in half precision.
-- "packed_by_length": one call for all documents of a length, on a CPU, where a call costs little. Nothing is padded.
-- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere else: in full
-  precision on CUDA, and where layers are compiled, whose code cannot branch on lengths. The plan sorts by length, so
-  little is padded.
+- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere else: on a CPU,
+  and in full precision on CUDA. The plan sorts by length, so little is padded.
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -93,14 +90,14 @@ def arrange(model: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[
         UserError: the model's attention cannot be replaced.
     """
     if config.packing:
-        attention = use_packed_attention(model, accelerator.device, config.mixed_precision, config.torch_compile)
+        attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
         return Packing.for_model(model.config), attention
     multiple = 8 if config.mixed_precision != "no" else 1
     return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), "one document per row, sorted by length"
 
 
-def use_packed_attention(model: Any, device: torch.device, mixed_precision: str, compiled: bool = False) -> str:
-    """Have `model`, some layers of which may be `compiled`, attend within documents only; returns how, in words.
+def use_packed_attention(model: Any, device: torch.device, mixed_precision: str) -> str:
+    """Have `model` attend within documents only; returns how, in words.
 
     Raises:
         UserError: the model's attention cannot be replaced.
@@ -113,16 +110,12 @@ def use_packed_attention(model: Any, device: torch.device, mixed_precision: str,
     from transformers import AttentionInterface
 
     AttentionInterface.register("packed_varlen", varlen_attention)
-    AttentionInterface.register("packed_by_length", attention_by_length)
     AttentionInterface.register("packed_padded", padded_attention)
     drops = any(isinstance(value := getattr(model.config, name, 0.0), float) and value > 0 for name in DROPOUTS)
     fits = device.type == "cuda" and mixed_precision != "no" and not drops
     if fits and has_varlen():
         model.set_attn_implementation("packed_varlen")
         return "packed without padding, attention by torch.nn.attention.varlen"
-    if device.type == "cpu" and not compiled:
-        model.set_attn_implementation("packed_by_length")
-        return "packed without padding, attention over documents of one length at a time"
     model.set_attn_implementation("packed_padded")
     why = f" (torch {torch.__version__} has no torch.nn.attention.varlen)" if fits else ""
     return f"packed without padding, attention over each micro-batch's documents padded to the longest{why}"
@@ -165,46 +158,6 @@ def varlen_attention(
     return out[None], None
 
 
-def attention_by_length(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width].
-
-    `sliding_window` as in `padded_attention`.
-    """
-    width = query.shape[-1]
-    same = [(length, len(list(documents))) for length, documents in groupby(cu_seq_lens_q.diff().tolist())]
-    tokens = [length * documents for length, documents in same]
-    outs = []
-    # split, because the backward pass of a slice fills a whole tensor with zeros first
-    parts = zip(*(part[0].transpose(0, 1).split(tokens) for part in (query, key, value)), strict=True)
-    for (length, documents), part in zip(same, parts, strict=True):
-        q, k, v = (each.unflatten(0, (documents, length)).transpose(1, 2) for each in part)
-        mask = None
-        if sliding_window is not None and length > sliding_window:
-            mask = near(length, sliding_window, query.device)
-        out = attend(q, k, v, mask, dropout, width**-0.5 if scaling is None else scaling)
-        outs.append(out.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outs)[None], None
-
-
-def near(length: int, sliding_window: int, device: torch.device) -> Tensor:
-    """Which tokens see each other through a window: bool [length, length]."""
-    place = torch.arange(length, device=device)
-    return (place[:, None] - place).abs() < sliding_window
-
-
 def padded_attention(
     module: nn.Module,
     query: Tensor,
@@ -237,7 +190,8 @@ def padded_attention(
 
     mask = None if full else inside[:, None, None]
     if sliding_window is not None and longest > sliding_window:
-        window = near(longest, sliding_window, query.device)
+        place = torch.arange(longest, device=query.device)
+        window = (place[:, None] - place).abs() < sliding_window
         # A token beyond its document's end would see nothing, and give NaN: let it see itself.
         mask = window if mask is None else (mask & window) | torch.eye(longest, dtype=torch.bool, device=query.device)
     out = attend(pad(query), pad(key), pad(value), mask, dropout, width**-0.5 if scaling is None else scaling)

@@ -51,17 +51,16 @@ def alone(model, tokens, lengths):
     return torch.cat([model(input_ids=torch.from_numpy(document)[None]).logits[0] for document in documents])
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["by length", "padded"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[60, 37, 37, 12, 3, 1], [20, 20, 20], [60]])
-def test_packed_logits_are_those_of_each_document_alone(kind, lengths, compiled):
+def test_packed_logits_are_those_of_each_document_alone(kind, lengths):
     model = tiny(kind)
     tokens, lengths, _, _ = read(lengths)
     with torch.no_grad():
         expected = alone(model, tokens, lengths)
         predict_only_masked(model)
-        assert "packed" in use_packed_attention(model, CPU, "no", compiled)
-        assert model.config._attn_implementation == ("packed_padded" if compiled else "packed_by_length")
+        assert "packed" in use_packed_attention(model, CPU, "no")
+        assert model.config._attn_implementation == "packed_padded"
         batch = Packing.for_model(model.config)((tokens, lengths, np.arange(len(tokens)), tokens))
         batch.pop("labels")
         packed = model(**batch).logits
@@ -93,7 +92,7 @@ def test_the_window_of_modernbert_is_seen_in_the_logits():
     assert (narrow - wide).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("rows", ["by length", "padded", "one document per row"])
+@pytest.mark.parametrize("rows", ["packed", "one document per row"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_and_gradient_of_the_sparse_head_are_those_of_the_dense_one(kind, rows):
     found = read([60, 37, 37, 12, 3, 1])
@@ -103,9 +102,9 @@ def test_the_loss_and_gradient_of_the_sparse_head_are_those_of_the_dense_one(kin
     expected.backward()
 
     predict_only_masked(sparse)
-    packed = rows != "one document per row"
+    packed = rows == "packed"
     if packed:
-        use_packed_attention(sparse, CPU, "no", compiled=rows == "padded")
+        use_packed_attention(sparse, CPU, "no")
     batch = (Packing.for_model(sparse.config) if packed else OnePerRow(PAD))(found)
     targets = batch.pop("labels")
     logits = sparse(**batch).logits
@@ -145,10 +144,9 @@ def test_one_document_per_row_pads_like_the_other_recipe():
     assert batch["input_ids"].flatten()[batch["masked"]].tolist() == tokens[masked].tolist()
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["by length", "padded"])
-def test_dropout_of_attention_reaches_the_packed_one(compiled):
+def test_dropout_of_attention_reaches_the_packed_one():
     model = tiny("bert", attention_probs_dropout_prob=0.5).train()
-    use_packed_attention(model, CPU, "no", compiled)
+    use_packed_attention(model, CPU, "no")
     tokens, lengths, masked, labels = read([9, 4, 2])
     batch = Packing()((tokens, lengths, masked, labels))
     batch.pop("labels"), batch.pop("masked")

@@ -17,6 +17,7 @@ help:
 	@echo "make bench-network  what docs/performance.md says of links between processes, on such a machine (an hour, root)"
 	@echo "make campaign  the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
 	@echo "make gpu       the tests that need a GPU, and what is measured on one"
+	@echo "make clean     remove .venv and what the tools have cached"
 
 setup: .venv/installed
 .venv/installed: requirements.txt pyproject.toml
@@ -65,8 +66,9 @@ campaign: .venv/installed-dev
 # Under nine minutes: what must be right, then what is measured, each cut off when its time is over. With .venv's
 # Python; a machine without a .venv, which may be able to fetch nothing, takes its own: make gpu PYTHON=python3.
 gpu:
+	@[ ! -x $(BIN)/python ] || $(MAKE) --no-print-directory .venv/installed-dev
 	@python=$(BIN)/python; [ -x $$python ] || python="$(PYTHON)"; export PYTHONPATH=.; set -x; \
-	timeout 220 $$python -m pytest -q -m gpu tests/test_gpu.py; tests=$$?; \
+	timeout -s INT 220 $$python -m pytest -v -m gpu tests/test_gpu.py; tests=$$?; \
 	timeout 300 $$python benchmarks/gpu.py --seconds 280 && exit $$tests
 
 lint: .venv/installed-dev

@@ -76,6 +76,8 @@ def train(lane: Any, folder: Path, toy: bool) -> None:
         use_cpu=not torch.cuda.is_available(),
         dataloader_num_workers=0 if toy else 4,
         logging_strategy="no",
+        logging_nan_inf_filter=False,  # looks at each loss, which waits for the GPU
+        accelerator_config={"non_blocking": True},
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,

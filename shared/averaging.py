@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -10,7 +11,9 @@ from shared.errors import UserError
 
 
 class WeightAverage:
-    """torch's AveragedModel over a model's weights and buffers, kept in checkpoints; without a decay, nothing.
+    """torch's AveragedModel of a model's weights and buffers, kept in checkpoints; without a decay, nothing.
+
+    How many steps are in it is counted on the host, where torch's `update_parameters` would wait for a GPU.
 
     Args:
         accelerator: saves and loads the average with the rest of a checkpoint.
@@ -28,15 +31,26 @@ class WeightAverage:
             return
         if accelerator.is_fsdp2:
             raise UserError(f"--ema_decay {decay} does not work under FSDP: leave it out, or use multi_gpu.yaml")
-        ema = get_ema_multi_avg_fn(decay)
-        self.average = AveragedModel(model, accelerator.device, multi_avg_fn=ema, use_buffers=True)
-        self.average.n_averaged = self.average.n_averaged.cpu()  # read at each step: the host need not wait for a GPU
+        self.take_in = get_ema_multi_avg_fn(decay)
+        self.average = AveragedModel(model, accelerator.device, multi_avg_fn=self.take_in, use_buffers=True)
+        self.average.n_averaged = self.average.n_averaged.cpu()
         self.average.requires_grad_(False)
         self.model = self.average.module
         accelerator.register_for_checkpointing(self.average)
 
     def end_step(self, statistics: RunningAverages) -> None:
         """Take in the weights and buffers of the model after a step; the first step's are copied."""
-        if self.average is not None:
-            statistics.settle()
-            self.average.update_parameters(self.source)
+        if self.average is None:
+            return
+        statistics.settle()
+        averages, values = (
+            [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+            for model in (self.average.module, self.source)
+        )
+        if self.average.n_averaged == 0:
+            torch._foreach_copy_(averages, values)
+        else:
+            for dtype in {tensor.dtype for tensor in averages}:  # counters are averaged in another way
+                pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].dtype == dtype]
+                self.take_in(*map(list, zip(*pairs, strict=True)), self.average.n_averaged)
+        self.average.n_averaged += 1

@@ -44,21 +44,20 @@ class Copy:
     Args:
         places: the memory, one tensor for each of `tensors`.
         tensors: what is copied; must not change until `hold` was called.
-        thread: copies from the host.
+        by: copies from the host, or from the GPU that it belongs to.
     """
 
-    def __init__(self, places: list[Tensor], tensors: list[Tensor], thread: ThreadPoolExecutor) -> None:
+    def __init__(self, places: list[Tensor], tensors: list[Tensor], by: ThreadPoolExecutor | torch.cuda.Stream) -> None:
         self.tensors, self.versions = tensors, [tensor._version for tensor in tensors]
         self.unchanged: bool | None = None  # known when it is held
         self.event: torch.cuda.Event | None = None
-        if torch.cuda.is_available():
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                copy_all(places, tensors)
-                self.event = stream.record_event()
-        else:
-            self.future: Future[None] = thread.submit(copy_all, places, tensors)
+        if isinstance(by, ThreadPoolExecutor):
+            self.future: Future[None] = by.submit(copy_all, places, tensors)
+            return
+        by.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(by):
+            copy_all(places, tensors)
+            self.event = by.record_event()
 
     def hold(self) -> None:
         """Call it before the tensors are changed: what is done after that cannot reach the copy."""
@@ -99,13 +98,16 @@ class Buffers:
         self._tensors: dict[str, list[Tensor]] = {}
         self._floats: dict[str, list[int]] = {}
         self._registered: list[int] = []
+        on_gpu = any(t.is_cuda for state in (*models.values(), *optimizers.values()) for t in flatten(state).tensors)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
+        # One for all saves: there are 32 streams only, and one of them NCCL's, which would have to wait for the copy.
+        self._stream = torch.cuda.Stream() if on_gpu else None
         for name, state in models.items():
             self.images[name], self._tensors[name] = lay_out_model(state)
             self._floats[name] = []
         for name, state in optimizers.items():
             self.images[name], self._tensors[name], self._floats[name] = lay_out_optimizer(state)
-        if torch.cuda.is_available():
+        if on_gpu:
             for tensors in self._tensors.values():
                 self._register(tensors)
 
@@ -131,7 +133,7 @@ class Buffers:
             for position, value in zip(self._floats[name], state.floats, strict=True):
                 os.pwrite(self.images[name].descriptor, struct.pack(">d", value), position)
         copy_all(*now)
-        return Copy(*later, self._thread)
+        return Copy(*later, self._stream or self._thread)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -151,13 +153,18 @@ class Buffers:
             end = -(-max(tensor.data_ptr() + tensor.nbytes for tensor in tensors) // PAGE) * PAGE
             if int(torch.cuda.cudart().cudaHostRegister(start, end - start, 0)) == 0:
                 self._registered.append(start)
+                return
+            with suppress(
+                RuntimeError
+            ):  # CUDA keeps the error, and the next kernel, here this one, takes it for its own
+                torch.zeros(1, device="cuda")
 
 
 def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
     """Copy tensors into their places; from a CUDA device, when it comes to it."""
     if places:
         with torch.no_grad():
-            torch._foreach_copy_(places, tensors, non_blocking=torch.cuda.is_available())
+            torch._foreach_copy_(places, tensors, non_blocking=tensors[0].is_cuda)
 
 
 def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:

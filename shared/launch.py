@@ -161,18 +161,33 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
             "--mixed_precision no, or bf16"
         )
-    if config.auto_micro_batch and (on_cpu or env.get("ACCELERATE_USE_FSDP", "false").lower() == "true"):
+    sharded = env.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if config.auto_micro_batch and (on_cpu or sharded):
         reason = (
             "the memory of a CPU is no hard limit" if on_cpu else "under FSDP a trial on one process blocks the others"
         )
         raise UserError(f"--auto_micro_batch needs GPUs and DDP ({reason}): give the budget yourself")
+    if config.auto_micro_batch and getattr(config, "sync_batchnorm", False):
+        raise UserError(
+            "--auto_micro_batch does not work with --sync_batchnorm, under which a trial on one process blocks the "
+            "others: leave one of them out"
+        )
     if precision == "fp8":
         raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
-    if env.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+    if sharded:
         if on_cpu:
             raise UserError(
                 "distributed_type FSDP needs a GPU (on a CPU Accelerate silently makes it DDP): use "
                 "accelerate_configs/multi_cpu.yaml"
+            )
+        if precision == "fp16":
+            raise UserError(
+                "mixed_precision fp16 does not work under FSDP (its loss scaler and fused AdamW do not fit): use bf16"
+            )
+        if config.optim != "adamw":
+            raise UserError(
+                f"--optim {config.optim} does not work under FSDP, whose shards only AdamW is made for here: use "
+                "--optim adamw, or DDP"
             )
         if config.gradient_compression != "none":
             raise UserError(

@@ -318,7 +318,10 @@ def this_process(pid: int) -> psutil.Process:
 
 
 def utilization(device: torch.device) -> float:
-    """Share of the last second in which the GPU was busy, as NVML says; NaN without a GPU or pynvml."""
+    """Share of the last second in which the GPU was busy, as NVML says; NaN without GPU or pynvml, or if it fails."""
     if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
         return math.nan
-    return torch.cuda.utilization(device) / 100
+    try:
+        return torch.cuda.utilization(device) / 100
+    except Exception:  # pynvml's errors: a part of a GPU (MIG) has no such figure, nor has a container without NVML
+        return math.nan

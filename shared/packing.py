@@ -5,8 +5,8 @@ products and norms never see padding; attention is registered with transformers 
 would not do: under the default attention every token sees the whole row.
 
 - "packed_varlen": `torch.nn.attention.varlen`, FlashAttention by the documents' ends, on CUDA in half precision.
-- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere else: on a CPU,
-  and in full precision on CUDA. The plan sorts by length, so little is padded.
+- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere else. The plan
+  sorts by length, so little is padded.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,8 @@ from shared.attention import attend
 from shared.datasets.text import OFFSET_POSITIONS, Padding
 from shared.errors import UserError
 
+DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
+WIDEST_HEAD, AMPERE = 256, (8, 0)  # what FlashAttention, which it calls, is made for
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -111,14 +113,27 @@ def use_packed_attention(model: Any, device: torch.device, mixed_precision: str)
 
     AttentionInterface.register("packed_varlen", varlen_attention)
     AttentionInterface.register("packed_padded", padded_attention)
-    drops = any(isinstance(value := getattr(model.config, name, 0.0), float) and value > 0 for name in DROPOUTS)
-    fits = device.type == "cuda" and mixed_precision != "no" and not drops
-    if fits and has_varlen():
-        model.set_attn_implementation("packed_varlen")
-        return "packed without padding, attention by torch.nn.attention.varlen"
-    model.set_attn_implementation("packed_padded")
-    why = f" (torch {torch.__version__} has no torch.nn.attention.varlen)" if fits else ""
-    return f"packed without padding, attention over each micro-batch's documents padded to the longest{why}"
+    if why_not := without_varlen(model.config, device, mixed_precision):
+        model.set_attn_implementation("packed_padded")
+        return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
+    model.set_attn_implementation("packed_varlen")
+    return "packed without padding, attention by torch.nn.attention.varlen"
+
+
+def without_varlen(config: Any, device: torch.device, mixed_precision: str) -> str:
+    """Why a model with this `PretrainedConfig` cannot attend by torch.nn.attention.varlen; empty if it can."""
+    if device.type != "cuda":
+        return "no GPU"
+    if mixed_precision == "no":
+        return "full precision"
+    if any(isinstance(value := getattr(config, name, 0.0), float) and value > 0 for name in DROPOUTS):
+        return "dropout of attention"
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width % 8 or width > WIDEST_HEAD:
+        return f"heads of width {width}, not a multiple of 8 up to {WIDEST_HEAD}"
+    if torch.cuda.get_device_capability(device) < AMPERE:
+        return "a GPU older than Ampere"
+    return "" if has_varlen() else f"torch {torch.__version__} has no torch.nn.attention.varlen"
 
 
 def has_varlen() -> bool:
@@ -128,9 +143,6 @@ def has_varlen() -> bool:
     except ImportError:
         return False
     return True
-
-
-DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
 
 
 def varlen_attention(
@@ -178,9 +190,14 @@ def padded_attention(
     """
     documents, longest = len(cu_seq_lens_q) - 1, max_length_q
     heads, total, width = query.shape[1:]
-    inside = torch.arange(longest, device=query.device) < cu_seq_lens_q.diff()[:, None]  # [documents, longest]
+    lengths = cu_seq_lens_q.diff()
+    inside = torch.arange(longest, device=query.device) < lengths[:, None]  # [documents, longest]
     full = documents * longest == total
-    slots = None if full else inside.flatten().nonzero().flatten()
+    slots = None
+    if not full:  # where each token is among all places; by its number they are found without waiting for the device
+        padding_before = torch.arange(documents, device=query.device) * longest - cu_seq_lens_q[:-1]
+        slots = torch.arange(total, device=query.device)
+        slots = slots + padding_before.repeat_interleave(lengths, output_size=total)
 
     def pad(part: Tensor) -> Tensor:
         flat = part[0].transpose(0, 1)  # [T, heads, width]

@@ -307,7 +307,7 @@ def random_states(accelerator: Any) -> bytes:
         "numpy_random_seed": np.random.get_state(),
         "torch_manual_seed": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if accelerator.device.type == "cuda":
         states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
     return saved(states)
 

@@ -123,3 +123,17 @@ def test_too_little_memory_is_an_error_that_says_how_much(trained, monkeypatch):
 
 def test_the_memory_available_is_known_and_positive():
     assert 1 << 20 < checkpoint_buffers.available_memory() < 1 << 50
+
+
+def test_on_a_machine_with_a_gpu_a_run_on_the_cpu_leaves_it_alone(trained, monkeypatch):
+    """cpu.yaml there: a context on the GPU would take its memory, and fail where it is another's alone."""
+    model, optimizer, _ = trained
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("Stream", "cudart", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name} is called"))
+    buffers = Buffers({MODEL: model.state_dict()}, {OPTIMIZER: optimizer.state_dict()})
+    try:
+        lasting = {tensor.data_ptr() for tensor in changed_by(optimizer)}
+        assert buffers.copy({MODEL: model.state_dict(), OPTIMIZER: optimizer.state_dict()}, lasting).wait()
+    finally:
+        buffers.close()

@@ -19,9 +19,7 @@ FLAGS = {
         *(*runs.TINY_IMAGES, "--trivial_augment", "--color_jitter", "0.2", "--random_erasing", "0.5", "--cutmix", "1"),
     ],
 }
-# What a CPU alone does: transformers looks for padding there (shared/text_models.py), and attention to packed documents
-# over padded rows finds out where they are, which on a GPU in half precision is the kernel's affair.
-ON_CPU_ONLY = ("masking_utils.py", "packing.py")
+ON_CPU_ONLY = ("masking_utils.py",)  # transformers looks for padding there (shared/text_models.py)
 
 
 @pytest.fixture

@@ -84,6 +84,15 @@ def test_where_it_cannot_be_found_the_search_is_refused(monkeypatch, on_cpu, env
         launch.check_environment(Options(auto_micro_batch=True), on_cpu)
 
 
+def test_with_synchronized_batch_norm_the_search_is_refused(monkeypatch):
+    config = SimpleNamespace(**vars(Options(auto_micro_batch=True)), sync_batchnorm=True)
+    with pytest.raises(UserError, match=r"--auto_micro_batch does not work with --sync_batchnorm, .*leave one of them"):
+        launch.check_environment(config, on_cpu=False)
+    config.sync_batchnorm = False
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    launch.check_environment(config, on_cpu=False)
+
+
 def test_the_first_launch_searches_and_a_resumed_run_keeps_what_was_found():
     searching = memory.resolve(Options(auto_micro_batch=True, per_device_train_batch_size=4), None)
     assert searching.per_device_train_batch_size is None

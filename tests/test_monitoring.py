@@ -521,3 +521,18 @@ def test_monitoring_changes_no_bit_on_three_processes_and_all_of_them_read_the_s
     communication, computation, _ = found[0][1]
     assert 0 < communication < 1
     assert 0 < computation < 1
+
+
+def test_a_gpu_that_does_not_say_how_busy_it_is_has_no_such_figure(monkeypatch):
+    """A part of a GPU (MIG) has none, and pynvml raises then."""
+
+    def raise_it(device):
+        raise NotImplementedError("NVMLError_NotSupported")
+
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(monitoring.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
+    assert monitoring.utilization(cuda) == 0.4
+    monkeypatch.setattr(torch.cuda, "utilization", raise_it)
+    assert math.isnan(monitoring.utilization(cuda))
+    assert math.isnan(monitoring.utilization(torch.device("cpu")))

@@ -103,6 +103,44 @@ def test_an_update_that_is_not_finite_is_skipped_whole_and_the_next_one_is_not(a
     assert not torch.equal(before[0], model.weight)
 
 
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_after_a_first_update_that_was_skipped_on_the_device_the_run_is_one_without_it(accelerator, monkeypatch, optim):
+    """torch allocates SGD's momentum before its kernel finds out that there is nothing to do; here that is NaN."""
+    monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **_: torch.full_like(tensor, math.nan))
+    weights = []
+    for factors in ([math.inf, 1.0, 2.0], [1.0, 2.0]):
+        model = nn.Linear(3, 1)
+        nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
+        optimizer = accelerator.prepare(make_optimizer(model, config(optim=optim)))
+        for factor in factors:
+            (model(torch.tensor([[1.0, 3.0, -2.0]])).sum() * factor).backward()
+            norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
+            assert step_if_finite(accelerator, optimizer, norm).item() == (factor == math.inf)
+            gradients.drop(list(model.parameters()))
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.isfinite(weights[0]).all()
+    assert torch.equal(*weights)
+
+
+def test_the_momentum_that_is_there_before_the_first_step_changes_nothing():
+    torch.manual_seed(0)
+    ours, plain = nn.Linear(5, 3), nn.Linear(5, 3)
+    plain.load_state_dict(ours.state_dict())
+    groups = [{"params": [plain.weight], "weight_decay": 0.1}, {"params": [plain.bias], "weight_decay": 0.0}]
+    settings = config(optim="sgd", weight_decay=0.1)
+    torchs = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=0.9, nesterov=True, fused=True)
+    optimizers = {ours: make_optimizer(ours, settings), plain: torchs}
+    for _ in range(3):
+        batch = torch.randn(4, 5)
+        for model, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, plain.weight)
+    assert torch.equal(ours.bias, plain.bias)
+
+
 def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelerator):
     model = nn.Linear(2, 1)
     optimizer = accelerator.prepare(torch.optim.Adagrad(model.parameters(), lr=0.1, foreach=False))

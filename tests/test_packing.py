@@ -155,15 +155,32 @@ def test_dropout_of_attention_reaches_the_packed_one():
     assert not torch.allclose(one, other)
 
 
-def test_varlen_is_chosen_on_cuda_in_half_precision_without_dropout_only():
-    cuda = torch.device("cuda")
-    assert "varlen" in use_packed_attention(tiny("modernbert"), cuda, "bf16")
-    assert "varlen" not in use_packed_attention(tiny("modernbert"), cuda, "no")
-    assert "varlen" not in use_packed_attention(tiny("modernbert"), CPU, "bf16")
-    assert "varlen" not in use_packed_attention(tiny("bert", attention_probs_dropout_prob=0.1), cuda, "bf16")
+def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
+    cuda, generation = torch.device("cuda"), [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
+
+    def chosen(model, device, precision):
+        said = use_packed_attention(model, device, precision)
+        assert model.config._attn_implementation == ("packed_padded" if "padded to" in said else "packed_varlen")
+        return said.removeprefix("packed without padding, attention ")
+
+    padded = "over each micro-batch's documents padded to the longest"
+    assert chosen(tiny("modernbert"), cuda, "bf16") == "by torch.nn.attention.varlen"
+    assert chosen(tiny("modernbert"), cuda, "fp16") == "by torch.nn.attention.varlen"
+    assert chosen(tiny("modernbert"), cuda, "no") == f"{padded} (full precision)"
+    assert chosen(tiny("modernbert"), CPU, "bf16") == f"{padded} (no GPU)"
+    dropping = tiny("bert", attention_probs_dropout_prob=0.1)
+    assert chosen(dropping, cuda, "bf16") == f"{padded} (dropout of attention)"
+    for width, fits in ((256, True), (264, False), (12, False), (8, True)):
+        said = chosen(tiny("bert", hidden_size=4 * width), cuda, "bf16")
+        assert said == ("by torch.nn.attention.varlen" if fits else f"{padded} ({said.partition('(')[2]}")
+        assert fits or f"heads of width {width}" in said
+    generation[0] = (7, 5)
+    assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
 
 
 def test_a_torch_without_varlen_takes_the_other_attention_and_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # importing it fails
     model = tiny("modernbert")
     said = use_packed_attention(model, torch.device("cuda"), "bf16")

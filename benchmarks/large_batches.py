@@ -52,6 +52,7 @@ def main() -> None:
     runs = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     if not given.report_only:
         tracking.draw_curves = lambda *_: None  # 100 pictures that nobody looks at
+        given.results.parent.mkdir(parents=True, exist_ok=True)
         have = {(run["setting"], run["seed"], run["fold"]) for run in runs}
         for seed in range(given.seeds):
             for fold in range(FOLDS):

@@ -200,7 +200,7 @@ def main(config: Config) -> dict[str, float]:
     signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, evaluated, processor)
-    ranked, losses = predict(accelerator, evaluated, loader, validation, augmentation)
+    ranked, losses = predict(accelerator, evaluated, loader, validation, augmentation)  # no signal is heard any more
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()), worst(validation, ranked, losses))
     return progress.results
 

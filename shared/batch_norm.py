@@ -25,7 +25,7 @@ class RunningAverages:
     this object the averages, until `settle` puts them there. A step's mean is over its samples: each micro-batch weighs
     as many as it has. The variances averaged are those within micro-batches, unbiased, as torch's are. What steps have
     seen is kept, and summed over the processes for `STEPS_AT_ONCE` of them in one collective call: nobody reads it
-    before, and one call per step would be 5 % of a step of 20 ms on a CPU.
+    before, and one call per step would be a tenth of a step of 20 ms on a CPU.
 
     Args:
         accelerator: sums over its processes.

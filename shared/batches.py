@@ -157,12 +157,12 @@ class Plan:
             equal_counts=accelerator.is_fsdp2 or getattr(config, "sync_batchnorm", False),
         )
 
-    def evaluation(self, lengths: NDArray[np.integer], times: int = 2) -> list[MicroBatch]:
-        """This process's share of a pass over other data, in `times` larger micro-batches: no activations are kept."""
+    def evaluation(self, lengths: NDArray[np.integer]) -> list[MicroBatch]:
+        """This process's share of a pass over other data, in micro-batches twice as large: no activations are kept."""
         return evaluation_batches(
             lengths,
-            self.max_tokens and times * self.max_tokens,
-            self.max_samples and times * self.max_samples,
+            self.max_tokens and 2 * self.max_tokens,
+            self.max_samples and 2 * self.max_samples,
             num_processes=self.num_processes,
             process_index=self.process_index,
             equal_counts=self.equal_counts,

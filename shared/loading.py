@@ -3,7 +3,8 @@
 Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Before each `__getitem__`, `random`, NumPy
 and torch are seeded from (seed, epoch, sample), so that ordinary augmentation code draws the same whoever reads the
 sample; a dataset that draws nothing says so with `draws_random = False`, and saves the 20 microseconds. One that reads
-a whole micro-batch at once has `read(samples, epochs)`, which `collate_fn` gets; if it draws, it does so from these.
+a whole micro-batch at once has `read_micro_batch(samples, epochs)`, which `collate_fn` gets; if it draws, it does so
+from these.
 """
 
 import random

@@ -38,7 +38,7 @@ class Tracker:
     Attributes:
         run_id: eight characters, the same on all processes; kept in the checkpoint, so that a resumed run continues it.
         state: one line for the launch card: where the tracker keeps its data, or why it does not run.
-        bar: the progress bar. `log` moves it to the step that is logged, `bar.update()` by one step in between.
+        bar: the progress bar, which `log` moves.
     """
 
     def __init__(

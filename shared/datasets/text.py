@@ -51,8 +51,8 @@ class TokenizedText(Dataset):
     """Token ids of the rows of a table, read from memory-mapped files, with the targets in memory.
 
     An item is (input_ids [n], token_type_ids [n] or None, target or None), views of NumPy arrays. `Padding` makes a
-    batch of a list of them, or of what `read` gives. A pickle holds the folder and the targets: a worker process maps
-    the files again.
+    batch of a list of them, or of what `read_micro_batch` gives. A pickle holds the folder and the targets: a worker
+    process maps the files again.
     """
 
     def __init__(self, folder: Path, targets: np.ndarray | None = None) -> None:

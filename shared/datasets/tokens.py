@@ -184,8 +184,8 @@ def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[in
 class MaskedDocuments(Dataset):
     """Pieces of documents, at most `max_length` tokens each with the special ones, read with tokens hidden.
 
-    A sample is a piece: a document that is longer goes on in the next piece, so nothing is lost. `read` gives all
-    pieces of a micro-batch at once: (tokens [T] end to end, lengths [pieces], where tokens are hidden [n], what they
+    A sample is a piece: a document that is longer goes on in the next piece, so nothing is lost. `read_micro_batch`
+    gives all pieces of one at once: (tokens [T] end to end, lengths [pieces], where tokens are hidden [n], what they
     were [n]).
 
     Args:

@@ -52,7 +52,7 @@ class Options:
     learning_rate: float = 5e-5
     """Peak learning rate, reached after the warm-up."""
     weight_decay: float = 0.01
-    """Weight decay, decoupled with adamw; biases and normalization weights have none."""
+    """Weight decay, with adamw decoupled; biases and norms have none."""
     num_train_epochs: int = 3
     """Passes over the training data."""
     max_train_steps: int | None = None

@@ -3,28 +3,30 @@
     python benchmarks/independent.py --rounds 5 --output_dir out/independent
 
 Both ways use the same cores, and each process does the same work per step: half of the global batch. The rates of the
-independent runs are added up. Leaves independent.json and independent.md in the output folder.
+independent runs are added up. Beside the rates stand padding, which sorting a larger global batch lessens, and
+`communication`: the share of a step that a process waits for the other or for gradients. Leaves independent.json and
+independent.md in the output folder.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import peers
 import rounds
 
 WARMUP = 2  # logged steps left out at the start
 
 
-def rate(output: Path) -> float:
-    """Real tokens per second after the first steps, from metrics.jsonl."""
+def figures(output: Path) -> rounds.Row:
+    """Of the steps after the first ones, from metrics.jsonl: real tokens per second, shares of padding and waiting."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "loss" in line][WARMUP:]
-    return sum(line["tokens_per_second"] * line["step_seconds"] for line in timed) / sum(
-        line["step_seconds"] for line in timed
-    )
+    seconds = [line["step_seconds"] for line in timed]
+    names = ("tokens_per_second", "padding", "communication")
+    return {name: float(np.average([line[name] for line in timed], weights=seconds)) for name in names}
 
 
 def main() -> None:
@@ -55,14 +57,14 @@ def main() -> None:
         }
         return [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
 
-    def together(round_: int) -> float:
+    def together(round_: int) -> rounds.Row:
         output = folder / f"together-{round_}"
         flags = words(output, arguments.global_batch_size, round_)
         peers.launch(2, folder / f"together-{round_}.log", peers.ROOT / "recipes/nlp.py", *flags)
-        return rate(output)
+        return figures(output)
 
-    def apart(round_: int) -> float:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    def apart(round_: int) -> rounds.Row:
+        environment = peers.environment() | {"ACCELERATE_USE_CPU": "true"}
         outputs = [folder / f"apart-{round_}-{number}" for number in range(2)]
         started = []
         for output in outputs:
@@ -76,12 +78,12 @@ def main() -> None:
             for process in started:
                 process.kill()
         assert not any(codes), f"a run failed, see {folder}"
-        return sum(map(rate, outputs))
+        one, other = map(figures, outputs)
+        added = {"tokens_per_second": one["tokens_per_second"] + other["tokens_per_second"]}
+        return {name: (one[name] + other[name]) / 2 for name in one} | added
 
     ways = {"together": together, "apart": apart}
-    rows = rounds.take_turns(
-        list(ways), arguments.rounds, lambda name, round_: {"tokens_per_second": ways[name](round_)}
-    )
+    rows = rounds.take_turns(list(ways), arguments.rounds, lambda name, round_: ways[name](round_))
     found = {"together / apart": rounds.compare(rows, "tokens_per_second", "together", "apart")}
     rounds.save(arguments, "independent", 2, rows, found)
 

@@ -85,6 +85,19 @@ def prepare(folder: Path, seed: int, texts: int | None, evaluation_texts: int = 
     }
 
 
+def environment() -> dict[str, str]:
+    """What a process finds in its environment: one thread, no GPU, no network."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_MIXED", "WANDB_"))}
+    return inherited | {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
 def launch(processes: int, log: Path, *script: object) -> float:
     """Run a script under torchrun to its end; the memory of its largest process at its peak, in MiB.
 
@@ -95,18 +108,9 @@ def launch(processes: int, log: Path, *script: object) -> float:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_MIXED", "WANDB_"))}
-    environment |= {
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "TQDM_DISABLE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(ROOT),
-    }
     with log.open("w") as output:
         command = [str(word) for word in (sys.executable, *launcher, *script)]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:

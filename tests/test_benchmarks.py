@@ -203,7 +203,14 @@ def pretended(monkeypatch, tmp_path):
         configs.append(config)
         output = Path(config.output_dir)
         output.mkdir(parents=True, exist_ok=True)
-        figures = {"mfu": 0.5, "tokens_per_second": 100.0 * processes, "padding": 0.1, "step_seconds": 2.0, "loss": 1.0}
+        figures = {
+            "mfu": 0.5,
+            "tokens_per_second": 100.0 * processes,
+            "padding": 0.1,
+            "communication": 0.0,
+            "step_seconds": 2.0,
+            "loss": 1.0,
+        }
         lines = [json.dumps({"step": step + 1} | figures) for step in range(config.max_train_steps or 1)]
         (output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return 1.0

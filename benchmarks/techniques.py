@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node 2 benchmarks/techniques.py --output_dir out/techniques
 
-The model is the BERT of peers.py (4 layers x 256), in float32, one thread per process. What is compared:
-the update of AdamW (fused, in groups, parameter by parameter); a forward and backward pass under DDP, whose gradients
-are views of its buckets or not; one over texts, whose last layer computes the first token only or all of them; and what
-importing libraries takes that the recipes import late or not at all. Leaves techniques.json and techniques.md.
+The model is the BERT of peers.py (4 layers x 256) unless another is named, in float32, one thread per process. What is
+compared: the update of AdamW (fused, in groups, parameter by parameter); a forward and backward pass under DDP, whose
+gradients are views of its buckets or not; one of classifiers whose last layer computes the first token only or all of
+them; and what importing libraries takes that the recipes import late or not at all. Leaves techniques.json and
+techniques.md.
 """
 
 import contextlib
@@ -35,8 +36,12 @@ PAIRS = (
     ("update, in groups", "update, fused"),
     ("update, one by one", "update, fused"),
     ("step, gradients copied", "step, gradients in buckets"),
-    ("last layer, every token", "last layer, first token"),
+    ("BERT 4 x 256, every token", "BERT 4 x 256, first token"),
+    ("DistilBERT, every token", "DistilBERT, first token"),
+    ("ViT-B/16, every token", "ViT-B/16, first token"),
 )
+DISTILBERT: dict[str, int] = {}  # sizes; transformers' own are those of the published models
+VIT: dict[str, int] = {}
 LATE = ("evaluate", "wandb", "matplotlib.pyplot", "datasets")
 
 
@@ -77,21 +82,31 @@ def steps(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
     }
 
 
-def last_layers(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
-    """Forward and backward passes of a classifier over three micro-batches of short, middle and long texts."""
+def last_layers(bert: torch.nn.Module) -> dict[str, Callable[[], object]]:
+    """Forward and backward passes of classifiers: over short, middle and long texts, or over pictures of 224 x 224."""
     generator = torch.Generator().manual_seed(0)
-    batches = [torch.randint(8192, shape, generator=generator) for shape in ((16, 64), (4, 256), (2, 512))]
-
-    def compute(classifier: torch.nn.Module) -> None:
-        for ids in batches:
-            classifier(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.square().mean().backward()
-
-    short = copy.deepcopy(model)
-    shorten_last_layer(short)
-    return {
-        "last layer, every token": partial(compute, copy.deepcopy(model)),
-        "last layer, first token": partial(compute, short),
+    texts = [torch.randint(8192, shape, generator=generator) for shape in ((16, 64), (4, 256), (2, 512))]
+    distilbert = transformers.DistilBertConfig(vocab_size=8192, dropout=0.0, attention_dropout=0.0, **DISTILBERT)
+    models = {
+        "BERT 4 x 256": (bert, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in texts]),
+        "DistilBERT": (transformers.DistilBertForSequenceClassification(distilbert), [{"input_ids": texts[1]}]),
+        "ViT-B/16": (
+            transformers.ViTForImageClassification(transformers.ViTConfig(**VIT)),
+            [{"pixel_values": torch.rand(4, 3, 224, 224, generator=generator)}],
+        ),
     }
+
+    def compute(classifier: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> None:
+        for batch in batches:
+            classifier(**batch).logits.square().mean().backward()
+
+    ways: dict[str, Callable[[], object]] = {}
+    for name, (whole, batches) in models.items():
+        short = copy.deepcopy(whole)
+        shorten_last_layer(short)
+        ways |= {f"{name}, every token": partial(compute, whole.train(), batches)}
+        ways |= {f"{name}, first token": partial(compute, short.train(), batches)}
+    return ways
 
 
 def import_seconds(package: str) -> float:

@@ -1,8 +1,8 @@
 """The last layer of a classifier that reads the first token only, computed for that token only.
 
-The heads of BERT, RoBERTa and their relatives look at nothing else. Keys and values of the last layer are needed for
-every token; its queries, its attention and its feed-forward network for one. Logits and gradients are those of the
-whole layer, to rounding.
+The heads of BERT, RoBERTa and their relatives, of DistilBERT, ViT and DeiT look at nothing else. Keys and values of the
+last layer are needed for every token; its queries, its attention and its feed-forward network for one. Logits and
+gradients are those of the whole layer, to rounding.
 """
 
 from types import MethodType
@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-FAMILIES = ("bert", "camembert", "electra", "roberta", "xlm-roberta")
 SHORT = "last_layer_is_short"
 
 
@@ -19,12 +18,15 @@ def shorten_last_layer(model: Any) -> None:
 
     The model's `last_hidden_state` is then [batch, 1, width].
     """
-    config = getattr(model, "config", None)
-    family = getattr(config, "model_type", None) if type(model).__name__.endswith("ForSequenceClassification") else None
-    if config and family in FAMILIES and not config.is_decoder and config._attn_implementation == "sdpa":
-        attention = model.base_model.encoder.layer[-1].attention
-        attention.forward = MethodType(attend_from_first, attention)
-        setattr(model, SHORT, True)
+    config: Any = getattr(model, "config", None)
+    head = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    family = getattr(config, "model_type", None) if head else None
+    if family not in FAMILIES or getattr(config, "is_decoder", False) or config._attn_implementation != "sdpa":
+        return
+    layers, forward = FAMILIES[family]
+    last = model.base_model.get_submodule(layers)[-1]
+    last.forward = MethodType(forward, last)
+    setattr(model, SHORT, True)
 
 
 def is_short(model: nn.Module) -> bool:
@@ -32,19 +34,62 @@ def is_short(model: nn.Module) -> bool:
     return getattr(model, SHORT, False)
 
 
-def attend_from_first(
-    attention: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any
-) -> tuple[Tensor, None]:
-    """The forward pass of transformers' BertAttention and its copies: [batch, length, width] -> [batch, 1, width].
+def bert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **more: Any) -> Tensor:
+    """The forward pass of transformers' BertLayer and its copies: [batch, length, width] -> [batch, 1, width].
 
-    `attention_mask` is None or has a shape that is broadcast to [batch, heads, length, length].
+    Here and below `attention_mask` is None or has a shape that is broadcast to [batch, heads, length, length].
+    """
+    own = layer.attention.self
+    projections = own.query, own.key, own.value
+    attended = attend_from_first(
+        own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p
+    )
+    return layer.feed_forward_chunk(layer.attention.output(attended, hidden_states[:, :1]))
+
+
+def distilbert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
+    """The forward pass of transformers' TransformerBlock of DistilBERT: [batch, length, width] -> [batch, 1, width]."""
+    own = layer.attention
+    projections = own.q_lin, own.k_lin, own.v_lin
+    attended = attend_from_first(
+        own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p
+    )
+    hidden = layer.sa_layer_norm(own.out_lin(attended) + hidden_states[:, :1])
+    return layer.output_layer_norm(layer.ffn(hidden) + hidden)
+
+
+def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
+    """The forward pass of transformers' ViTLayer and DeiTLayer: [batch, length, width] -> [batch, 1, width]."""
+    own, normed = layer.attention, layer.layernorm_before(hidden_states)
+    projections = own.q_proj, own.k_proj, own.v_proj
+    attended = attend_from_first(own, projections, normed, attention_mask, own.head_dim, own.attention_dropout)
+    hidden = layer.dropout(own.o_proj(attended)) + hidden_states[:, :1]
+    return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
+
+
+FAMILIES = dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer))
+FAMILIES |= {"distilbert": ("transformer.layer", distilbert_layer)}
+FAMILIES |= dict.fromkeys(("deit", "vit"), ("layers", vit_layer))
+
+
+def attend_from_first(
+    own: Any,
+    projections: tuple[nn.Module, ...],
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    head_size: int,
+    dropout: float,
+) -> Tensor:
+    """Attention of the first token to all, before the output's projection: [batch, length, width] -> [batch, 1, width].
+
+    `own` is the layer's attention module, `projections` are those to queries, keys and values.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    own, first = attention.self, hidden_states[:, :1]
+    to_query, to_key, to_value = projections
     query, key, value = (
-        projected.unflatten(-1, (-1, own.attention_head_size)).transpose(1, 2)
-        for projected in (own.query(first), own.key(hidden_states), own.value(hidden_states))
+        projected.unflatten(-1, (-1, head_size)).transpose(1, 2)
+        for projected in (to_query(hidden_states[:, :1]), to_key(hidden_states), to_value(hidden_states))
     )
     context, _ = ALL_ATTENTION_FUNCTIONS[own.config._attn_implementation](
         own,
@@ -52,7 +97,7 @@ def attend_from_first(
         key,
         value,
         None if attention_mask is None else attention_mask[:, :, :1],
-        dropout=own.dropout.p if own.training else 0.0,
+        dropout=dropout if own.training else 0.0,
         scaling=own.scaling,
     )
-    return attention.output(context.flatten(2), first), None
+    return context.flatten(2)

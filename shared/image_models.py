@@ -10,6 +10,7 @@ from torch import nn
 from shared.batch_norm import synchronize
 from shared.compiling import compile_layers
 from shared.errors import UserError
+from shared.first_token import shorten_last_layer
 from shared.pretrained import load_pretrained
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -134,9 +135,12 @@ def zero_last_norms(model: nn.Module) -> None:
 def for_device(accelerator: Any, config: Any, model: nn.Module) -> nn.Module:
     """The model as --sync_batchnorm, --channels_last and --torch_compile ask for it; before optimizer and `prepare`.
 
+    Nothing is computed that no head reads.
+
     Raises:
         UserError: see `batch_norm.synchronize` and `compile_layers`.
     """
+    shorten_last_layer(model)
     if config.sync_batchnorm:
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":

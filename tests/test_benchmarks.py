@@ -98,6 +98,8 @@ def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypat
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
     monkeypatch.setattr(peers, "SIZES", sizes)
     monkeypatch.setattr(techniques, "LATE", ("json",))
+    monkeypatch.setattr(techniques, "VIT", {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 24})
+    monkeypatch.setattr(techniques, "DISTILBERT", {"n_layers": 1, "dim": 24, "hidden_dim": 24})
     environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -105,7 +107,7 @@ def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypat
     techniques.main()
     report = json.loads((tmp_path / "techniques.json").read_text())
     assert [*report["comparisons"]] == [f"{slow} / {fast}" for slow, fast in techniques.PAIRS] + ["import json (s)"]
-    assert len(report["rows"]) == 2 * 7
+    assert len(report["rows"]) == 2 * 11
     assert min(row["ms"] for row in report["rows"]) > 0
 
 

@@ -7,33 +7,46 @@ from types import SimpleNamespace
 import pytest
 import runs
 import torch
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    DeiTForImageClassificationWithTeacher,
+)
 
 sys.path.insert(0, str(runs.ROOT))
 
-from shared import compiling
+from shared import compiling, image_models
 from shared.first_token import FAMILIES, is_short, shorten_last_layer
 from shared.flops import FlopCounter, attention_flops
 from shared.options import Options
 from shared.pretrained import checkpoint_activations
 from shared.text_models import for_device
 
-SIZES = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}
+SIZES = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+TEXT = {"vocab_size": 50, "pad_token_id": 0}
+PICTURE = {"image_size": 16, "patch_size": 4, "architectures": ["DeiTForImageClassification"]}  # of deit there are two
+PICTURES = ("deit", "vit")
 
 
 def config_of(kind, dropout=0.0, **more):
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    return AutoConfig.for_model(
-        kind, **SIZES, **rates, num_hidden_layers=3, pad_token_id=0, initializer_range=0.2, num_labels=3, **more
-    )
+    if kind == "distilbert":
+        rates = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
+    given = SIZES | (PICTURE if kind in PICTURES else TEXT) | rates | more
+    return AutoConfig.for_model(kind, **given, num_hidden_layers=3, initializer_range=0.2, num_labels=3)
 
 
 def tiny(kind, **more):
     torch.manual_seed(0)
-    return AutoModelForSequenceClassification.from_config(config_of(kind, **more)).train()
+    model = AutoModelForImageClassification if kind in PICTURES else AutoModelForSequenceClassification
+    return model.from_config(config_of(kind, **more)).train()
 
 
-def batch(padded):
+def batch(padded, kind="bert"):
+    if kind in PICTURES:
+        return {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(int(padded)))}
     lengths = torch.tensor([[20], [13], [5]] if padded else [[20], [20], [20]])
     return {"input_ids": torch.arange(60).view(3, 20) % 49 + 1, "attention_mask": (torch.arange(20) < lengths).long()}
 
@@ -48,7 +61,7 @@ def logits_and_gradients(model, inputs):
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_and_gradients_are_those_of_the_whole_layer(kind, padded):
-    whole, inputs = tiny(kind), batch(padded)
+    whole, inputs = tiny(kind), batch(padded, kind)
     short = copy.deepcopy(whole)
     shorten_last_layer(short)
     assert (is_short(whole), is_short(short)) == (False, True)
@@ -57,13 +70,14 @@ def test_logits_and_gradients_are_those_of_the_whole_layer(kind, padded):
     for one, other in zip(expected, found, strict=True):
         assert runs.distance(other, one) < 1e-5
     assert set(short.state_dict()) == set(whole.state_dict())
-    again = logits_and_gradients(copy.deepcopy(short), batch(not padded))
+    again = logits_and_gradients(copy.deepcopy(short), batch(not padded, kind))
     assert runs.distance(again[0], found[0]) > 1e-3, "a copy is a model of its own, and the mask is seen"
 
 
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
 @pytest.mark.parametrize("how", ["recomputed", "by products in bf16", "compiled"])
-def test_what_else_is_done_to_layers_goes_with_it(how, monkeypatch):
-    model, inputs = tiny("bert"), batch(padded=True)
+def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
+    model, inputs = tiny(kind), batch(padded=True)
     expected = logits_and_gradients(model, inputs)
     half = "bf16" in how
     accelerator = SimpleNamespace(
@@ -82,10 +96,19 @@ def test_what_else_is_done_to_layers_goes_with_it(how, monkeypatch):
         assert runs.distance(other.float(), one) < (0.05 if half else 1e-5)
 
 
-def test_dropout_is_drawn_anew_and_only_in_training():
-    model, inputs = tiny("roberta", dropout=0.5), batch(padded=True)
+def test_image_classifiers_are_shortened_with_the_rest():
+    accelerator = SimpleNamespace(device=torch.device("cpu"))
+    config = SimpleNamespace(sync_batchnorm=False, channels_last=True, torch_compile=False)
+    model = image_models.for_device(accelerator, config, tiny("vit"))
+    assert is_short(model)
+    assert model.base_model(**batch(True, "vit")).last_hidden_state.shape == (3, 1, 32)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "vit"])
+def test_dropout_is_drawn_anew_and_only_in_training(kind):
+    model, inputs = tiny(kind, dropout=0.5), batch(True, kind)
     shorten_last_layer(model)
-    model.base_model.encoder.layer[:-1].eval()
+    model.eval().base_model.get_submodule(FAMILIES[kind][0])[-1].train()
     torch.manual_seed(1)
     first, second = model(**inputs).logits, model(**inputs).logits
     assert not torch.equal(first, second)
@@ -99,19 +122,20 @@ def test_dropout_is_drawn_anew_and_only_in_training():
     "model",
     [
         lambda: tiny("modernbert"),  # the mean of all tokens
-        lambda: tiny("distilbert"),  # the first, by layers of another build
+        lambda: tiny("albert"),  # the first, by layers that are one
         lambda: tiny("bert", is_decoder=True),
         lambda: tiny("bert", attn_implementation="eager"),
         lambda: AutoModelForMaskedLM.from_config(config_of("bert")),
+        lambda: DeiTForImageClassificationWithTeacher(config_of("deit")),  # the first two
     ],
-    ids=["mean", "other layers", "decoder", "eager", "masked LM"],
+    ids=["mean", "layers that are one", "decoder", "eager", "masked LM", "two tokens"],
 )
 def test_other_models_stay_as_they_are(model):
     model = model().eval()
-    before = copy.deepcopy(model)
+    before, inputs = copy.deepcopy(model), batch(True, model.config.model_type)
     shorten_last_layer(model)
     assert not is_short(model)
-    assert torch.equal(model(**batch(padded=True)).logits, before(**batch(padded=True)).logits)
+    assert torch.equal(model(**inputs).logits, before(**inputs).logits)
 
 
 def test_what_is_not_computed_is_not_counted():

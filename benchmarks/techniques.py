@@ -31,6 +31,7 @@ import peers
 import rounds
 
 from shared.first_token import shorten_last_layer
+from shared.launch import keep_freed_memory
 
 PAIRS = (
     ("update, in groups", "update, fused"),
@@ -117,6 +118,7 @@ def import_seconds(package: str) -> float:
 
 def main() -> None:
     arguments = rounds.parser(__doc__, "out/techniques").parse_args()
+    keep_freed_memory()  # as recipes do
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)

@@ -93,7 +93,7 @@ SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 PREDICT := python benchmarks/predict.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-LANES := utilisation mlm_cpu peers_eval loop_cost independent startup same_batches images_cpu techniques start \
+LANES := utilisation mlm_cpu peers_eval loop_cost independent lockstep startup same_batches images_cpu techniques start \
 	monitor_cost mlm_head tokenizing checkpoints_cpu peers_bf16 peers_fp32
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed
 
@@ -102,6 +102,7 @@ measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --lanes eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_independent := python benchmarks/independent.py --rounds $(ROUNDS)
+measure_lockstep := torchrun --nproc-per-node 2 benchmarks/lockstep.py --rounds $(ROUNDS)
 measure_startup := python benchmarks/startup.py --rounds $(ROUNDS)
 measure_same_batches := python benchmarks/same_batches.py --rounds $(ROUNDS)
 measure_images_cpu := python benchmarks/image_peers.py --rounds $(ROUNDS)

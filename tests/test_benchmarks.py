@@ -15,6 +15,7 @@ import contestants
 import image_peers
 import independent
 import lanes
+import lockstep
 import loop_cost
 import mlm_head
 import mlm_peers
@@ -94,15 +95,34 @@ def test_the_cost_of_the_monitor_is_measured(monkeypatch):
     assert min(found.values()) > 0
 
 
+def alone_in_a_group(monkeypatch):
+    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_processes_in_step_take_turns_with_processes_that_never_wait(tmp_path, monkeypatch):
+    alone_in_a_group(monkeypatch)
+    words = ["--rounds", "3", "--steps", "2", "--products", "9", "--output_dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/lockstep.py", *words])
+    lockstep.main()
+    report = json.loads((tmp_path / "lockstep.json").read_text())
+    assert [(row["contestant"], row["round"]) for row in report["rows"]] == [
+        *[("in step", 0), ("alone", 0)],
+        *[("alone", 1), ("in step", 1)],
+        *[("in step", 2), ("alone", 2)],
+    ]
+    assert min(row["products_per_second"] for row in report["rows"]) > 0
+    assert len(report["comparisons"]["in step / alone"]["rounds"]) == 3
+
+
 def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
     monkeypatch.setattr(peers, "SIZES", sizes)
     monkeypatch.setattr(techniques, "LATE", ("json",))
     monkeypatch.setattr(techniques, "VIT", {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 24})
     monkeypatch.setattr(techniques, "DISTILBERT", {"n_layers": 1, "dim": 24, "hidden_dim": 24})
-    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    alone_in_a_group(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["benchmarks/techniques.py", "--rounds", "2", "--output_dir", str(tmp_path)])
     techniques.main()
     report = json.loads((tmp_path / "techniques.json").read_text())

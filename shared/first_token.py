@@ -19,8 +19,10 @@ def shorten_last_layer(model: Any) -> None:
     The model's `last_hidden_state` is then [batch, 1, width].
     """
     config: Any = getattr(model, "config", None)
-    head = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
-    family = getattr(config, "model_type", None) if head else None
+    kind = type(model)
+    known = kind.__module__.startswith("transformers.models.")  # a head of one's own may read every token
+    head = kind.__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    family = getattr(config, "model_type", None) if known and head else None
     if family not in FAMILIES or getattr(config, "is_decoder", False) or config._attn_implementation != "sdpa":
         return
     layers, forward = FAMILIES[family]
@@ -67,9 +69,11 @@ def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None =
     return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
 
 
-FAMILIES = dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer))
-FAMILIES |= {"distilbert": ("transformer.layer", distilbert_layer)}
-FAMILIES |= dict.fromkeys(("deit", "vit"), ("layers", vit_layer))
+FAMILIES = {  # by the config's model_type: where an encoder's layers are, and the forward pass of the last one
+    **dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer)),
+    "distilbert": ("transformer.layer", distilbert_layer),
+    **dict.fromkeys(("deit", "vit"), ("layers", vit_layer)),
+}
 
 
 def attend_from_first(

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    BertForSequenceClassification,
     DeiTForImageClassificationWithTeacher,
 )
 
@@ -118,6 +119,13 @@ def test_dropout_is_drawn_anew_and_only_in_training(kind):
     assert torch.equal(model(**inputs).logits, model(**inputs).logits)
 
 
+class MeanForSequenceClassification(BertForSequenceClassification):
+    """As someone may write who wants BERT with another head."""
+
+    def forward(self, **inputs):
+        return SimpleNamespace(logits=self.classifier(self.bert(**inputs).last_hidden_state.mean(1)))
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -127,8 +135,9 @@ def test_dropout_is_drawn_anew_and_only_in_training(kind):
         lambda: tiny("bert", attn_implementation="eager"),
         lambda: AutoModelForMaskedLM.from_config(config_of("bert")),
         lambda: DeiTForImageClassificationWithTeacher(config_of("deit")),  # the first two
+        lambda: MeanForSequenceClassification(config_of("bert")),
     ],
-    ids=["mean", "layers that are one", "decoder", "eager", "masked LM", "two tokens"],
+    ids=["mean", "layers that are one", "decoder", "eager", "masked LM", "two tokens", "a head of one's own"],
 )
 def test_other_models_stay_as_they_are(model):
     model = model().eval()

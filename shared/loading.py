@@ -77,7 +77,8 @@ class Loader:
         Steps are read ahead in order; asking for any other step than the next one starts there, at once.
         """
         if step != self._next_step:
-            schedule = (m for s in range(step, self.plan.total_steps) for m in self.plan.micro_batches(s))
+            plan = self.plan  # not self: in a cycle the workers would end by garbage collection, which takes 10 s each
+            schedule = (m for s in range(step, plan.total_steps) for m in plan.micro_batches(s))
             self._stream = feed(schedule, *self._feed)
         self._next_step = -1  # a caller who leaves the loop early gets a fresh stream next time
         while True:

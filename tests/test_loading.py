@@ -1,7 +1,9 @@
 """The loader feeds exactly what the plan says, with the same random draws, whoever reads the sample."""
 
+import gc
 import random
 import sys
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
@@ -71,6 +73,19 @@ def test_a_step_can_be_asked_for_at_once_and_again(num_workers):
     assert [b.tolist() for _, b in loader.micro_batches(4)] == everything[4]
     assert [b.tolist() for _, b in loader.micro_batches(1)] == everything[1]
     assert [b.tolist() for _, b in loader.micro_batches(2)] == everything[2]
+
+
+def test_the_workers_of_a_loader_end_with_it():
+    before = set(active_children())
+    loader = Loader(Draws(), plan_of(23), default_collate, CPU, 2)
+    next(loader.micro_batches(0))
+    assert len(set(active_children()) - before) == 2
+    gc.disable()
+    try:
+        del loader
+    finally:
+        gc.enable()
+    assert not set(active_children()) - before
 
 
 def test_a_plain_torch_dataset_drops_in():

@@ -8,8 +8,6 @@ equally fast the ratio is 1, and what it falls short of that, independent.py's t
 lockstep.json and lockstep.md in the output folder.
 """
 
-import contextlib
-import io
 import time
 
 import rounds
@@ -41,12 +39,7 @@ def main() -> None:
         dist.all_reduce(rate)
         return {"products_per_second": float(rate)}
 
-    main_process = dist.get_rank() == 0
-    with contextlib.nullcontext() if main_process else contextlib.redirect_stdout(io.StringIO()):
-        rows = rounds.take_turns(["in step", "alone"], arguments.rounds, timed)
-    dist.barrier()
-    dist.destroy_process_group()
-    if main_process:
+    if rows := rounds.take_turns_in_group(["in step", "alone"], arguments.rounds, timed):
         found = {"in step / alone": rounds.compare(rows, "products_per_second", "in step", "alone")}
         rounds.save(arguments, "lockstep", 2, rows, found)
 

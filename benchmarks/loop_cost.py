@@ -205,6 +205,7 @@ def main() -> None:
         result = measure(contestant, int(steps), Path(folder))
         Path(folder, "result.json").write_text(json.dumps(result))
         os._exit(0)
+    import peers
     import rounds
 
     parser = rounds.parser(__doc__, "out/loop_cost")
@@ -213,8 +214,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = rounds.fresh_folder(arguments)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_MIXED", "WANDB_"))}
-    environment |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    environment = peers.environment() | {"ACCELERATE_USE_CPU": "true"}
 
     def run(name: str, round_: int) -> dict[str, float]:
         place = folder / f"{name}-{round_}"

@@ -5,8 +5,10 @@ ratios within a round: a machine that slows down for a minute slows both sides d
 """
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
+import io
 import json
 import os
 import platform
@@ -31,6 +33,18 @@ def take_turns(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]
         sys.stdout.flush()
         rows.append(row)
     return rows
+
+
+def take_turns_in_group(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]) -> list[Row]:
+    """`take_turns` in all processes of torch's group, which ends with it; the main one alone prints and has rows."""
+    import torch.distributed as dist
+
+    main_process = dist.get_rank() == 0
+    with contextlib.nullcontext() if main_process else contextlib.redirect_stdout(io.StringIO()):
+        rows = take_turns(names, rounds, run)
+    dist.barrier()
+    dist.destroy_process_group()
+    return rows if main_process else []
 
 
 def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:

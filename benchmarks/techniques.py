@@ -9,9 +9,7 @@ them; and what importing libraries takes that the recipes import late or not at 
 techniques.md.
 """
 
-import contextlib
 import copy
-import io
 import subprocess
 import sys
 import time
@@ -136,12 +134,7 @@ def main() -> None:
         ways[name]()
         return {"ms": 1e3 * (time.perf_counter() - started)}
 
-    main_process = dist.get_rank() == 0
-    with contextlib.nullcontext() if main_process else contextlib.redirect_stdout(io.StringIO()):
-        rows = rounds.take_turns(list(ways), arguments.rounds, timed)
-    dist.barrier()
-    dist.destroy_process_group()
-    if main_process:
+    if rows := rounds.take_turns_in_group(list(ways), arguments.rounds, timed):
         found = {f"{slow} / {fast}": rounds.compare(rows, "ms", slow, fast) for slow, fast in PAIRS}
         for package in LATE:
             seconds = [import_seconds(package) for _ in range(arguments.rounds)]

@@ -1,5 +1,6 @@
 """Fixtures that several test files use."""
 
+import gc
 import os
 
 import pytest
@@ -36,6 +37,7 @@ def nothing_of_another_file():
     names, cores = {*os.environ}, os.sched_getaffinity(0)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
+    gc.unfreeze()  # what launch.run has frozen would never be collected
     GradientState._reset_state()
     os.sched_setaffinity(0, cores)
     for name in {*os.environ} - names - {"PYTEST_CURRENT_TEST"}:

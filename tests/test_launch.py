@@ -1,6 +1,7 @@
 """Every way to start a recipe gives the same run, a wrong launch does not start, and every run ends cleanly."""
 
 import errno
+import gc
 import hashlib
 import os
 import re
@@ -284,6 +285,15 @@ def test_how_a_run_ends_is_in_its_exit_code_and_in_one_line(leaving, monkeypatch
     err = capsys.readouterr().err
     assert err.startswith(said)
     assert err.count("\n") == (1 if said else 0)
+
+
+def test_collections_of_a_start_leave_out_what_is_imported(leaving, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    gc.unfreeze()
+    launch.run(lambda _: frozen.append(gc.get_freeze_count()), Options)
+    gc.unfreeze()
+    assert frozen[0] > len(sys.modules)
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):

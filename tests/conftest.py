@@ -37,8 +37,8 @@ def nothing_of_another_file():
     names, cores = {*os.environ}, os.sched_getaffinity(0)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
-    gc.unfreeze()  # what launch.run has frozen would never be collected
     GradientState._reset_state()
+    gc.unfreeze()  # what launch.run has frozen would never be collected
     os.sched_setaffinity(0, cores)
     for name in {*os.environ} - names - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]

@@ -32,12 +32,13 @@ from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.new_encoders import sizes_of
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Options, ScheduleType
+from shared.options import ScheduleType
 from shared.packing import arrange
 from shared.pretrained import checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
+from shared.text_options import TextOptions
 from shared.tracking import Tracker
 
 TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
@@ -45,35 +46,21 @@ EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Options):
+class Config(TextOptions):
     """Masked language modeling."""
 
-    model_name_or_path: str | None = None
-    """Model to go on with, on the Hub or in a local folder. None: a new one of the type and sizes below."""
     model_type: Literal["modernbert", "bert", "roberta"] = "modernbert"
     """Architecture of a new model."""
-    hidden_size: int = 128
-    """Width of a new model."""
-    num_hidden_layers: int = 2
-    """Layers of a new model."""
-    num_attention_heads: int = 2
-    """Attention heads of a new model."""
     intermediate_size: int | None = None
     """Width inside of a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
     rope_theta: float | None = None
     """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
-    tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
-    """Tokenizer that a new model gets, trained on the training text."""
-    vocab_size: int = 8192
-    """Entries of that tokenizer; the model's vocabulary is rounded up to a multiple of 64."""
     text_column_name: str = "text"
     """The column of the documents; a text file has one on each line."""
     max_length: int = 128
     """Longest sequence in tokens. Longer documents are cut into pieces of that length; nothing is dropped."""
     packing: bool = True
     """Documents end to end, without padding and without attention to each other. Else: one document per row."""
-    max_tokens_per_micro_batch: int | None = 2048
-    """Budget of a micro-batch in tokens. It decides how a step is cut, and so how much memory it takes."""
     mlm_probability: float = 0.3
     """Share of the tokens of each document that is hidden: an exact number of them."""
     mask_replace_prob: float = 0.8

@@ -28,30 +28,18 @@ from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Options
 from shared.pretrained import check_heads, checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
+from shared.text_options import TextOptions
 from shared.tracking import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Options):
+class Config(TextOptions):
     """Text classification and regression."""
 
-    model_name_or_path: str | None = None
-    """Encoder on the Hub or in a local folder. None: a new one of the sizes below."""
-    hidden_size: int = 128
-    """Width of a new encoder."""
-    num_hidden_layers: int = 2
-    """Layers of a new encoder."""
-    num_attention_heads: int = 2
-    """Attention heads of a new encoder."""
-    tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
-    """Tokenizer that a new encoder gets, trained on the training text."""
-    vocab_size: int = 8192
-    """Entries of that tokenizer."""
     text_column_names: tuple[str, ...] = ("text",)
     """The column of the sentences, or the two columns of the pairs."""
     label_column_name: str = "label"

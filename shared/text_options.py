@@ -28,4 +28,4 @@ class TextOptions(Options):
     max_length: int = 128
     """Longest sequence in tokens."""
     max_tokens_per_micro_batch: int | None = 2048
-    """Budget of a micro-batch in tokens, padding included. It decides how a step is cut, and how much memory it takes."""
+    """Budget of a micro-batch in tokens, padding included. It decides how a step is cut and what memory it takes."""

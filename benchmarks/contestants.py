@@ -315,7 +315,7 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
     )
-    metrics = recipe_evaluation.resolve(labels.kind, None, False, labels.num_labels)
+    metrics = recipe_evaluation.resolve(nlp.Config(), labels.kind, labels.names, validation.targets)
     dataset = Dicts(validation)
     inner = accelerator.unwrap_model(model)
 

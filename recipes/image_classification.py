@@ -117,7 +117,7 @@ def main(config: Config) -> dict[str, float]:
     train, validation, processor, augmentation = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)
     classes = len(train.source.names)
-    metrics = evaluation.resolve("image_classification", config.metric_name, config.trust_remote_code, classes)
+    metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, train.source.names))
     average = WeightAverage(accelerator, model, config.ema_decay)
@@ -143,7 +143,7 @@ def main(config: Config) -> dict[str, float]:
     statistics = batch_norm.RunningAverages(accelerator, model)
     evaluated = average.model or model
     data = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
-    notes = batch_norm.notes(model, plan, progress.step)
+    notes = batch_norm.notes(model, plan, progress.step) | metrics.notes
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
         return {}
@@ -200,7 +200,7 @@ def main(config: Config) -> dict[str, float]:
     signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, evaluated, processor)
-    ranked, losses = predict(accelerator, evaluated, loader, validation, augmentation)  # no signal is heard any more
+    ranked, losses, _ = predict(accelerator, evaluated, loader, validation, augmentation)  # hears no signal any more
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()), worst(validation, ranked, losses))
     return progress.results
 
@@ -209,26 +209,26 @@ def evaluate(
     accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
-    if (predicted := predict(accelerator, model, loader, data, augmentation)) is None:
+    if (predicted := predict(accelerator, model, loader, data, augmentation, metrics)) is None:
         return {}
-    ranked, losses = predicted
-    scores = evaluation.compute_on_main(accelerator, metrics, ranked, data.targets)
-    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in scores.items()}
+    ranked, losses, scores = predicted
+    values = evaluation.compute_on_main(accelerator, metrics, ranked, data.targets, scores)
+    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 
 @torch.inference_mode()
-def predict(accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation) -> Any:
-    """The likeliest classes of each sample [samples, at most 5], its loss [samples]; None if a signal cut it short."""
+def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Augmentation, metrics: Any = None) -> Any:
+    """Likeliest classes [samples, at most 5], losses [samples], scores for `metrics`; None if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = evaluation.Rows((len(data), best := min(5, len(data.source.names))))
+    rows = evaluation.Rows((len(data), best := min(5, len(data.source.names))), metrics)
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
     for micro_batch, batch in preemption.watch(accelerator, batches):
         with accelerator.autocast():  # `prepare` has given it to the model, but not to the average
-            logits = model(pixel_values=augmentation.evaluation(batch)).logits.float()
+            logits = model(pixel_values=how.evaluation(batch)).logits.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
-        rows.add(micro_batch, logits.topk(best).indices, losses)
+        rows.add(micro_batch, logits.topk(best).indices, losses, logits)
     model.train()
-    return None if preemption.cut_short(accelerator) else rows.gather(accelerator)
+    return None if preemption.cut_short(accelerator) else (*rows.gather(accelerator), rows.gather_scores(accelerator))
 
 
 # Replace from here down to train on your own data and model.

@@ -69,7 +69,7 @@ def main(config: Config) -> dict[str, float]:
         return result
     train, validation, labels, tokenizer = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)
-    metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
+    metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
     collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
@@ -92,7 +92,7 @@ def main(config: Config) -> dict[str, float]:
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
     data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}"
-    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data)
+    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **metrics.notes)
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)
@@ -153,18 +153,19 @@ def evaluate(
 ) -> dict[str, float]:
     """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = evaluation.Rows(data.targets.shape)
+    rows = evaluation.Rows(data.targets.shape, metrics)
     schedule = plan.evaluation(collate.padded_lengths(data.lengths))
     for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
         targets = batch.pop("labels")
         logits = model(**batch).logits
-        rows.add(micro_batch, predict(labels.kind, logits), item_losses(labels.kind, logits, targets))
+        rows.add(micro_batch, predict(labels.kind, logits), item_losses(labels.kind, logits, targets), logits)
     model.train()
     if preemption.cut_short(accelerator):
         return {}
     predictions, losses = rows.gather(accelerator)
-    scores = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets)
-    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in scores.items()}
+    scores = rows.gather_scores(accelerator)
+    values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
+    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 
 def item_losses(kind: str, logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,14 +1,9 @@
 """Evaluation that counts exactly over any number of processes: each sample once, in dataset order; and its metrics."""
 
-import atexit
 import math
-import os
-import shutil
-import sys
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +12,11 @@ import torch
 from shared.batches import MicroBatch
 from shared.errors import UserError
 from shared.launch import on_main_process
+from shared.metric_sources import DEFAULT_METRICS, OF_CLASS, RANKED, SCORED, find_source, load, shipped_name
 from shared.options import Options
 from shared.progress import BestBy
 
-METRICS_FOLDER = Path(__file__).parent / "metrics"
-# The metrics of each kind of task; the first decides which checkpoint is best.
-DEFAULT_METRICS = {
-    "classification": ("accuracy", "macro_f1", "matthews_correlation"),
-    "image_classification": ("accuracy", "top_5_accuracy", "macro_f1"),
-    "multi_label": ("micro_f1", "macro_f1", "accuracy"),
-    "regression": ("pearson", "spearman", "mean_squared_error"),
-}
-RANKED = {"top_5_accuracy"}  # metrics that take the best classes of each sample, not the best one only
+SCORES_AT_ONCE = 2**24  # numbers that travel in one collective call: 64 MiB
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
 
 
@@ -70,18 +58,32 @@ class Rows:
 
     Args:
         shape: of the predictions for the whole dataset: (samples,) or (samples, labels).
+        metrics: what is computed of them; where one of these takes probabilities, they are collected as well.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], metrics: "Metrics | None" = None) -> None:
+        self.shape, self.metrics = shape, metrics
         self.samples = [np.empty(0, np.int64)]
         self.rows: list[torch.Tensor] = []
+        self.scores: list[torch.Tensor] = []
 
-    def add(self, micro_batch: MicroBatch, predictions: torch.Tensor, losses: torch.Tensor) -> None:
-        """Take in a micro-batch's predictions [rows] or [rows, labels] and losses [rows]; a repeat is passed over."""
+    def add(
+        self,
+        micro_batch: MicroBatch,
+        predictions: torch.Tensor,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+    ) -> None:
+        """Take in a micro-batch's predictions [rows] or [rows, labels] and losses [rows]; a repeat is passed over.
+
+        `logits` [rows, labels] become probabilities, where a metric takes them.
+        """
         if micro_batch.counted:
             self.samples.append(micro_batch.samples)
             self.rows.append(torch.cat([losses[:, None], predictions.reshape(len(losses), -1)], dim=1).double())
+            if self.metrics and self.metrics.take_scores:
+                assert logits is not None, "a metric takes probabilities, and the recipe gave no logits"
+                self.scores.append(self.metrics.probabilities(logits.float()))
 
     def gather(self, accelerator: Any) -> tuple[np.ndarray, np.ndarray]:
         """Predictions and losses of the whole dataset in its order, on every process; call it on all of them."""
@@ -90,17 +92,38 @@ class Rows:
         rows = gather_rows(accelerator, np.concatenate(self.samples), mine, self.shape[0]).cpu().numpy()
         return rows[:, 1:].reshape(self.shape), rows[:, 0]
 
+    def gather_scores(self, accelerator: Any) -> np.ndarray | None:
+        """Probabilities [samples, labels] of the whole dataset in its order, float32, on the main process.
+
+        None on the others, which do not need them, and where no metric takes them. Call it on all processes. A thousand
+        classes make 4 kB a sample, so they travel and leave the device in pieces.
+        """
+        if not (self.metrics and self.metrics.take_scores):
+            return None
+        samples, width = np.concatenate(self.samples), self.metrics.num_labels
+        mine, parts = torch.cat(self.scores or [torch.empty(0, width)]), []
+        at_once = max(1, SCORES_AT_ONCE // width)
+        for start in range(0, self.shape[0], at_once):
+            inside = np.flatnonzero((start <= samples) & (samples < start + at_once))
+            count = min(at_once, self.shape[0] - start)
+            part = gather_rows(accelerator, samples[inside] - start, mine[torch.from_numpy(inside)], count)
+            if accelerator.is_main_process:
+                parts.append(part.cpu().numpy())
+        return np.concatenate(parts) if parts else None
+
 
 def best_by(config: Options, metrics: "Metrics") -> BestBy:
     """Which evaluation number tells the best model: --metric_for_best_model, or the main metric of the task.
 
     Raises:
-        UserError: no evaluation gives a number of that name.
+        UserError: no evaluation gives a number of that name, or it says nothing on this validation data.
     """
     names = ("loss", *metrics.names)
     name = (config.metric_for_best_model or metrics.main_name).removeprefix("eval_")
     if name not in names:
         raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(names)}")
+    if config.metric_for_best_model and name in metrics.empty:
+        raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {metrics.empty[name]}")
     greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better
     return BestBy(f"eval_{name}", greater)
 
@@ -109,32 +132,55 @@ def best_by(config: Options, metrics: "Metrics") -> BestBy:
 class Metrics:
     """What a run is judged by. `evaluate` takes seconds to import: it is loaded when the first value is computed."""
 
-    sources: tuple[str, ...]  # for evaluate.load: files, or one name on the Hub
-    config_name: str | None  # "multilabel" for rows of 0 and 1: the name evaluate's own accuracy and f1 have for them
-    names: tuple[str, ...]  # of the values
-    _modules: list[Any] = field(default_factory=list, init=False, repr=False)
+    sources: tuple[str, ...] = ()  # for evaluate.load: files, or names on the Hub
+    names: tuple[str, ...] = ()  # of the values
+    multi_label: bool = False
+    num_labels: int = 1
+    positive: int | None = None  # the class that those of `OF_CLASS` are about
+    notes: dict[str, str] = field(default_factory=dict)  # for the launch card: what they are about or cannot tell
+    empty: dict[str, str] = field(default_factory=dict)  # those that say nothing on this validation data, and why
+    _modules: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def main_name(self) -> str:
         """The default of --metric_for_best_model."""
         return self.names[0]
 
-    def compute(self, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+    @property
+    def take_scores(self) -> bool:
+        """Whether one of them takes probabilities."""
+        return any(shipped_name(source) in SCORED for source in self.sources)
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of each class, or of each label, as logits [rows, labels] say."""
+        return logits.sigmoid() if self.multi_label else logits.softmax(1)
+
+    def compute(
+        self, predictions: np.ndarray, references: np.ndarray, scores: np.ndarray | None = None
+    ) -> dict[str, float]:
         """The values by name, without the prefix "eval_", on the process that calls.
 
         Args:
             predictions: [n] class ids or numbers, [n, labels] of 0 and 1, or [n, k] class ids, the likeliest first.
             references: the same shape; [n] class ids beside the last.
+            scores: [n, labels] probabilities, where `take_scores`.
         """
         assert len(predictions) == len(references), f"predictions {predictions.shape}, references {references.shape}"
-        if not self._modules:
-            self._modules = [load(source, self.config_name) for source in self.sources]
-        values: dict[str, Any] = {}
+        values: dict[str, float] = {}
         first = predictions if predictions.shape == references.shape else predictions[:, 0]
-        for source, module in zip(self.sources, self._modules, strict=True):
-            given = predictions if Path(source).stem in RANKED else first
-            values |= module.compute(predictions=given, references=references)
-        return {name: float(value) for name, value in values.items()}
+        for source in self.sources:
+            name = shipped_name(source)
+            given = scores if name in SCORED else predictions if name in RANKED else first
+            of_class = {"pos_label": self.positive} if name in OF_CLASS else {}
+            values |= self.compute_one(source, predictions=given, references=references, **of_class)
+        return values
+
+    def compute_one(self, source: str, **given: Any) -> dict[str, float]:
+        """The values of the metric at `source`, which is loaded when it is first asked for."""
+        if source not in self._modules:
+            # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
+            self._modules[source] = load(source, "multilabel" if self.multi_label else None)
+        return {name: float(value) for name, value in self._modules[source].compute(**given).items()}
 
 
 def computed_by_recipe(config: Options, names: tuple[str, ...]) -> Metrics:
@@ -145,16 +191,24 @@ def computed_by_recipe(config: Options, names: tuple[str, ...]) -> Metrics:
     """
     if config.metric_name:
         raise UserError(
-            f"--metric_name {config.metric_name}: this recipe always computes {', '.join(names)}; leave the flag out"
+            f"--metric_name {' '.join(config.metric_name)}: this recipe always computes {', '.join(names)}; leave the "
+            "flag out"
         )
-    return Metrics((), None, names)
+    return Metrics(names=names)
 
 
 def compute_on_main(
-    accelerator: Any, metrics: Metrics, predictions: np.ndarray, references: np.ndarray
+    accelerator: Any,
+    metrics: Metrics,
+    predictions: np.ndarray,
+    references: np.ndarray,
+    scores: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """`metrics.compute` on the main process, its result on all: a decision made from it (stop, best) is everyone's."""
-    return on_main_process(accelerator, lambda: metrics.compute(predictions, references))
+    """`metrics.compute` on the main process, its result on all: a decision made from it (stop, best) is everyone's.
+
+    `scores`, from `Rows.gather_scores`, are on the main process only.
+    """
+    return on_main_process(accelerator, lambda: metrics.compute(predictions, references, scores))
 
 
 def greater_is_better(name: str) -> bool:
@@ -162,109 +216,107 @@ def greater_is_better(name: str) -> bool:
     return LOWER_IS_BETTER.isdisjoint(name.lower().split("_"))
 
 
-def resolve(kind: str, metric_name: str | None, trust_remote_code: bool, num_labels: int) -> Metrics:
+def resolve(config: Options, kind: str, names: Sequence[str], targets: np.ndarray) -> Metrics:
     """The metrics of a run, checked before it trains. Every process calls this.
 
     The metrics that come with the recipes are only looked up. One of the user's own or of the Hub is loaded and tried
     on perfect predictions: what would fail after the first epoch (F1 that wants an average) fails here.
 
     Args:
+        config: --metric_name, the metrics to use: each a folder under shared/metrics, a file or a folder NAME with
+            NAME.py in it, or a name on the Hub, for which --trust_remote_code is needed; None for all defaults of this
+            kind. --positive_label.
         kind: "classification", "image_classification", "multi_label" or "regression".
-        metric_name: `--metric_name`, the one metric to use: a folder under shared/metrics, a file or a folder NAME
-            with NAME.py in it, or a name on the Hub; None for all defaults of this kind.
-        trust_remote_code: `--trust_remote_code`, without which nothing is loaded from the Hub.
-        num_labels: classes or labels of the task; of no account for regression.
+        names: of the classes or labels, in the order of the model's outputs; none for regression.
+        targets: [n] or [n, labels], of the validation data: what they cannot tell is said in `notes`.
 
     Raises:
-        UserError: there is no such metric, it does not fit, or its code may not or cannot be loaded.
+        UserError: there is no such metric, it does not fit, or its code may not or cannot be loaded; or
+            --positive_label is no class, is needed, or has no effect.
     """
-    config_name = "multilabel" if kind == "multi_label" else None
     if missing := [package for package in ("evaluate", "datasets", "sklearn") if find_spec(package) is None]:
         raise UserError(f"metrics need {missing[0]}, which is not installed: pip install -r requirements.txt")
-    if metric_name is None or metric_name in DEFAULT_METRICS[kind]:
-        names = (metric_name,) if metric_name else DEFAULT_METRICS[kind]
-        return Metrics(tuple(str(METRICS_FOLDER / name / f"{name}.py") for name in names), config_name, names)
+    few = RANKED if len(names) <= 5 else ()  # the true class is always among the five likeliest
+    asked = tuple(shipped_name(given) or given for given in config.metric_name or ())
+    for name in asked:
+        if name in few and name in DEFAULT_METRICS[kind]:
+            raise UserError(f"--metric_name {name} is 1 whatever a model of {len(names)} classes says: leave it out")
+    metrics = Metrics(multi_label=kind == "multi_label", num_labels=len(names) or 1)
+    for name in asked or [name for name in DEFAULT_METRICS[kind] if name not in few]:
+        source = find_source(kind, name, config.trust_remote_code)
+        computed = (name,) if shipped_name(source) else try_out(metrics, kind, name, source)
+        if both := set(computed) & set(metrics.names):
+            raise UserError(
+                f"--metric_name {' '.join(asked)}: {min(both)} would be computed twice: name each metric once"
+            )
+        metrics.sources += (source,)
+        metrics.names += computed
+    metrics.positive = positive_class(config, kind, names, asked)
+    describe(metrics, names, targets)
+    return metrics
 
-    metrics = Metrics((find_source(kind, metric_name, trust_remote_code),), config_name, names=())
-    classes = np.arange(num_labels)
-    perfect = {
-        "classification": classes,
-        "image_classification": classes,
-        "multi_label": np.eye(num_labels, dtype=np.int64),
-    }
-    sample = perfect.get(kind, np.array([0.0, 1.0, 2.0]))
+
+def try_out(metrics: Metrics, kind: str, name: str, source: str) -> tuple[str, ...]:
+    """The names of the values that a metric of the user's own or of the Hub computes of perfect predictions.
+
+    Raises:
+        UserError: it cannot be computed.
+    """
+    sample = np.arange(metrics.num_labels)
+    if kind not in ("classification", "image_classification"):
+        sample = np.eye(metrics.num_labels, dtype=np.int64) if metrics.multi_label else np.array([0.0, 1.0, 2.0])
     try:
-        metrics.names = tuple(metrics.compute(sample, sample))
+        return tuple(metrics.compute_one(source, predictions=sample, references=sample))
     except Exception as error:  # code that is not ours: whatever it raises, the user's choice of metric is the cause
-        task = kind if kind == "regression" else f"{kind} with {num_labels} labels"
+        task = kind if kind == "regression" else f"{kind} with {metrics.num_labels} labels"
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         if isinstance(error, NotImplementedError):
             reason = (
                 "write `import evaluate`, not `from evaluate import Metric`: its first Metric class is the one loaded"
             )
-        raise UserError(f"--metric_name {metric_name} cannot be computed for {task}: {reason}") from error
-    return metrics
+        raise UserError(f"--metric_name {name} cannot be computed for {task}: {reason}") from error
 
 
-def find_source(kind: str, metric_name: str, trust_remote_code: bool) -> str:
-    """What evaluate.load is given for a metric that is none of the defaults: a file, or a name on the Hub.
+def positive_class(config: Options, kind: str, names: Sequence[str], asked: Sequence[str]) -> int | None:
+    """The number of --positive_label among `names`; None where no metric is about one class.
 
     Raises:
-        UserError: see `resolve`.
+        UserError: it is no class, is needed, or has no effect.
     """
-    shipped = {name for names in DEFAULT_METRICS.values() for name in names}
-    added = {folder.name for folder in METRICS_FOLDER.iterdir() if (folder / f"{folder.name}.py").is_file()} - shipped
-    fitting = ", ".join((*DEFAULT_METRICS[kind], *sorted(added)))
-    if metric_name in shipped:
-        raise UserError(f"--metric_name {metric_name} does not fit {kind}: use one of {fitting}")
-    given = Path(metric_name).expanduser()
-    for path in (METRICS_FOLDER / metric_name, given):
-        for script in (path / f"{path.resolve().name}.py", path):
-            if script.suffix == ".py" and script.is_file():
-                return str(script.resolve())
-    if given.exists() or given.suffix == ".py" or metric_name.startswith((".", "/", "~")):
-        raise UserError(
-            f"--metric_name {metric_name}: no metric there; give a .py file, a folder NAME with NAME.py in it, or one "
-            f"of {fitting}"
-        )
-    if not trust_remote_code:
-        raise UserError(
-            f"--metric_name {metric_name} is not one of {fitting}, nor a file or folder here; a metric from the Hub is "
-            "code that will run on this machine: add --trust_remote_code to allow it"
-        )
-    if (cached := cached_hub_script(metric_name)) is None:
-        from shared.hub import require_hub
-
-        require_hub("--metric_name", metric_name)
-    return cached or metric_name
+    of_class, label = [name for name in asked if name in OF_CLASS], config.positive_label
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+    if not of_class:
+        if label is not None:
+            raise UserError(
+                f"--positive_label {label} has no effect: none of --metric_name {' '.join(asked)} is about one class"
+            )
+        return None
+    if label is None and (len(names) > 2 or kind == "multi_label"):
+        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class that it is about: {listed}")
+    if label is not None and label not in names:
+        raise UserError(f"--positive_label {label} is no class of the data: use one of {listed}")
+    return 1 if label is None else list(names).index(label)
 
 
-def cached_hub_script(name: str) -> str | None:
-    """The newest copy of a Hub metric that `evaluate` kept on this machine: it needs no network."""
-    import evaluate
-
-    owner, _, metric = name.rpartition("/")
-    metrics = Path(evaluate.config.HF_MODULES_CACHE, "evaluate_modules", "metrics")
-    copies = metrics.glob(f"{owner or 'evaluate-metric'}--{metric}/*/{metric}.py")
-    return max(map(str, copies), key=os.path.getmtime, default=None)
-
-
-def load(source: str, config_name: str | None) -> Any:
-    """An `evaluate.Metric` that keeps its rows in memory and so shares no file or lock with another run.
-
-    `evaluate` imports a copy of the file from a cache in the user's home. That may be read-only, or hold another user's
-    locks; for a local file the copy goes to a temporary folder of this process instead, unless the process has already
-    imported metrics from elsewhere.
-    """
-    import evaluate
-
-    if not Path(source).is_file():
-        return evaluate.load(source, config_name=config_name, module_type="metric", keep_in_memory=True)
-    if "evaluate_modules" not in sys.modules:
-        copies = tempfile.mkdtemp(prefix="evaluate-")
-        atexit.register(shutil.rmtree, copies, ignore_errors=True)
-        evaluate.config.HF_MODULES_CACHE = copies
-    with tempfile.TemporaryDirectory() as unused:  # it makes a folder for rows even where it keeps them in memory
-        return evaluate.load(
-            source, config_name=config_name, module_type="metric", keep_in_memory=True, cache_dir=unused
+def describe(metrics: Metrics, names: Sequence[str], targets: np.ndarray) -> None:
+    """Note which class the metrics are about, and what of them the validation data `targets` cannot tell."""
+    if metrics.positive is None and not metrics.take_scores:
+        return
+    rows = targets.sum(0) if metrics.multi_label else np.bincount(targets, minlength=len(names))
+    if metrics.positive is not None:
+        label = names[metrics.positive]
+        metrics.notes["positive label"] = label
+        if not rows[metrics.positive]:
+            why = f"no row of the validation data is of class {label}"
+            metrics.notes["note on --positive_label"] = f"{why}: what is computed of it stays 0"
+            metrics.empty |= {name: why for name in metrics.names if name in OF_CLASS}
+    without = [name for name, count in zip(names, rows, strict=True) if count in (0, len(targets))]
+    if metrics.take_scores and len(without) == len(names):
+        why = f"each row of the validation data has the same {'labels' if metrics.multi_label else 'class'}"
+        metrics.notes["note on --metric_name"] = f"{', '.join(SCORED)} cannot be computed (NaN): {why}"
+        metrics.empty |= dict.fromkeys(SCORED, why)
+    elif metrics.take_scores and without:
+        metrics.notes["note on --metric_name"] = (
+            f"{', '.join(SCORED)} is the mean over {len(names) - len(without)} of {len(names)} classes: of the others "
+            f"the validation data has no row, or nothing else ({', '.join(without[:5])}{', ...' * (len(without) > 5)})"
         )

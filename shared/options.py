@@ -97,8 +97,10 @@ class Options:
     """Evaluate at every that many optimizer steps. None: at the first step that completes an epoch."""
     logging_steps: int = 10
     """Log at every that many optimizer steps."""
-    metric_name: str | None = None
-    """Metric of the evaluate library to compute on the validation data. None: those that fit the task."""
+    metric_name: tuple[str, ...] | None = None
+    """Metrics of the evaluate library to compute on the validation data, the main one first. None: as fits the task."""
+    positive_label: str | None = None
+    """Class that precision_of_class, recall_of_class and f1_of_class are about. None: the second of two classes."""
     trust_remote_code: bool = False
     """Allow a --metric_name from the Hub to run its code on this machine."""
     load_best_model_at_end: bool = False
@@ -157,6 +159,7 @@ class Options:
             "early_stopping_patience",
             "eval_steps",
             "metric_name",
+            "positive_label",
             "metric_for_best_model",
             "greater_is_better",
         }
@@ -187,6 +190,7 @@ class Options:
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
+        ("positive_label", "metric_name"),
         ("hub_model_id", "push_to_hub"),
     )
     """Pairs of which the first has no effect without the second."""
@@ -264,10 +268,14 @@ def check(config: Options) -> None:
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
     """What keeps `config` from continuing the run with the settings `stored` (from `load`), as {field: (old, new)}.
 
-    Empty when the run may go on. A field that `stored` lacks, because it is younger than the run, had its default.
+    Empty when the run may go on. A field that `stored` lacks, because it is younger than the run, had its default. One
+    value is a list of one: a field that takes several may have taken one only when the run began.
     """
     new = plain(config)
     old = plain(type(config)()) | dict(stored)
+    for name, hint in command_line.field_types(type(config)).items():
+        if command_line.is_tuple(hint) and isinstance(old[name], str):
+            old[name] = [old[name]]
     ignored = config.NEVER_MATTERS
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= config.CHOOSES_THE_MODEL

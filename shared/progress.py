@@ -14,8 +14,11 @@ class BestBy:
     greater_is_better: bool
 
     def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
-        """Whether `new` is better than `best`, empty before the first evaluation. NaN is better only than nothing."""
-        if not best:
+        """Whether `new` is better than `best`. NaN is better only than nothing.
+
+        `best` lacks the number before the first evaluation, and after those of a run that computed other metrics.
+        """
+        if self.name not in best:
             return True
         if math.isnan(best[self.name]):
             return not math.isnan(new[self.name])

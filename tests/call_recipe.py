@@ -78,7 +78,7 @@ def evaluate(module, config):
     config = run_folder.resolve(config, accelerator, None)
     train, validation, labels, tokenizer = module.load_data(config)
     model = accelerator.prepare(module.build_model(config, labels, tokenizer))
-    metrics = evaluation.resolve(labels.kind, None, False, labels.num_labels)
+    metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
     collate = module.Padding(tokenizer.pad_token_id)
     plan = Plan.of_run(config, accelerator, lengths=train.lengths)
     plan.max_tokens, plan.max_samples = None, 1  # evaluation takes four times as many

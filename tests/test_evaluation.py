@@ -15,10 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import evaluation
+from shared.batches import MicroBatch
 from shared.errors import UserError
+from shared.options import Options
 
 ROOT = Path(__file__).parent.parent
 KINDS = list(evaluation.DEFAULT_METRICS)
+
+
+def resolve(kind: str, *names: str, classes: int = 2, targets: Any = None, **settings: Any) -> evaluation.Metrics:
+    """The metrics `names` of a task with classes a, b, c, ... of which the validation data has one row each."""
+    config = Options(metric_name=names or None, **settings)
+    if targets is None:
+        targets = np.eye(classes) if kind == "multi_label" else np.arange(classes)
+    return evaluation.resolve(config, kind, tuple("abcdefghij"[:classes]), np.asarray(targets))
 
 
 class World:
@@ -135,7 +145,7 @@ def evaluate_in_group(rank: int, folder: Path) -> None:
             indices = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
             rows = torch.from_numpy(classified(total)[indices])
             predictions, references = evaluation.gather_rows(accelerator, indices, rows, total).numpy().T
-            metrics = SimpleNamespace(compute=lambda p, r: [p.tolist(), r.tolist(), os.getpid()])
+            metrics = SimpleNamespace(compute=lambda p, r, _: [p.tolist(), r.tolist(), os.getpid()])
             cases.append([world, total, *evaluation.compute_on_main(accelerator, metrics, predictions, references)])
         if world > 1:
             torch.distributed.destroy_process_group()
@@ -161,7 +171,7 @@ def test_real_groups_of_3_2_and_1_process_count_as_scikit_learn_does_for_every_s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_defaults_of_each_kind_are_computed_under_their_folders_names(kind: str) -> None:
-    metrics = evaluation.resolve(kind, None, trust_remote_code=False, num_labels=3)
+    metrics = resolve(kind, classes=10 if kind == "image_classification" else 3)
     true = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]]) if kind == "multi_label" else np.array([0, 1, 2])
     ranked = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the likeliest first
     values = metrics.compute(ranked if kind == "image_classification" else true, true)
@@ -172,7 +182,7 @@ def test_the_defaults_of_each_kind_are_computed_under_their_folders_names(kind: 
 
 
 def test_float32_predictions_are_not_rounded_to_less() -> None:
-    metrics = evaluation.resolve("regression", "mean_squared_error", trust_remote_code=False, num_labels=1)
+    metrics = resolve("regression", "mean_squared_error", classes=0)
     predictions = np.array([1.0000001, 3.0], dtype=np.float32)
     references = np.array([1.0, 3.0], dtype=np.float32)
     expected = float(np.mean((predictions.astype(np.float64) - references) ** 2))
@@ -180,9 +190,161 @@ def test_float32_predictions_are_not_rounded_to_less() -> None:
 
 
 def test_metric_name_alone_replaces_the_defaults() -> None:
-    metrics = evaluation.resolve("classification", "macro_f1", trust_remote_code=False, num_labels=2)
+    metrics = resolve("classification", "macro_f1")
     assert metrics.main_name == "macro_f1"
     assert set(metrics.compute(np.array([0, 1]), np.array([0, 1]))) == {"macro_f1"}
+
+
+def scored(kind: str, *names: str, classes: int = 3, rows: int = 60, **settings: Any) -> tuple[Any, ...]:
+    """The values of the metrics `names` on made-up logits, and these, probabilities, predictions and targets."""
+    random = np.random.default_rng(classes)
+    logits = torch.from_numpy(random.normal(size=(rows, classes)).astype(np.float32))
+    several = kind == "multi_label"
+    true = random.integers(0, 2, (rows, classes)) if several else random.integers(0, classes, rows)
+    said = (logits > 0).long().numpy() if several else logits.argmax(1).numpy()
+    metrics = resolve(kind, *names, classes=classes, targets=true, **settings)
+    scores = metrics.probabilities(logits).numpy()
+    return metrics.compute(said, true, scores), scores, said, true
+
+
+def test_several_metrics_at_once_are_those_of_scikit_learn_and_the_first_is_the_main_one() -> None:
+    from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
+
+    names = ("f1_of_class", "accuracy", "roc_auc", "recall_of_class", "precision_of_class")
+    values, scores, said, true = scored("classification", *names, classes=2)
+    of_class = {"f1": f1_score, "recall": recall_score, "precision": precision_score}
+    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores[:, 1])}
+    expected |= {f"{name}_of_class": compute(true, said) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-12)
+    assert tuple(values) == names
+    assert resolve("classification", *names).main_name == "f1_of_class"
+
+    values, scores, said, true = scored("classification", *names, positive_label="a")
+    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores, multi_class="ovr")}
+    expected |= {f"{name}_of_class": compute(true == 0, said == 0) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-6)
+
+    values, scores, said, true = scored("multi_label", *names, positive_label="c")
+    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores, average="macro")}
+    expected |= {f"{name}_of_class": compute(true[:, 2], said[:, 2]) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-12)
+
+
+def test_images_take_the_likeliest_class_and_their_probabilities() -> None:
+    metrics = resolve("image_classification", "recall_of_class", "roc_auc", "top_5_accuracy", classes=6, **POSITIVE_B)
+    true, scores = np.array([0, 1, 2, 3, 4, 5]), np.eye(6, dtype=np.float32)
+    ranked = np.array([[0, 1, 2, 3, 4], [2, 1, 0, 3, 4], [2, 0, 1, 3, 4], [3, 0, 1, 2, 4], [4, 0, 1, 2, 3]])
+    ranked = np.vstack([ranked, [[0, 1, 2, 3, 4]]])
+    expected = {"recall_of_class": 0.0, "roc_auc": 1.0, "top_5_accuracy": pytest.approx(5 / 6)}
+    assert metrics.compute(ranked, true, scores) == expected
+
+
+POSITIVE_B = {"positive_label": "b"}
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "says"),
+    [
+        (
+            ["f1_of_class"],
+            {"classes": 3},
+            "--metric_name f1_of_class needs --positive_label, the class that it is abou",
+        ),
+        (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class that it is about: a, b"),
+        (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is no class of the data: use one of a, b"),
+        (["accuracy"], POSITIVE_B, "--positive_label b has no effect: none of --metric_name accuracy is about one"),
+        (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
+        (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),
+        (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "is 1 whatever a model of 5 classes says"),
+    ],
+)
+def test_metrics_that_cannot_be_meant_are_refused(names: list[str], settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve(settings.pop("kind", "classification"), *names, **settings)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_file_of_a_shipped_metric_means_that_metric() -> None:
+    named, path = "f1_of_class", str(ROOT / "shared/metrics/f1_of_class")
+    for one in (path, f"{path}/f1_of_class.py"):
+        assert resolve("classification", one, **POSITIVE_B) == resolve("classification", named, **POSITIVE_B)
+
+
+NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has the same"
+LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: of the others the validation data has no row, or nothing else (c)"
+
+
+def test_five_classes_or_fewer_have_no_top_5_accuracy() -> None:
+    assert resolve("image_classification", classes=5).names == ("accuracy", "macro_f1")
+    assert resolve("image_classification", classes=6).names == ("accuracy", "top_5_accuracy", "macro_f1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "targets", "expected", "note"),
+    [
+        ("classification", 2, [0, 0, 0, 0], "nan", f"{NO_AUC} class"),
+        ("multi_label", 2, [[0, 1]] * 4, "nan", f"{NO_AUC} labels"),
+        ("classification", 3, [0, 0, 1, 1], 1.0, LEFT_OUT),
+        ("classification", 2, [0, 1, 0, 1], 1.0, ""),
+    ],
+)
+def test_what_validation_data_of_one_class_cannot_tell_is_said_before_training(
+    kind: str, classes: int, targets: Any, expected: float, note: str
+) -> None:
+    metrics = resolve(kind, "roc_auc", "f1_of_class", classes=classes, targets=targets, **POSITIVE_B)
+    true = np.array(targets)
+    scores = (true if kind == "multi_label" else np.eye(classes)[true]).astype(np.float32)
+    values = metrics.compute(true, true, scores)
+    assert values["roc_auc"] == pytest.approx(float(expected), nan_ok=True)
+    said = metrics.notes.get("note on --metric_name", "")
+    assert said == note
+    lacks_b = kind == "classification" and 1 not in targets
+    assert ("note on --positive_label" in metrics.notes) == lacks_b
+    assert set(metrics.empty) == ({"roc_auc"} if expected == "nan" else set()) | ({"f1_of_class"} if lacks_b else set())
+    for name in metrics.empty:
+        with pytest.raises(UserError, match=f"--metric_for_best_model {name} cannot tell which model is best: "):
+            evaluation.best_by(Options(metric_for_best_model=name), metrics)
+
+
+def test_probabilities_that_are_not_finite_have_no_roc_auc() -> None:
+    metrics = resolve("classification", "roc_auc")
+    scores = np.array([[0.5, np.nan], [0.5, 0.5]], np.float32)
+    assert np.isnan(metrics.compute(np.array([0, 1]), np.array([0, 1]), scores)["roc_auc"])
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_probabilities_of_all_processes_come_to_the_main_one_in_dataset_order(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "SCORES_AT_ONCE", 4 * 3)  # four samples
+    total = 10
+    metrics = resolve("classification", "roc_auc", classes=3)
+    logits = torch.randn(total, 3)
+    shares = np.array_split(np.random.default_rng(0).permutation(total - 1), world)
+    shares[-1] = np.append(shares[-1], total - 1)
+    barrier, table = threading.Barrier(world, timeout=10), {}
+
+    def process(rank: int) -> Any:
+        calls = iter(range(100))
+
+        def reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+            table[call := next(calls), rank] = tensor
+            barrier.wait()
+            return torch.stack([table[call, other] for other in range(world)]).sum(0)
+
+        main = SimpleNamespace(device=torch.device("cpu"), reduce=reduce, is_main_process=rank == 0)
+        rows = evaluation.Rows((total,), metrics)
+        for counted in (True, False):  # a repeat without weight changes nothing
+            mine = logits[shares[rank]]
+            rows.add(MicroBatch(0, 0, shares[rank], shares[rank], total, counted), mine.argmax(1), mine[:, 0], mine)
+        return rows.gather_scores(main)
+
+    with ThreadPoolExecutor(world) as pool:
+        first, *others = pool.map(process, range(world))
+    assert first.dtype == np.float32
+    assert np.array_equal(first, logits.softmax(1).numpy())
+    assert others == [None] * (world - 1)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +362,7 @@ def test_metric_name_alone_replaces_the_defaults() -> None:
 )
 def test_a_name_that_cannot_be_used_is_refused_before_training(kind: str, name: str, says: str) -> None:
     with pytest.raises(UserError, match="--metric_name") as refused:
-        evaluation.resolve(kind, name, trust_remote_code=False, num_labels=2)
+        resolve(kind, name)
     assert says in str(refused.value)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -232,7 +394,7 @@ def own_metric(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("inside", ["", "own.py"])
 def test_a_users_own_folder_or_file_serves_as_a_metric(own_metric: Path, inside: str) -> None:
-    metrics = evaluation.resolve("classification", str(own_metric / inside), trust_remote_code=False, num_labels=2)
+    metrics = resolve("classification", str(own_metric / inside))
     assert metrics.main_name == "binary_f1"
     assert metrics.compute(np.array([0, 1, 1]), np.array([0, 1, 0])) == {"binary_f1": pytest.approx(2 / 3)}
 
@@ -241,7 +403,7 @@ def test_a_metric_that_fails_for_this_many_classes_is_refused_before_training(ow
     with pytest.raises(
         UserError, match="cannot be computed for classification with 5 labels: ValueError: Target is mul"
     ):
-        evaluation.resolve("classification", str(own_metric), trust_remote_code=False, num_labels=5)
+        resolve("classification", str(own_metric), classes=5)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +420,7 @@ def test_a_broken_metric_of_the_user_is_refused_with_the_reason(
 ) -> None:
     (own_metric / "own.py").write_text(OWN_METRIC.replace(old, new))
     with pytest.raises(UserError) as refused:
-        evaluation.resolve("classification", str(own_metric), trust_remote_code=False, num_labels=2)
+        resolve("classification", str(own_metric))
     assert str(own_metric) in str(refused.value)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -288,7 +450,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 def test_a_metric_of_the_hub_is_loaded_before_training(hub: SimpleNamespace) -> None:
-    metrics = evaluation.resolve("classification", "f1", trust_remote_code=True, num_labels=2)
+    metrics = resolve("classification", "f1", trust_remote_code=True)
     assert hub.loaded == ["f1"]
     assert metrics.main_name == "f1"
 
@@ -296,7 +458,7 @@ def test_a_metric_of_the_hub_is_loaded_before_training(hub: SimpleNamespace) -> 
 def test_without_the_hub_the_error_names_the_flag_and_nothing_is_tried(hub: SimpleNamespace) -> None:
     hub.reachable = False
     with pytest.raises(UserError, match="--metric_name f1: the Hub cannot be reached"):
-        evaluation.resolve("classification", "f1", trust_remote_code=True, num_labels=2)
+        resolve("classification", "f1", trust_remote_code=True)
     assert hub.loaded == []
 
 
@@ -308,7 +470,7 @@ def test_a_metric_fetched_earlier_needs_no_hub(hub: SimpleNamespace, name: str, 
         script.parent.mkdir(parents=True)
         script.touch()
         os.utime(script, (1e9 - age, 1e9 - age))
-    evaluation.resolve("classification", name, trust_remote_code=True, num_labels=2)
+    resolve("classification", name, trust_remote_code=True)
     assert [Path(source).parent.name for source in hub.loaded] == ["newest"]
 
 
@@ -334,8 +496,11 @@ socket.socket.connect = refuse
 import numpy as np
 from shared import evaluation
 
-metrics = evaluation.resolve("classification", None, False, 2)
-evaluation.resolve("multi_label", "micro_f1", False, 2)
+from shared.options import Options
+
+names, targets = ("a", "b"), np.array([0, 1])
+metrics = evaluation.resolve(Options(), "classification", names, targets)
+evaluation.resolve(Options(metric_name=("micro_f1", "roc_auc")), "multi_label", names, np.eye(2))
 slow = {"evaluate", "datasets", "sklearn"} & set(sys.modules)
 assert not slow, slow
 

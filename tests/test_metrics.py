@@ -25,6 +25,21 @@ def sklearn(name: str, **arguments: Any) -> Callable[[np.ndarray, np.ndarray], f
     return compute
 
 
+def second_label(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    """A metric of scikit-learn, of the second column."""
+    return lambda p, r: sklearn(name, zero_division=0.0)(p[:, 1], r[:, 1])
+
+
+def pairs_in_order(scores: np.ndarray, references: np.ndarray) -> float:
+    """Mean over classes of the share of pairs, one of the class and one of another, whose scores are in that order."""
+    shares = []
+    for i, score in [*enumerate(scores.T)][scores.shape[1] == 2 :]:
+        inside, outside = score[references == i][:, None], score[references != i]
+        if inside.size and outside.size:
+            shares.append(np.mean((inside > outside) + 0.5 * (inside == outside)))
+    return float(np.mean(shares)) if shares else np.nan
+
+
 def correlation(predictions: np.ndarray, references: np.ndarray) -> float:
     constant = np.ptp(predictions) == 0 or np.ptp(references) == 0
     return 0.0 if constant else np.corrcoef(predictions, references)[0, 1]
@@ -45,6 +60,12 @@ LABELS = pairs(st.integers(0, 1), st.tuples(st.integers(1, 40), st.integers(2, 4
 RANKED = st.integers(1, 40).flatmap(
     lambda n: st.tuples(*[hnp.arrays(np.int64, shape, elements=st.integers(0, 9)) for shape in ((n, 7), (n,))])
 )
+SCORES = st.tuples(st.integers(1, 20), st.integers(2, 4)).flatmap(
+    lambda shape: st.tuples(
+        hnp.arrays(np.float32, shape, elements=st.integers(0, 8).map(lambda i: i / 8)),
+        hnp.arrays(np.int64, shape[0], elements=st.integers(0, shape[1] - 1)),
+    )
+)
 NUMBERS = pairs(st.integers(-200, 200).map(lambda i: i / 8), st.integers(1, 40), np.float64)
 
 # (folder, config_name): the same value by another way, and the data it is defined for.
@@ -58,6 +79,13 @@ EXPECTED: dict[tuple[str, str | None], tuple[Callable[[np.ndarray, np.ndarray], 
     ("pearson", None): (correlation, NUMBERS),
     ("spearman", None): (rank_correlation, NUMBERS),
     ("mean_squared_error", None): (lambda p, r: np.mean((p - r) ** 2), NUMBERS),
+    ("precision_of_class", None): (sklearn("precision_score", average="macro", labels=[1], zero_division=0.0), CLASSES),
+    ("recall_of_class", None): (sklearn("recall_score", average="macro", labels=[1], zero_division=0.0), CLASSES),
+    ("f1_of_class", None): (sklearn("f1_score", average="macro", labels=[1], zero_division=0.0), CLASSES),
+    ("precision_of_class", "multilabel"): (second_label("precision_score"), LABELS),
+    ("recall_of_class", "multilabel"): (second_label("recall_score"), LABELS),
+    ("f1_of_class", "multilabel"): (second_label("f1_score"), LABELS),
+    ("roc_auc", None): (pairs_in_order, SCORES),
     ("top_5_accuracy", None): (lambda p, r: np.mean([t in row[:5] for row, t in zip(p, r, strict=True)]), RANKED),
 }
 
@@ -97,7 +125,7 @@ def test_loads_offline_by_path_and_equals_its_definition(load: Any, name: str, c
     def equal(pair: tuple[np.ndarray, np.ndarray]) -> None:
         predictions, references = pair
         values = metric.compute(predictions=predictions, references=references)
-        assert values == {name: pytest.approx(expected(predictions, references), abs=1e-12)}
+        assert values == {name: pytest.approx(expected(predictions, references), abs=1e-12, nan_ok=True)}
         assert type(values[name]) is float
 
     equal()

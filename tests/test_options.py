@@ -243,7 +243,7 @@ def another(name: str) -> Any:
         return not getattr(Config(), name)
     if hint in OTHER:
         return OTHER[hint]
-    if hint == tuple[str, ...]:
+    if command_line.kind(hint) == tuple[str, ...]:
         return ("other",)
     return next(choice for choice in reversed(hint.__args__) if choice != getattr(Config(), name))
 
@@ -319,6 +319,21 @@ def test_a_younger_field_had_its_default_and_an_unknown_one_is_a_difference() ->
     assert differences({**stored(Config()), "image_size": 8}, Config()) == {"image_size": (8, None)}
 
 
+def test_one_value_of_an_older_run_is_a_list_of_one(tmp_path: Path) -> None:
+    chooses = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
+    old = stored(Config()) | chooses | {"metric_name": "accuracy"}
+    assert differences(old, Config(metric_name=("accuracy",), **chooses)) == {}
+    both = Config(metric_name=("accuracy", "roc_auc"), **chooses)
+    assert differences(old, both) == {"metric_name": (["accuracy"], ["accuracy", "roc_auc"])}
+    (tmp_path / "old.yaml").write_text("metric_name: accuracy\n")
+    (tmp_path / "new.yaml").write_text("metric_name: [accuracy, roc_auc]\n")
+    assert parse(Config, ["--config", str(tmp_path / "old.yaml")]).metric_name == ("accuracy",)
+    assert parse(Config, ["--config", str(tmp_path / "new.yaml")]).metric_name == ("accuracy", "roc_auc")
+    assert parse(Config, ["--metric_name", "accuracy", "roc_auc"]).metric_name == ("accuracy", "roc_auc")
+    with pytest.raises(UserError, match="--positive_label a has no effect without --metric_name"):
+        parse(Config, ["--positive_label", "a"])
+
+
 # config.yaml
 
 
@@ -341,9 +356,11 @@ configs = st.builds(Config, **{name: values(hint) for name, hint in command_line
 
 
 @given(config=configs)
-@example(config=Config(run_name="None", hub_model_id="null", metric_name="~", output_dir="no", train_file=""))
+@example(config=Config(run_name="None", hub_model_id="null", metric_name=("~",), output_dir="no", train_file=""))
 @example(
-    config=Config(run_name="1e-3", hub_model_id="0x1F", metric_name="a: b #c", output_dir=" \n", train_file="é\x85")
+    config=Config(
+        run_name="1e-3", hub_model_id="0x1F", metric_name=("a: b #c", "None"), output_dir=" \n", train_file="é\x85"
+    )
 )
 @example(config=Config(text_column_names=(), learning_rate=1e-300, weight_decay=1e22, output_dir="word " * 50))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -286,6 +286,13 @@ def test_patience_counts_evaluations_without_a_better_one(values, patience, out)
     assert recorded(values, accuracy).out_of_patience(patience) is out
 
 
+def test_a_resumed_run_with_another_metric_begins_its_best_anew():
+    progress = recorded([0.5], accuracy)
+    progress.step = 2
+    progress.record({"eval_roc_auc": 0.1}, BestBy("eval_roc_auc", greater_is_better=True))
+    assert (progress.best_step, progress.best_results) == (2, {"eval_roc_auc": 0.1})
+
+
 def test_less_loss_is_better():
     assert recorded([0.5, 0.3, 0.4], loss).best_step == 2
 

@@ -25,6 +25,7 @@ from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 from shared.loading import Loader, feed
+from shared.losses import LossOptions, shape_of_run
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
@@ -32,12 +33,11 @@ from shared.pretrained import check_heads, checkpoint_activations, load_pretrain
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
-from shared.text_options import TextOptions
 from shared.tracking import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TextOptions):
+class Config(LossOptions):
     """Text classification and regression."""
 
     text_column_names: tuple[str, ...] = ("text",)
@@ -73,7 +73,9 @@ def main(config: Config) -> dict[str, float]:
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
     collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
-    plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
+    shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
+    lengths = collate.padded_lengths(train.lengths)
+    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=shape.sample_weights)
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
     model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
@@ -82,7 +84,7 @@ def main(config: Config) -> dict[str, float]:
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
         """A micro-batch's share of the mean loss of its global batch."""
         targets = batch.pop("labels")
-        losses = item_losses(labels.kind, model(**batch).logits, targets)
+        losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
         return losses.sum() / micro_batch.normalizer
 
     model.train()
@@ -92,7 +94,8 @@ def main(config: Config) -> dict[str, float]:
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
     data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}"
-    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **metrics.notes)
+    notes = metrics.notes | shape.notes
+    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
         return {}
     run_folder.begin(accelerator, config, progress)
@@ -168,10 +171,10 @@ def evaluate(
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 
-def item_losses(kind: str, logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each item: logits [rows, labels], targets [rows] or [rows, labels] -> [rows]."""
+def item_losses(kind: str, logits: Tensor, targets: Tensor, **training: Any) -> Tensor:
+    """Losses [rows] of logits [rows, labels] and targets [rows] or [rows, labels]; class weights are in `training`."""
     if kind == "classification":
-        return F.cross_entropy(logits, targets, reduction="none")
+        return F.cross_entropy(logits, targets, reduction="none", **training)
     if kind == "multi_label":
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
     return F.mse_loss(logits.squeeze(1), targets, reduction="none")

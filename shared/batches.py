@@ -52,7 +52,7 @@ class MicroBatch:
     index: int  # its position in the step's cut, and so its identity: dropout is seeded from (seed, step, index)
     samples: Ints  # [rows] sample ids
     epochs: Ints  # [rows] the epoch each of them belongs to
-    step_size: int  # samples, or what weighs in them, in the whole global batch: the normalizer of the loss
+    step_size: float  # samples, or what weighs in them, in the whole global batch: the normalizer of the loss
     counted: bool = True  # False: a repeat without weight, for a process that would otherwise miss a collective call
     last: bool = False  # the last of this process in this step: gradients are synchronized after it
 
@@ -72,7 +72,7 @@ class Plan:
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
         num_epochs: passes over the data; the last step may be short. Ignored when `max_steps` is given.
         max_steps: number of steps, the stream of epochs going on as long as needed.
-        weights: int64 [N], what each sample brings to the normalizer of the loss, such as masked tokens; None: 1 each.
+        weights: [N], what each sample brings to the normalizer of the loss: masked tokens, a weight; None: 1 each.
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. Given both, both bind.
@@ -91,7 +91,7 @@ class Plan:
         *,
         lengths: NDArray[np.integer] | None = None,
         num_samples: int | None = None,
-        weights: NDArray[np.integer] | None = None,
+        weights: NDArray[np.integer | np.floating] | None = None,
         packed: bool = False,
         seed: int,
         global_batch_size: int,
@@ -135,7 +135,7 @@ class Plan:
         *,
         lengths: NDArray[np.integer] | None = None,
         num_samples: int | None = None,
-        weights: NDArray[np.integer] | None = None,
+        weights: NDArray[np.integer | np.floating] | None = None,
         packed: bool = False,
     ) -> "Plan":
         """The plan that a recipe's config asks for, for this process."""
@@ -202,7 +202,7 @@ class Plan:
         order = (-lengths).argsort(kind="stable")
         samples, epochs, sorted_lengths = samples[order], epochs[order], lengths[order].tolist()
         starts = self._cut_points(sorted_lengths, self._at_least(sorted_lengths))
-        size = len(samples) if self.weights is None else int(self.weights[samples].sum())
+        size = len(samples) if self.weights is None else self.weights[samples].sum().item()
         return [
             MicroBatch(step, index, samples[start:end], epochs[start:end], size)
             for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))

@@ -27,7 +27,7 @@ def plans(draw):
         "num_processes": processes,
         "equal_counts": draw(st.booleans()),
         "packed": draw(st.booleans()),
-        "weights": draw(st.none() | st.just(1 + lengths // 3)),
+        "weights": draw(st.none() | st.just(1 + lengths // 3) | st.just(0.1 + lengths / 3)),
     }
 
 
@@ -69,7 +69,8 @@ def test_the_steps_of_a_plan(arguments, step):
             lengths = arguments["lengths"][m.samples]
             assert size_of(lengths, arguments["packed"]) <= (arguments["max_tokens"] or np.inf)
             assert len(m.samples) <= (arguments["max_samples"] or np.inf)
-            assert m.step_size == normalizer
+            assert m.step_size == pytest.approx(normalizer, rel=1e-12)
+    assert len({m.step_size for mine in everyone for m in mine}) == 1
     if arguments["equal_counts"]:
         assert len({len(mine) for mine in everyone}) == 1
     elif size >= plan.num_processes:

@@ -27,6 +27,7 @@ ONE_STEP = [
     *("--optim", "sgd", "--learning_rate", SGD_RATE, "--weight_decay", 0, "--max_grad_norm", 0, "--warmup_steps", 0),
     *("--lr_scheduler_type", "constant", "--max_train_steps", 1, "--checkpointing_steps", "no"),
 ]
+CLASS_WEIGHTS = (0.5, 2.5, 1.0, 3.7)
 EPOCHS_ROWS, EPOCHS_BATCH = 23, 5  # two epochs are nine steps of 5 and one of a single row, whatever the processes
 
 
@@ -40,6 +41,7 @@ def configs(texts, tmp_path_factory):
     return {
         **{f"gradient-{budget}": [*tiny, *ONE_STEP, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
         **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
+        "weighted": [*tiny, *ONE_STEP, "--class_weights", *CLASS_WEIGHTS, "--label_smoothing", 0.1],
         "dropout": [*tiny, *TWENTY_STEPS, *bert],
         "dropout-cut-otherwise": [*tiny, *TWENTY_STEPS, *bert, "--max_tokens_per_micro_batch", 48],
         "epochs": [
@@ -98,6 +100,20 @@ def test_the_gradient_of_a_step_is_that_of_one_full_batch_pass(recipe, configs, 
     assert len(expected) == len(before)
     for world in WORLDS:
         moved = runs.weights(outputs[world][f"gradient-{budget}"]) - before
+        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+
+
+def test_the_gradient_under_class_weights_is_that_of_torchs_loss_on_the_full_batch(recipe, configs, outputs):
+    config, train, _, labels, tokenizer, plan = plan_of(recipe, configs["weighted"])
+    model = recipe.build_model(config, labels, tokenizer)
+    before = state_vector(model)
+    batch = recipe.Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
+    targets = batch.pop("labels")
+    loss = torch.nn.CrossEntropyLoss(torch.tensor(CLASS_WEIGHTS), label_smoothing=0.1)
+    loss(model(**batch).logits, targets).backward()
+    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
+    for world in WORLDS:
+        moved = runs.weights(outputs[world]["weighted"]) - before
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
 
 

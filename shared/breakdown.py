@@ -14,6 +14,7 @@ NAMES = {
     "checkpoint": "checkpoints",
     "rest": "rest",
 }
+SHORT = 60.0  # seconds; a shorter run spends its time on what is done once, such as imports for the first evaluation
 SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
 
 
@@ -33,10 +34,11 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
     return spent
 
 
-def breakdown(lines: Lines, compressed: bool = False) -> str:
+def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) -> str:
     """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed.
 
-    `compressed`: whether its gradients travelled in half the bytes.
+    A run of less than a minute gets no advice. `compressed`: whether its gradients travelled in half the bytes.
+    `compiled`: whether its layers were compiled.
     """
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
@@ -63,7 +65,8 @@ def breakdown(lines: Lines, compressed: bool = False) -> str:
         often = max(set(behind), key=behind.count)
         times = f"{behind.count(often)} of {len(timed)} readings"
         rows.append(f"process {often:.0f} was over 10 % behind the others in {times}")
-    return "\n".join(f"  {row}" for row in rows + advice(shares, timed, compressed))
+    rows += advice(shares, timed, compressed, compiled) if total >= SHORT else []
+    return "\n".join(f"  {row}" for row in rows)
 
 
 def rounded(shares: Mapping[str, float]) -> dict[str, int]:
@@ -74,9 +77,23 @@ def rounded(shares: Mapping[str, float]) -> dict[str, int]:
     return whole
 
 
-def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False) -> list[str]:
+def mean(timed: Lines, key: str) -> float | None:
+    """Mean over the readings that have this figure; None without any."""
+    values = [line[key] for line in timed if key in line]
+    return sum(values) / len(values) if values else None
+
+
+def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False, compiled: bool = False) -> list[str]:
     """One line for each share that is large, naming the flag."""
     said = []
+    text = any("tokens_per_second" in line for line in timed)
+    larger = "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
+    host_bound = (mean(timed, "host_bound") or 0) > 0.5  # only a GPU has the figure
+    if host_bound:
+        said.append(
+            f"the GPU waits for the host to tell it what to compute: a larger {larger} gives it more at once"
+            + ", --torch_compile makes fewer calls" * (not compiled)
+        )
     if shares["data_wait"] > 0.1:
         said.append("the steps wait for data: read ahead with more --dataloader_num_workers")
     if shares["communication"] > 0.2:
@@ -90,12 +107,9 @@ def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False) 
         said.append("checkpoints hold up the steps: save less often with a larger --checkpointing_steps")
     if shares["evaluation"] > 0.3:
         said.append("evaluation takes much of the time: evaluate less often with a larger --eval_steps")
-    if shares["rest"] > 0.2:
-        text = any("tokens_per_second" in line for line in timed)
-        flag = "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
-        said.append(f"much is spent around the computation: make the micro-batches bigger with {flag}")
-    padding = [line["padding"] for line in timed if "padding" in line]
-    if padding and sum(padding) / len(padding) > 0.15:
+    if shares["rest"] > 0.2 and not host_bound:
+        said.append(f"much is spent around the computation: make the micro-batches bigger with {larger}")
+    if (mean(timed, "padding") or 0) > 0.15:
         said.append(
             "much of what is computed is padding: a larger --global_batch_size has more of equal length to put together"
         )

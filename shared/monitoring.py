@@ -295,6 +295,8 @@ def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, floa
         figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
     if not math.isnan(mean["utilization"]):
         figures["gpu_utilization"] = mean["utilization"]
+    if "watched" in rows and rows["watched"].any():
+        figures["host_bound"] = rows["starved"].sum() / rows["watched"].sum()
     work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
     if len(work) > 1 and work.min() > 0:
         slowest = int(work.argmax())

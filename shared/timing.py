@@ -7,6 +7,7 @@ a GPU it records an event in the current stream, and the events are read when th
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,16 +16,23 @@ from torch import Tensor, nn
 PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
 
 BESIDE = ("evaluation", "checkpoint", "profile")  # no parts of a step
+COMPUTED = ("forward_backward", "communication", "optimizer")  # parts in which a GPU should have work waiting for it
+CAUGHT_UP = 1e-3  # seconds; a GPU less behind the host has nothing left to do, and waits for it
+TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of what passes
 
 
 class Stopwatch:
-    """Adds up the time between marks, by the name of the mark that ends it."""
+    """Adds up the time between marks, by the name of the mark that ends it.
+
+    On a GPU it also adds up, of the parts that are computed there, `watched`, the time in which it could tell how far
+    the GPU is behind the host, and `starved`, the share of that at whose end it had caught up.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.seconds = dict.fromkeys((*PARTS, "watched", "starved") if self.on_gpu else PARTS, 0.0)
         self.last = time.perf_counter()
-        self.events: list[tuple[str, Any]] = []
+        self.events: list[tuple[str, Any, float]] = []  # part, event, the host's time when it was recorded
         if self.on_gpu:
             self.mark("rest")
 
@@ -33,7 +41,7 @@ class Stopwatch:
         if self.on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self.events.append((part, event))
+            self.events.append((part, event, time.perf_counter()))
         else:
             now = time.perf_counter()
             self.seconds[part] += now - self.last
@@ -47,11 +55,21 @@ class Stopwatch:
         self.mark(part)
 
     def read(self) -> dict[str, float]:
-        """Seconds of each part since the start. On a GPU it waits for the last mark."""
+        """Seconds of each part since the start. On a GPU it waits for the last mark.
+
+        The mark before the first of those that are read came when the GPU had nothing to do: the two clocks are
+        compared from there.
+        """
         if self.events:
             self.events[-1][1].synchronize()
-            for (_, start), (part, end) in zip(self.events, self.events[1:], strict=False):
-                self.seconds[part] += start.elapsed_time(end) / 1000
+            _, first, began = self.events[0]
+            for (_, start, _), (part, end, told) in pairwise(self.events):
+                seconds = start.elapsed_time(end) / 1000
+                self.seconds[part] += seconds
+                if part in COMPUTED and told - began < TRUSTED:
+                    self.seconds["watched"] += seconds
+                    behind = first.elapsed_time(end) / 1000 - (told - began)
+                    self.seconds["starved"] += seconds * (behind < CAUGHT_UP)
             self.events = self.events[-1:]
         return dict(self.seconds)
 

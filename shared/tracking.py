@@ -61,6 +61,7 @@ class Tracker:
         self.accelerator, self.acts = accelerator, accelerator.is_main_process
         self.metrics_file = output_dir / "metrics.jsonl"
         self.compressed = config.get("gradient_compression", "none") != "none"
+        self.compiled = bool(config.get("torch_compile"))
 
         def start() -> tuple[str, str]:
             # A sweep of wandb brings its own id. Not from `random`, or runs of one seed would share theirs.
@@ -120,7 +121,7 @@ class Tracker:
         self.log(step, summary)
         if self.acts:
             lines = read_metrics(self.metrics_file)
-            if said := breakdown(lines, self.compressed):
+            if said := breakdown(lines, self.compressed, self.compiled):
                 with tqdm.external_write_mode():
                     print(said, flush=True)
             try:

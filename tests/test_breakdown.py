@@ -67,7 +67,7 @@ def test_what_is_on_already_is_not_advised():
     shares = dict.fromkeys(NAMES, 0.0) | {"communication": 0.5}
     (line,) = advice(shares, [LINE], compressed=True)
     assert line.endswith("a larger --global_batch_size sends them less often")
-    waiting = {"step": 10, **LINE, "communication": 0.9}
+    waiting = {"step": 200, **LINE, "communication": 0.9}
     assert "--gradient_compression" in breakdown([waiting])
     assert "--gradient_compression" not in breakdown([waiting], compressed=True)
 
@@ -77,3 +77,34 @@ def test_the_advice_on_padding_and_on_text_names_their_flags():
     assert "padding" in advice(shares, [LINE | {"padding": 0.4}])[0]
     (line,) = advice(shares | {"rest": 0.5}, [LINE | {"tokens_per_second": 1.0}])
     assert "--max_tokens_per_micro_batch" in line
+
+
+@pytest.mark.parametrize(("step", "advised"), [(119, False), (120, True)])
+def test_a_run_of_less_than_a_minute_gets_no_advice_from_what_is_done_once(step, advised):
+    lines = [{"step": step, **LINE, "data_wait": 0.3, "communication": 0.0}]
+    assert ("advice: the steps wait for data" in breakdown(lines)) == advised
+    first_evaluation = [{"step": 20, **LINE, "evaluation_seconds": 9.0}]  # of 19 s: imports
+    assert "advice" not in breakdown(first_evaluation)
+
+
+IDLE = LINE | {"host_bound": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("line", "compiled", "flags"),
+    [
+        (IDLE, False, ["--per_device_train_batch_size", "--torch_compile"]),
+        (IDLE, True, ["--per_device_train_batch_size"]),
+        (IDLE | {"tokens_per_second": 1.0}, False, ["--max_tokens_per_micro_batch", "--torch_compile"]),
+        (IDLE | {"host_bound": 0.4}, False, []),
+        (LINE, False, []),  # a CPU
+    ],
+)
+def test_a_gpu_that_mostly_waits_for_the_host_is_told_with_the_flags_that_help(line, compiled, flags):
+    shares = dict.fromkeys(NAMES, 0.0) | {"rest": 0.5 * bool(flags)}
+    said = advice(shares, [line], compiled=compiled)
+    assert len(said) == bool(flags)  # and the advice on the rest, which is the same flag, is not given beside it
+    for flag in ("--per_device_train_batch_size", "--max_tokens_per_micro_batch", "--torch_compile"):
+        assert (flag in " ".join(said)) == (flag in flags)
+    whole = breakdown([{"step": 200, **line}], compiled=compiled)
+    assert ("the GPU waits for the host" in whole) == bool(flags)

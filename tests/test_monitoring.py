@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from shared import monitoring
+from shared import monitoring, timing
 from shared.batches import MicroBatch, Plan
 from shared.breakdown import seconds_by_part
 from shared.compression import DDPSettings
@@ -480,6 +480,44 @@ def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, mo
         passed = {part: seconds - before[part] for part, seconds in watch.stopwatch.seconds.items()}
         # One event before each pass, one after it, one after the update: each ends what began with the one before.
         assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
+
+
+@pytest.mark.parametrize(
+    ("told", "done", "expected"),
+    [
+        # When the host has told of the ends of two passes and when the GPU is done with them, in seconds.
+        ((0.1, 0.2), (0.1001, 0.2002), 1.0),  # each time it has done what there was
+        ((0.1, 0.2), (0.5, 1.0), 0.0),
+        ((0.1, 0.6), (0.5, 0.6003), pytest.approx(0.1003 / 0.6003)),
+        ((11.0, 12.0), (11.0, 12.0), None),  # after so long the clocks say nothing
+    ],
+)
+def test_a_gpu_that_has_caught_up_with_the_host_at_each_mark_is_bound_by_it(monkeypatch, told, done, expected):
+    host, device = iter([0.0, 0.0, *told]), iter([0.0, *done])
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = next(device)
+
+        def record(self):
+            pass
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, later):
+            return (later.at - self.at) * 1000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(host))
+    stopwatch = Stopwatch(torch.device("cuda"))
+    for part in ("forward_backward", "optimizer"):
+        stopwatch.mark(part)
+    read = stopwatch.read()
+    parts = {name: np.array([read.get(name, 0.0)]) for name in (*timing.PARTS, "watched", "starved")}
+    others = ("flops", "peak_memory", "reserved_memory", "tokens", "positions", "utilization")
+    rows = parts | {name: np.zeros(1) for name in others} | {"seconds": np.ones(1), "peak_flops": np.ones(1)}
+    assert monitoring.costs(rows, 1).get("host_bound") == expected
 
 
 def train(accelerator, folder):

@@ -314,5 +314,5 @@ def test_batches_and_the_worst_images():
     losses[[4, 9, 11]] = 1.0, 3.0, 2.0
     shown = worst(data, ranked, losses, count=2)
     assert [np.array_equal(p.pixels, data[i][0]) for p, i in zip(shown, (9, 11), strict=True)] == [True, True]
-    assert shown[0].caption == f"says {(source.targets[9] + 1) % 10}, is {source.targets[9]}"
-    assert json.dumps(shown[0].caption)
+    assert (shown[0].says, shown[0].truth) == (str((source.targets[9] + 1) % 10), str(source.targets[9]))
+    assert json.dumps([shown[0].says, shown[0].truth, shown[0].aspect])

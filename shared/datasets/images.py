@@ -131,6 +131,7 @@ def worst(data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], 
     wrong = np.flatnonzero(ranked[:, 0] != data.targets)
     names = data.source.names
     return [
-        Picture(data[i][0], f"says {names[int(ranked[i, 0])]}, is {names[data.targets[i]]}")
+        Picture(item[0], names[int(ranked[i, 0])], names[data.targets[i]], float(item[1]))
         for i in wrong[np.argsort(-losses[wrong], kind="stable")][:count]
+        for item in [data[i]]
     ]

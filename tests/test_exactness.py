@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import runs
 import torch
@@ -48,7 +49,7 @@ def configs(texts, tmp_path_factory):
             *(*epochs, *runs.TINY, "--max_train_steps", "None", "--num_train_epochs", 2, "--eval_steps", "None"),
             *("--global_batch_size", EPOCHS_BATCH, "--logging_steps", 1),
         ],
-        "evaluation": [*tiny, *bert],
+        "evaluation": [*tiny, *bert, "--metric_name", *["accuracy", "macro_f1", "matthews_correlation", "roc_auc"]],
     }
 
 
@@ -187,6 +188,14 @@ def test_every_row_enters_the_model_once_per_epoch(recipe, configs, outputs):
         assert runs.distance(runs.weights(outputs[world]["epochs"]), runs.weights(outputs[1]["epochs"])) < 1e-5
 
 
+def mean_auc(truth, probabilities):
+    """Mean over the classes that some of the rows are of, and some are not."""
+    from sklearn.metrics import roc_auc_score
+
+    found = {label for label in truth if len(set(truth)) > 1}
+    return np.mean([roc_auc_score(truth == label, probabilities[:, label]) for label in found]) if found else math.nan
+
+
 @pytest.mark.filterwarnings("ignore:A single label was found")  # scikit-learn's remark on data sets of one row
 def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(recipe, configs, outputs):
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
@@ -210,7 +219,9 @@ def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(re
                     "eval_accuracy": accuracy_score(truth, said),
                     "eval_macro_f1": f1_score(truth, said, average="macro"),
                     "eval_matthews_correlation": matthews_corrcoef(truth, said),
+                    "eval_roc_auc": mean_auc(truth, probabilities[:size]),
                 },
+                nan_ok=True,
                 rel=1e-5,
                 abs=1e-6,
             ), (world, size)

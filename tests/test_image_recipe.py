@@ -242,8 +242,10 @@ def test_images_of_a_users_folders_are_trained_on_in_worker_processes(train, tmp
         for i in range(12):
             Image.new("L", (30, 20), color + i).save(tmp_path / "images" / label / f"{i}.jpg")
     flags = ["--train_dir", tmp_path / "images", "--validation_split_percentage", 25, "--global_batch_size", 16]
-    results = train(tmp_path / "run", *flags, "--dataloader_num_workers", 1, "--max_train_steps", 12)
-    assert results["eval_accuracy"] == 1
+    metrics = ["--metric_name", "accuracy", "roc_auc", "f1_of_class", "--positive_label", "dark"]
+    results = train(tmp_path / "run", *flags, *metrics, "--dataloader_num_workers", 1, "--max_train_steps", 12)
+    assert [*results] == ["eval_loss", "eval_accuracy", "eval_roc_auc", "eval_f1_of_class"]
+    assert results["eval_accuracy"] == results["eval_roc_auc"] == results["eval_f1_of_class"] == 1
     config = json.loads((tmp_path / "run/model/config.json").read_text())
     assert config["id2label"] == {"0": "dark", "1": "light"}
     assert f"on {tmp_path / 'images'}: 12 steps" in (tmp_path / "run/model/README.md").read_text()

@@ -11,7 +11,7 @@ import pytest
 import runs
 import torch
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, mean_squared_error
+from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, precision_score, recall_score, roc_auc_score
 
 from shared import options
 
@@ -69,7 +69,8 @@ def scores_of(output):
 
 
 def test_several_labels_per_text(train):
-    rows, output = train(several_labels)
+    several = ["micro_f1", "macro_f1", "accuracy", "roc_auc", "recall_of_class"]
+    rows, output = train(several_labels, "--metric_name", *several, "--positive_label", "the")
     logits, config = logits_of(output, rows, ["text"])
     assert config.problem_type == "multi_label_classification"
     names = [config.id2label[i] for i in range(config.num_labels)]
@@ -82,8 +83,11 @@ def test_several_labels_per_text(train):
         "micro_f1": f1_score(true, said, average="micro"),
         "macro_f1": f1_score(true, said, average="macro", zero_division=0),
         "accuracy": accuracy_score(true, said),
+        "roc_auc": np.mean([roc_auc_score(t, s) for t, s in zip(true.T, logits.T.numpy(), strict=True) if np.ptp(t)]),
+        "recall_of_class": recall_score(true[:, names.index("the")], said[:, names.index("the")]),
         "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32)),
     }
+    assert [*scores] == ["loss", *several]
     for name, value in expected.items():
         assert scores[name] == pytest.approx(float(value), abs=1e-5), name
     first, *_, last = runs.training_lines(output)
@@ -106,6 +110,38 @@ def test_a_number_for_a_pair_of_texts(train):
         assert scores[name] == pytest.approx(float(value), abs=1e-4), name
     first, *_, last = runs.training_lines(output)
     assert last["loss"] < first["loss"]
+
+
+def two_classes(text):
+    """Whether a text returns something."""
+    return {"text": text, "label": "yes" if "return" in text.lower() else "no"}
+
+
+def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
+    """Those of one class and of its probabilities, too; in metrics.jsonl, the model card and the result of main."""
+    from transformers import pipeline
+
+    names = ["f1_of_class", "accuracy", "roc_auc", "precision_of_class", "recall_of_class"]
+    rows, output = train(two_classes, "--metric_name", *names, "--class_weights", "balanced")
+    classify = pipeline("text-classification", model=str(output / "model"), top_k=None, max_length=48, truncation=True)
+    yes = [{one["label"]: one["score"] for one in answer}["yes"] for answer in classify([row["text"] for row in rows])]
+    true, probability = np.array([row["label"] == "yes" for row in rows]), np.array(yes)
+    said = probability > 0.5
+    assert 0 < said.mean() < 1
+    assert (said != true).any()
+    expected = {
+        "f1_of_class": f1_score(true, said),
+        "accuracy": accuracy_score(true, said),
+        "roc_auc": roc_auc_score(true, probability),
+        "precision_of_class": precision_score(true, said),
+        "recall_of_class": recall_score(true, said),
+    }
+    scores = scores_of(output)
+    assert [*scores] == ["loss", *names]
+    card = (output / "model/README.md").read_text()
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(float(value), abs=1e-6), name
+        assert f"| {name} | {value:.4f} |" in card
 
 
 def test_the_exported_classifier_answers_in_a_pipeline(alone):

@@ -12,6 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,7 @@ from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.pretrained import check_heads, checkpoint_activations, load_pretrained
+from shared.pretrained import check_heads, checkpoint_activations, label_order, load_classifier, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
@@ -42,8 +43,10 @@ class Config(TextOptions):
 
     text_column_names: tuple[str, ...] = ("text",)
     """The column of the sentences, or the two columns of the pairs."""
-    label_column_name: str = "label"
-    """The column of the targets: strings, integers, floats (regression) or lists (several labels at once)."""
+    label_column_name: tuple[str, ...] = ("label",)
+    """The column of the targets: strings, integers, floats (regression), lists. Or several of 0 and 1: a label each."""
+    label_delimiter: str | None = None
+    """What stands between the labels of a text that has several, such as a comma."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     """Kind of task. None: what the type of the label column suggests."""
     max_length: int = 96
@@ -188,6 +191,8 @@ def predict(kind: str, logits: Tensor) -> Tensor:
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training and validation data, what their labels mean, and the tokenizer."""
+    learn = partial(Labels.from_table, column=config.label_column_name, problem_type=config.problem_type)
+    learn = partial(learn, delimiter=config.label_delimiter)
     tables = load_tables(
         dataset_name=config.dataset_name,
         dataset_config_name=config.dataset_config_name,
@@ -195,10 +200,12 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
         validation_file=config.validation_file,
         validation_split_percentage=config.validation_split_percentage,
         seed=config.seed,
+        targets_of=lambda table: learn(table).encode(table),
     )
     columns = config.text_column_names
-    labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
+    labels = learn(tables[0])
     if config.model_name_or_path:
+        labels = labels.ordered(label_order(config.model_name_or_path, labels.names))
         tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
@@ -216,7 +223,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
         "problem_type": labels.problem_type,
     }
     if config.model_name_or_path:
-        model = load_pretrained("AutoModelForSequenceClassification", config.model_name_or_path, **head)
+        model = load_classifier("AutoModelForSequenceClassification", config.model_name_or_path, **head)
     else:
         from transformers import ModernBertConfig, ModernBertForSequenceClassification
 

@@ -15,8 +15,9 @@ from PIL import Image
 
 from shared.datasets import image_cache
 from shared.datasets.decoding import CorruptImage, decode
-from shared.datasets.image_sources import by_class, class_folders, digits, hold_out, load_sources
+from shared.datasets.image_sources import class_folders, digits, hold_out, load_sources
 from shared.datasets.images import collate, load_images, prepare, worst
+from shared.datasets.splits import by_class
 from shared.errors import UserError
 
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
@@ -55,7 +56,8 @@ def config(**changed):
     plain = {"train_dir": None, "validation_dir": None, "train_file": None, "validation_file": None}
     plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
     plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
-    return SimpleNamespace(**(plain | {"skip_corrupt_images": False} | changed))
+    plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
+    return SimpleNamespace(**(plain | changed))
 
 
 # Decoding
@@ -168,6 +170,14 @@ def test_a_share_of_each_class_is_held_out_to_one_image(counts, percentage, seed
     assert (np.abs(held_out - np.array(counts) * percentage / 100) < 1).all()
     again, _ = hold_out(source, percentage, seed)
     assert np.array_equal(again.rows, train.rows)
+
+
+def test_a_class_of_one_image_stays_in_training(tmp_path):
+    folders(tmp_path, ("cat", "dog"))
+    folders(tmp_path, ("ant", "yak"), count=1)
+    train, validation = load_sources(config(train_dir=str(tmp_path)))
+    assert np.bincount(train.targets, minlength=4)[[0, 3]].tolist() == [1, 1]
+    assert 3 <= len(validation) <= 4
 
 
 def test_other_seeds_hold_out_others_and_fifths_are_disjoint():

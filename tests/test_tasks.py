@@ -114,3 +114,16 @@ def test_the_exported_classifier_answers_in_a_pipeline(alone):
     (answer,) = pipeline("text-classification", model=str(alone / "model"))("Return the decoded header of a message.")
     assert answer["label"] in {"asyncio", "email", "unittest", "xml"}
     assert 0.25 <= answer["score"] <= 1
+
+
+def test_a_classifier_with_its_labels_in_another_order_answers_as_before(alone, texts, tmp_path, request):
+    request.getfixturevalue("one_cpu_process_without_a_picture")
+    model = runs.write_in_another_order(alone / "model", tmp_path / "model")
+    nlp = runs.load_recipe("nlp")
+    frozen = ["--model_name_or_path", model, "--learning_rate", 0, "--max_train_steps", 1, "--eval_steps", 1]
+    flags = [*runs.TINY, *texts, *frozen, "--output_dir", tmp_path / "run"]
+    results = nlp.main(options.parse(nlp.Config, list(map(str, flags))))
+    (before,) = [line for line in runs.metrics(alone) if "eval_loss" in line]
+    assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
+    exported = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert exported["id2label"] == json.loads((model / "config.json").read_text())["id2label"]

@@ -12,7 +12,6 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,14 +21,15 @@ from torch.nn import functional as F
 from shared import checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
 from shared.card import print_card
+from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
-from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.pretrained import check_heads, checkpoint_activations, label_order, load_classifier, load_pretrained
+from shared.pretrained import check_heads, checkpoint_activations, load_classifier, load_pretrained
+from shared.regression import Scale
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
@@ -75,6 +75,7 @@ def main(config: Config) -> dict[str, float]:
     metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
+    scale = Scale.of_run(labels, train.targets, model)
     collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
     plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -84,7 +85,7 @@ def main(config: Config) -> dict[str, float]:
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
         """A micro-batch's share of the mean loss of its global batch."""
-        targets = batch.pop("labels")
+        targets = scale.standardize(batch.pop("labels"))
         losses = item_losses(labels.kind, model(**batch).logits, targets)
         return losses.sum() / micro_batch.normalizer
 
@@ -94,7 +95,7 @@ def main(config: Config) -> dict[str, float]:
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}"
+    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}"
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data)
     if config.dry_run:
         return {}
@@ -106,7 +107,7 @@ def main(config: Config) -> dict[str, float]:
 
     def assess() -> None:
         with monitor.timed("evaluation"):
-            results = evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+            results = evaluate(accelerator, model, plan, validation, collate, scale, metrics)
         if progress.record(results, best_by):
             tracker.log(progress.step, results)
 
@@ -145,29 +146,32 @@ def main(config: Config) -> dict[str, float]:
     saver.finish()
     signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
-    run_folder.export(accelerator, config, progress, model, tokenizer)
+    scale.put_back()
+    run_folder.export(accelerator, config, progress, model, tokenizer, scale.note)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
     return progress.results
 
 
 @torch.inference_mode()
 def evaluate(
-    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, labels: Labels, metrics: Any
+    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, scale: Scale, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = evaluation.Rows(data.targets.shape)
+    rows, kind = evaluation.Rows(data.targets.shape), scale.labels.kind
     schedule = plan.evaluation(collate.padded_lengths(data.lengths))
     for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
-        targets = batch.pop("labels")
+        targets = scale.standardize(batch.pop("labels"))
         logits = model(**batch).logits
-        rows.add(micro_batch, predict(labels.kind, logits), item_losses(labels.kind, logits, targets))
+        rows.add(micro_batch, scale.restore(predict(kind, logits)), item_losses(kind, logits, targets))
     model.train()
     if preemption.cut_short(accelerator):
         return {}
     predictions, losses = rows.gather(accelerator)
     scores = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets)
-    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in scores.items()}
+    return {"eval_loss": float(losses.mean()) * scale.deviation**2} | {
+        f"eval_{name}": value for name, value in scores.items()
+    }
 
 
 def item_losses(kind: str, logits: Tensor, targets: Tensor) -> Tensor:
@@ -191,21 +195,9 @@ def predict(kind: str, logits: Tensor) -> Tensor:
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training and validation data, what their labels mean, and the tokenizer."""
-    learn = partial(Labels.from_table, column=config.label_column_name, problem_type=config.problem_type)
-    learn = partial(learn, delimiter=config.label_delimiter)
-    tables = load_tables(
-        dataset_name=config.dataset_name,
-        dataset_config_name=config.dataset_config_name,
-        train_file=config.train_file,
-        validation_file=config.validation_file,
-        validation_split_percentage=config.validation_split_percentage,
-        seed=config.seed,
-        targets_of=lambda table: learn(table).encode(table),
-    )
+    *tables, labels = load_labeled(config)
     columns = config.text_column_names
-    labels = learn(tables[0])
     if config.model_name_or_path:
-        labels = labels.ordered(label_order(config.model_name_or_path, labels.names))
         tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)

@@ -146,7 +146,7 @@ def main(config: Config) -> dict[str, float]:
     saver.finish()
     signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
-    scale.put_back()
+    scale.put_back(model)
     run_folder.export(accelerator, config, progress, model, tokenizer, scale.note)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
     return progress.results

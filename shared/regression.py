@@ -73,12 +73,16 @@ class Scale:
         """What a model in training says, in units of the targets: [rows] float64."""
         return predictions if self.layer is None else predictions.double() * self.deviation + self.mean
 
-    def put_back(self) -> None:
-        """Have the model itself answer in units of the targets. It is trained no more."""
-        if self.layer is not None:
-            with torch.no_grad():
-                self.layer.weight.mul_(self.deviation)
-                self.layer.bias.mul_(self.deviation).add_(self.mean)
+    def put_back(self, model: nn.Module) -> None:
+        """Have the model itself, as `prepare` returned it, answer in units of the targets. It is trained no more."""
+        if self.layer is None:
+            return
+        for module in model.modules():
+            if reshard := getattr(module, "reshard", None):
+                reshard()  # FSDP2: else a gathered copy would be scaled, and not what is exported
+        with torch.no_grad():
+            self.layer.weight.mul_(self.deviation)
+            self.layer.bias.mul_(self.deviation).add_(self.mean)
 
     @property
     def note(self) -> str:

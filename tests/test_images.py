@@ -222,6 +222,21 @@ def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
     assert (len(train), validation.targets.tolist()) == (10, [0, 1, 1])
 
 
+def test_classes_of_a_validation_file_are_those_of_its_names(tmp_path):
+    import datasets
+
+    rows = {"image": [Image.new("RGB", (8, 8), (RED, BLUE)[i % 2]) for i in range(6)]}
+    for name, names in (("train", ["red", "blue"]), ("valid", ["blue", "red"])):
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+        labels = [names.index(("red", "blue")[i % 2]) for i in range(6)]
+        table = datasets.Dataset.from_dict(rows | {"label": labels}, features=features)
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    files = {"train_file": str(tmp_path / "train.parquet"), "validation_file": str(tmp_path / "valid.parquet")}
+    train, validation = load_images(config(**files), 8)
+    assert train.source.names == validation.source.names == ("red", "blue")
+    assert train.targets.tolist() == validation.targets.tolist() == [0, 1, 0, 1, 0, 1]
+
+
 def test_what_a_user_can_get_wrong_is_refused(tmp_path):
     good = folders(tmp_path / "good")
     folders(tmp_path / "other", ("cat", "fox"))

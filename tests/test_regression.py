@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 from shared.datasets.labels import Labels
@@ -38,13 +40,28 @@ def test_standardized_targets_have_mean_0_and_deviation_1_and_come_back():
 def test_the_model_itself_answers_in_units_of_the_targets_once_it_is_put_back():
     model = bert()
     scale, inside = Scale.of_run(NUMBERS, TARGETS, model), answer(model)
-    scale.put_back()
+    scale.put_back(model)
     assert answer(model).numpy() == pytest.approx(scale.restore(inside).numpy(), rel=1e-6)
+
+
+def test_a_model_that_is_shared_out_is_scaled_where_it_is_exported_from(tmp_path):
+    model = bert()
+    scale, before = Scale.of_run(NUMBERS, TARGETS, model), model.classifier.weight.detach().clone()
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        answer(model)  # leaves gathered weights behind
+        scale.put_back(model)
+        exported = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.allclose(exported["classifier.weight"] / scale.deviation, before, rtol=1e-6)
 
 
 def test_a_last_layer_that_knows_the_numbers_keeps_its_answers():
     model = bert()
-    Scale.of_run(NUMBERS, TARGETS, model).put_back()
+    Scale.of_run(NUMBERS, TARGETS, model).put_back(model)
     before = answer(model)
     model.knows_labels = True
     scale = Scale.of_run(NUMBERS, TARGETS * 3, model)

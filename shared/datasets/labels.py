@@ -248,7 +248,11 @@ def _kind(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
         raise UserError(f"{source} holds {type_}: labels are strings, numbers, booleans, or lists of them")
     kind = wanted or ("multi_label" if is_list else "regression" if is_fraction else "classification")
     if is_list != (kind == "multi_label"):
-        needs = "a list of labels for each row" if kind == "multi_label" else "one label for each row"
+        needs = (
+            "a list of labels for each row, several columns or --label_delimiter"
+            if kind == "multi_label"
+            else "one label for each row"
+        )
         raise UserError(f"{source} holds {type_}, but {kind} needs {needs}: see --problem_type")
     if kind == "regression" and not (is_number or pa.types.is_null(type_)):
         raise UserError(f"{source} holds {type_}, but regression needs numbers: see --problem_type")

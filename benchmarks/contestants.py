@@ -322,7 +322,7 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
     trainer = evaluating_trainer(job, validation, tokenizer, metrics)
 
     def ours() -> dict[str, float]:
-        return nlp.evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+        return nlp.evaluate(accelerator, model, plan, validation, collate, nlp.Scale(labels), metrics)
 
     @torch.inference_mode()
     def random_order(turn: int) -> None:

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from shared import curves, options, tracking  # noqa: E402
-from shared.datasets.image_sources import by_class, digits  # noqa: E402
+from shared.datasets.image_sources import digits  # noqa: E402
 from shared.datasets.images import Images  # noqa: E402
+from shared.datasets.splits import by_class  # noqa: E402
 
 FOLDS = 5
 # (name, global batch, flags); --learning_rate is for a batch of 256.

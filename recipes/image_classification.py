@@ -30,7 +30,7 @@ from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
-from shared.pretrained import checkpoint_activations, load_pretrained
+from shared.pretrained import checkpoint_activations, load_classifier
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.tracking import Tracker
@@ -246,7 +246,7 @@ def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
     torch.manual_seed(config.seed)
     head = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     if config.model_name_or_path and not config.from_scratch:
-        model = load_pretrained("AutoModelForImageClassification", config.model_name_or_path, **head)
+        model = load_classifier("AutoModelForImageClassification", config.model_name_or_path, **head)
     else:
         model = new_classifier(config, head)
     if config.freeze_backbone:

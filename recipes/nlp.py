@@ -21,15 +21,16 @@ from torch.nn import functional as F
 from shared import checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
 from shared.batches import MicroBatch, Plan
 from shared.card import print_card
+from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
-from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 from shared.loading import Loader, feed
 from shared.losses import LossOptions, shape_of_run
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.pretrained import check_heads, checkpoint_activations, load_pretrained
+from shared.pretrained import check_heads, checkpoint_activations, load_classifier, load_pretrained
+from shared.regression import Scale
 from shared.rehearsal import rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
@@ -42,8 +43,10 @@ class Config(LossOptions):
 
     text_column_names: tuple[str, ...] = ("text",)
     """The column of the sentences, or the two columns of the pairs."""
-    label_column_name: str = "label"
-    """The column of the targets: strings, integers, floats (regression) or lists (several labels at once)."""
+    label_column_name: tuple[str, ...] = ("label",)
+    """The column of the targets: strings, integers, floats (regression), lists. Or several of 0 and 1: a label each."""
+    label_delimiter: str | None = None
+    """What stands between the labels of a text that has several, such as a comma."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     """Kind of task. None: what the type of the label column suggests."""
     max_length: int = 96
@@ -72,6 +75,7 @@ def main(config: Config) -> dict[str, float]:
     metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
+    scale = Scale.of_run(labels, train.targets, model)
     collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
     shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
     lengths = collate.padded_lengths(train.lengths)
@@ -83,7 +87,7 @@ def main(config: Config) -> dict[str, float]:
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
         """A micro-batch's share of the mean loss of its global batch."""
-        targets = batch.pop("labels")
+        targets = scale.standardize(batch.pop("labels"))
         losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
         return losses.sum() / micro_batch.normalizer
 
@@ -93,7 +97,7 @@ def main(config: Config) -> dict[str, float]:
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}"
+    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}"
     notes = metrics.notes | shape.notes
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
@@ -106,7 +110,7 @@ def main(config: Config) -> dict[str, float]:
 
     def assess() -> None:
         with monitor.timed("evaluation"):
-            results = evaluate(accelerator, model, plan, validation, collate, labels, metrics)
+            results = evaluate(accelerator, model, plan, validation, collate, scale, metrics)
         if progress.record(results, best_by):
             tracker.log(progress.step, results)
 
@@ -145,30 +149,33 @@ def main(config: Config) -> dict[str, float]:
     saver.finish()
     signals.all_saved()
     checkpoints.load_best(accelerator, config, progress)
-    run_folder.export(accelerator, config, progress, model, tokenizer)
+    scale.put_back(model)
+    run_folder.export(accelerator, config, progress, model, tokenizer, scale.note)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
     return progress.results
 
 
 @torch.inference_mode()
 def evaluate(
-    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, labels: Labels, metrics: Any
+    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, scale: Scale, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = evaluation.Rows(data.targets.shape, metrics)
+    rows, kind = evaluation.Rows(data.targets.shape, metrics), scale.labels.kind
     schedule = plan.evaluation(collate.padded_lengths(data.lengths))
     for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
-        targets = batch.pop("labels")
+        targets = scale.standardize(batch.pop("labels"))
         logits = model(**batch).logits
-        rows.add(micro_batch, predict(labels.kind, logits), item_losses(labels.kind, logits, targets), logits)
+        predictions = scale.restore(predict(kind, logits))
+        rows.add(micro_batch, predictions, item_losses(kind, logits, targets), logits)
     model.train()
     if preemption.cut_short(accelerator):
         return {}
     predictions, losses = rows.gather(accelerator)
     scores = rows.gather_scores(accelerator)
     values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
-    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
+    loss = float(losses.mean()) * scale.deviation**2
+    return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}
 
 
 def item_losses(kind: str, logits: Tensor, targets: Tensor, **training: Any) -> Tensor:
@@ -192,16 +199,8 @@ def predict(kind: str, logits: Tensor) -> Tensor:
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training and validation data, what their labels mean, and the tokenizer."""
-    tables = load_tables(
-        dataset_name=config.dataset_name,
-        dataset_config_name=config.dataset_config_name,
-        train_file=config.train_file,
-        validation_file=config.validation_file,
-        validation_split_percentage=config.validation_split_percentage,
-        seed=config.seed,
-    )
+    *tables, labels = load_labeled(config)
     columns = config.text_column_names
-    labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
     if config.model_name_or_path:
         tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
     else:
@@ -220,7 +219,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
         "problem_type": labels.problem_type,
     }
     if config.model_name_or_path:
-        model = load_pretrained("AutoModelForSequenceClassification", config.model_name_or_path, **head)
+        model = load_classifier("AutoModelForSequenceClassification", config.model_name_or_path, **head)
     else:
         from transformers import ModernBertConfig, ModernBertForSequenceClassification
 

@@ -107,6 +107,13 @@ def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
     partial.replace(path)
 
 
+def as_tuple(value: Any, hint: Any) -> Any:
+    """`value`, as a tuple if a field of type `hint` holds several and this is a list or one alone."""
+    if not is_tuple(hint) or value is None or isinstance(value, tuple):
+        return value
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
 def is_tuple(hint: Any) -> bool:
     """Whether a field of type `hint` takes several values."""
     return typing.get_origin(kind(hint)) is tuple

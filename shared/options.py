@@ -128,6 +128,11 @@ class Options:
     dry_run: bool = False
     """Prepare everything, print what would run, and end before the first step."""
 
+    def __post_init__(self) -> None:
+        """A field of several values takes a list, or one value alone, as flags and YAML do."""
+        for name, hint in command_line.field_types(type(self)).items():
+            object.__setattr__(self, name, command_line.as_tuple(getattr(self, name), hint))
+
     # How they are treated. A subclass that adds fields may extend these.
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
@@ -273,8 +278,8 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     """
     new = plain(config)
     old = plain(type(config)()) | dict(stored)
-    for name, hint in command_line.field_types(type(config)).items():
-        if command_line.is_tuple(hint) and isinstance(old[name], str):
+    for name, value in new.items():  # a setting that took one value when the run began, and takes several now
+        if isinstance(value, list) and isinstance(old[name], str):
             old[name] = [old[name]]
     ignored = config.NEVER_MATTERS
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):

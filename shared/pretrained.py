@@ -1,11 +1,12 @@
 """Loading what `save_pretrained` wrote, from a folder or the Hub, with errors that a user can act on."""
 
+import copy
 import re
 from typing import Any
 
 import torch
 
-from shared.errors import UserError
+from shared.errors import UserError, listed, say
 from shared.hub import require_model
 
 ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
@@ -32,9 +33,93 @@ def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
             f"--model_name_or_path {name} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
             "the recipe, saved with its tokenizer or image processor"
         ) from None
-    if isinstance(loaded, torch.nn.Module):
-        align(loaded)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    if isinstance(model, torch.nn.Module):
+        align(model)
     return loaded
+
+
+def label_order(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names` in the order of the pretrained classifier's outputs, if those are the labels it knows; else as they are.
+
+    Raises:
+        UserError: there is no such model, or its config gives labels two numbers.
+    """
+    stored = stored_names(name)
+    return stored if sorted(stored) == sorted(names) else names
+
+
+def stored_names(name: str) -> tuple[str, ...]:
+    """The labels that a model's config.json names, in the order of its outputs; without names LABEL_0, LABEL_1, ....
+
+    Raises:
+        UserError: there is no such model, or its config gives labels two numbers.
+    """
+    config = load_pretrained("AutoConfig", name)
+    by_number = {int(number): label for number, label in (config.id2label or {}).items()}
+    by_label = {label: int(number) for label, number in (config.label2id or {}).items()}
+    numbers = {label: number for number, label in by_number.items()}
+    if set(by_label) == set(numbers) and by_label != numbers:
+        raise UserError(
+            f"--model_name_or_path {name}: id2label and label2id in its config.json give the labels different numbers: "
+            "correct one of them"
+        )
+    return tuple(label for _, label in sorted(by_number.items()))
+
+
+def are_placeholders(names: tuple[str, ...]) -> bool:
+    """Whether these are the names that transformers gives to labels without names."""
+    return all(name == f"LABEL_{number}" for number, name in enumerate(names))
+
+
+def load_classifier(auto_class: str, name: str, id2label: dict[int, str], **head: Any) -> Any:
+    """A pretrained classifier for these labels, with the last layer that it has, or a new one for other labels.
+
+    What the user would not expect is said: labels that only have numbers in the model, and a last layer that is new
+    though the model has one. `knows_labels` of the model tells whether the layer is that of the file.
+
+    Raises:
+        UserError: as `load_pretrained` and `stored_names`.
+    """
+    stored, names = stored_names(name), tuple(id2label.values())
+    model, found = load_pretrained(auto_class, name, output_loading_info=True, id2label=id2label, **head)
+    last = label_weights(model)
+    missing = set(last) & set(found["missing_keys"])
+    lost = set(last) & {key for key, *_ in found["mismatched_keys"]}
+    other = len(names) > 1 and sorted(stored) != sorted(names)
+    model.knows_labels = not (missing or lost or (other and not are_placeholders(stored)))
+    given = f"--model_name_or_path {name}"
+    if not missing and not model.knows_labels:
+        if not lost:
+            reset(model, last)
+        say(
+            f"{given} tells {len(stored)} labels apart ({listed(stored)}), the data have {len(names)} "
+            f"({listed(names)}): {' and '.join(last)} are new"
+        )
+    elif other and model.knows_labels:
+        say(
+            f"{given} has numbers for its labels, and no names: they are taken for {listed(names)}, in this order; if "
+            "it is another, write id2label and label2id into its config.json"
+        )
+    return model
+
+
+def label_weights(model: Any) -> list[str]:
+    """The parameters whose shape depends on the number of labels: those of the last layer."""
+    config = copy.deepcopy(model.config)
+    config.num_labels = model.config.num_labels + 1
+    with torch.device("meta"):
+        wider = dict(type(model)(config).named_parameters())
+    return [name for name, weights in model.named_parameters() if weights.shape != wider[name].shape]
+
+
+def reset(model: Any, names: list[str]) -> None:
+    """Draw these parameters anew, as transformers does for those that a file lacks."""
+    for name, weights in (*model.named_parameters(), *model.named_buffers()):
+        weights._is_hf_initialized = name not in names
+    for name in names:
+        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False
+    model.initialize_weights()
 
 
 def align(model: torch.nn.Module) -> None:

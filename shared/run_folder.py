@@ -209,8 +209,12 @@ def finished(accelerator: Any, config: options.Options) -> dict[str, float] | No
     return on_main_process(accelerator, look)
 
 
-def export(accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any) -> None:
+def export(
+    accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any, note: str = ""
+) -> None:
     """Write `model/`, complete or not at all: weights in full, config, tokenizer or image processor, model card.
+
+    The card has `note` as a paragraph.
 
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
 
@@ -239,7 +243,7 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
         try:
             accelerator.unwrap_model(model).save_pretrained(partial, state_dict=weights)
             processor.save_pretrained(partial)
-            (partial / "README.md").write_text(model_card(config, progress))
+            (partial / "README.md").write_text(model_card(config, progress, note))
             partial.chmod(0o755)  # mkdtemp keeps others out
             shutil.rmtree(output_dir / "model", ignore_errors=True)
             partial.rename(output_dir / "model")
@@ -249,8 +253,8 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
     on_main_process(accelerator, write)
 
 
-def model_card(config: options.Options, progress: Progress) -> str:
-    """The README.md of an exported model: what it is, its numbers, and the command that made it."""
+def model_card(config: options.Options, progress: Progress, note: str = "") -> str:
+    """The README.md of an exported model: what it is, `note`, its numbers, and the command that made it."""
     step, results = progress.step, progress.results
     if config.load_best_model_at_end and progress.best_step is not None:
         step, results = progress.best_step, progress.best_results
@@ -270,6 +274,7 @@ def model_card(config: options.Options, progress: Progress) -> str:
             f"Trained with accelerate-recipes on {data}: {step} steps of {config.global_batch_size} samples, seed "
             f"{config.seed}.",
             "",
+            *([note, ""] if note else []),
             "| metric on the validation data | value |",
             "|---|---|",
             rows,

@@ -86,7 +86,7 @@ def evaluate(module, config):
     for size in range(1, 2 * accelerator.num_processes * 4 + 2):
         part = copy.copy(validation)
         part.targets, part.lengths = validation.targets[:size], validation.lengths[:size]
-        found[size] = module.evaluate(accelerator, model, plan, part, collate, labels, metrics)
+        found[size] = module.evaluate(accelerator, model, plan, part, collate, module.Scale(labels), metrics)
     if accelerator.is_main_process:
         Path(config.output_dir).mkdir()
         (Path(config.output_dir) / "evaluations.json").write_text(json.dumps(found))

@@ -15,6 +15,8 @@ import shutil
 import socket
 import tempfile
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import runs
 from huggingface_hub import constants
@@ -85,6 +87,57 @@ def test_data_that_cannot_be_learned_from_are_refused(train, tmp_path):
         message = refusal(train, tmp_path / "run", "--train_file", training, "--validation_file", validation)
         assert said in message
     assert not files(tmp_path / "run")
+
+
+def test_labels_of_every_form_and_file_are_the_same_run(train, nlp, tmp_path, capsys):
+    several = [["news"], ["news", "sport"], ["art"], [], ["sport"]] * 8
+    texts = [f"text number {i} about {' and '.join(labels) or 'nothing'}" for i, labels in enumerate(several)]
+    names = ["art", "news", "sport"]
+    forms = {
+        "lists": ([], {"label": several}),
+        "delimited": (["--label_delimiter", ","], {"label": [",".join(labels) for labels in several]}),
+        "columns": (
+            ["--label_column_name", *names],
+            {name: [int(name in labels) for labels in several] for name in names},
+        ),
+        "vectors": ([], {"label": [[int(name in labels) for name in names] for labels in several]}),
+    }
+    digests = {}
+    for form, (flags, columns) in forms.items():
+        table = pa.table({"text": texts, **columns})
+        for suffix in ("csv", "tsv", "jsonl", "parquet"):
+            path = tmp_path / f"{form}.{suffix}"
+            if suffix == "parquet":
+                pyarrow.parquet.write_table(table, path)
+            elif suffix == "jsonl":
+                path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+            elif form in ("lists", "vectors"):
+                continue  # which separated values cannot hold
+            else:
+                with path.open("w", newline="") as file:
+                    lines = csv.writer(file, delimiter="," if suffix == "csv" else "\t")
+                    lines.writerows([table.column_names, *(row.values() for row in table.to_pylist())])
+            config = options.parse(nlp.Config, [*runs.TINY, "--train_file", str(path), *flags])
+            data = nlp.load_data(config)
+            assert data[2].names == (("0", "1", "2") if form == "vectors" else tuple(names))
+            digests[form, suffix] = [part.digest() for part in data[:2]]
+    assert len(digests) == 12
+    assert len(set(map(str, digests.values()))) == 1
+    train(
+        tmp_path / "run", "--validation_file", None, "--train_file", path.with_name("columns.csv"), *forms["columns"][0]
+    )
+    assert "4 of its rows (10 % of each label, chosen by --seed 0) are kept for it" in capsys.readouterr().err
+    settings = options.load(tmp_path / "run/config.yaml")
+    assert settings["label_column_name"] == names
+    assert json.loads((tmp_path / "run/model/config.json").read_text())["label2id"] == {"art": 0, "news": 1, "sport": 2}
+
+
+def test_a_rare_class_does_not_end_a_run(train, tmp_path):
+    lines = [(f"text number {i} of some", "ab"[i % 2]) for i in range(40)]
+    data = rows(tmp_path / "data.csv", *lines, ("the only one", "rare"))
+    for seed in (0, 1, 2):
+        flags = ["--train_file", data, "--validation_file", None, "--validation_split_percentage", 70, "--seed", seed]
+        train(tmp_path / f"run{seed}", *flags, "--dry_run")
 
 
 # Models

@@ -92,6 +92,14 @@ def test_the_exported_model_classifies_in_a_pipeline_as_the_evaluation_did(recip
     assert np.mean(said == validation.targets) == pytest.approx(results["eval_accuracy"], abs=1e-9)
 
 
+def test_a_classifier_with_its_classes_in_another_order_answers_as_before(train, trained, tmp_path):
+    model = runs.write_in_another_order(trained / "model", tmp_path / "model")
+    frozen = ["--freeze_backbone", "--learning_rate", 0, "--max_train_steps", 1, "--eval_steps", 1]
+    results = train(tmp_path / "run", "--model_name_or_path", model, *frozen)
+    before = [line for line in runs.metrics(trained) if "eval_loss" in line][-1]
+    assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
+
+
 def test_killed_and_resumed_the_weights_are_equal_bit_for_bit(train, tmp_path):
     flags = ["--checkpointing_steps", 3, "--max_train_steps", 7, "--ema_decay", 0.8, "--mixup", 0.2, "--optim", "muon"]
     for name in ("whole", "killed"):

@@ -15,8 +15,9 @@ from PIL import Image
 
 from shared.datasets import image_cache
 from shared.datasets.decoding import CorruptImage, decode
-from shared.datasets.image_sources import by_class, class_folders, digits, hold_out, load_sources
+from shared.datasets.image_sources import class_folders, digits, hold_out, load_sources
 from shared.datasets.images import collate, load_images, prepare, worst
+from shared.datasets.splits import by_class
 from shared.errors import UserError
 
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
@@ -55,7 +56,8 @@ def config(**changed):
     plain = {"train_dir": None, "validation_dir": None, "train_file": None, "validation_file": None}
     plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
     plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
-    return SimpleNamespace(**(plain | {"skip_corrupt_images": False} | changed))
+    plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
+    return SimpleNamespace(**(plain | changed))
 
 
 # Decoding
@@ -170,6 +172,14 @@ def test_a_share_of_each_class_is_held_out_to_one_image(counts, percentage, seed
     assert np.array_equal(again.rows, train.rows)
 
 
+def test_a_class_of_one_image_stays_in_training(tmp_path):
+    folders(tmp_path, ("cat", "dog"))
+    folders(tmp_path, ("ant", "yak"), count=1)
+    train, validation = load_sources(config(train_dir=str(tmp_path)))
+    assert np.bincount(train.targets, minlength=4)[[0, 3]].tolist() == [1, 1]
+    assert 3 <= len(validation) <= 4
+
+
 def test_other_seeds_hold_out_others_and_fifths_are_disjoint():
     source = digits()
     parts = [set(hold_out(source, 20, seed)[1].rows) for seed in (0, 1)]
@@ -210,6 +220,21 @@ def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
     datasets.DatasetDict({"train": rows, "test": rows.select([4, 3, 1])}).save_to_disk(tmp_path / "cifar")  # as it has
     train, validation = load_images(config(dataset_name=str(tmp_path / "cifar")), 8)
     assert (len(train), validation.targets.tolist()) == (10, [0, 1, 1])
+
+
+def test_classes_of_a_validation_file_are_those_of_its_names(tmp_path):
+    import datasets
+
+    rows = {"image": [Image.new("RGB", (8, 8), (RED, BLUE)[i % 2]) for i in range(6)]}
+    for name, names in (("train", ["red", "blue"]), ("valid", ["blue", "red"])):
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+        labels = [names.index(("red", "blue")[i % 2]) for i in range(6)]
+        table = datasets.Dataset.from_dict(rows | {"label": labels}, features=features)
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    files = {"train_file": str(tmp_path / "train.parquet"), "validation_file": str(tmp_path / "valid.parquet")}
+    train, validation = load_images(config(**files), 8)
+    assert train.source.names == validation.source.names == ("red", "blue")
+    assert train.targets.tolist() == validation.targets.tolist() == [0, 1, 0, 1, 0, 1]
 
 
 def test_what_a_user_can_get_wrong_is_refused(tmp_path):

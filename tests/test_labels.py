@@ -58,7 +58,7 @@ def test_floats_are_numbers_to_be_predicted(type_):
     table = named(pa.table({"label": table["label"].cast(type_)}), "x")
     labels = Labels.from_table(table, "label")
     assert (labels.kind, labels.names, labels.num_labels) == ("regression", (), 1)
-    assert labels.encode(table).dtype == np.float32
+    assert labels.encode(table).dtype == np.float64
     assert labels.encode(table).tolist() == [0.0, 1.0, -2.0]
 
 
@@ -220,7 +220,7 @@ def test_labels_that_training_does_not_have_are_listed_up_to_five():
     validation = table_of(["a", "z", "b", "y", "z", "x", "w", "v", "u"], source="--validation_file v.csv")
     message = refused(labels.encode, validation)
     assert message.startswith("row 2 of --validation_file v.csv has a label in label that training does not have")
-    assert "(unknown: z, y, x, w, v and 1 more)" in message
+    assert "(unknown: z, y, x, w, v and 1 more; known: a, b)" in message
 
 
 def test_an_unknown_label_in_a_list_is_named_by_its_row():
@@ -233,7 +233,7 @@ def test_a_validation_column_of_another_type_is_compared_by_its_values():
     assert labels.encode(table_of([2, 1])).tolist() == [1, 0]
     labels = Labels.from_table(table_of([1, 2]), "label")
     assert labels.encode(table_of(["2", "1"])).tolist() == [1, 0]
-    assert "(unknown: none)" in refused(labels.encode, table_of(["2", "none"]))
+    assert "(unknown: none; known: 1, 2)" in refused(labels.encode, table_of(["2", "none"]))
 
 
 def test_a_validation_column_of_another_kind_is_refused():
@@ -241,10 +241,196 @@ def test_a_validation_column_of_another_kind_is_refused():
     assert "regression needs numbers" in refused(labels.encode, table_of(["a", "b"]))
 
 
-def test_vectors_of_zeros_and_ones_are_not_taken_for_lists_of_labels():
-    table = table_of([[0, 1, 1], [1, 0, 0]])
+# Names of one table and numbers of another
+
+
+NAMES = ["bad", "so-so", "good"]
+TRAINING = {
+    "ClassLabel": lambda: class_labels(table_of([2, 0, 1]), NAMES),
+    "texts": lambda: table_of(["good", "bad", "so-so"]),
+}
+
+
+@pytest.mark.parametrize("training", list(TRAINING))
+@pytest.mark.parametrize(
+    "validation",
+    [
+        lambda: class_labels(table_of([0, 1, 2], source="v"), NAMES),
+        lambda: class_labels(table_of([2, 0, 1], source="v"), ["so-so", "good", "bad"]),
+        lambda: class_labels(table_of([1, 2, 3], source="v"), ["unused", "bad", "so-so", "good"]),
+        lambda: table_of(["bad", "so-so", "good"], source="v"),
+    ],
+    ids=["same ClassLabel", "another order", "more names", "texts"],
+)
+def test_labels_are_matched_by_their_names(training, validation):
+    labels = Labels.from_table(TRAINING[training](), "label")
+    encoded = labels.encode(validation())
+    assert [labels.names[i] for i in encoded] == ["bad", "so-so", "good"]
+
+
+@pytest.mark.parametrize("as_list", [{"_type": "List"}, {"length": -1, "_type": "Sequence"}])
+def test_lists_of_labels_are_matched_by_their_names(as_list):
+    labels = Labels.from_table(class_labels(table_of([[1], [0, 2]]), NAMES, as_list), "label")
+    validation = class_labels(table_of([[0], [2, 1]], source="v"), ["good", "so-so", "bad"], as_list)
+    assert labels.encode(validation).tolist() == [[0, 0, 1], [1, 1, 0]]
+
+
+@pytest.mark.parametrize("training", list(TRAINING))
+def test_a_name_that_training_lacks_is_refused_whatever_its_number(training):
+    labels = Labels.from_table(TRAINING[training](), "label")
+    message = refused(labels.encode, class_labels(table_of([0, 1], source="v"), ["bad", "ugly"]))
+    assert message.startswith("row 2 of v has a label in label that training does not have (unknown: ugly; known: ")
+
+
+def test_numbers_without_names_are_those_of_the_other_part_and_that_is_said(capsys):
+    labels = Labels.from_table(TRAINING["ClassLabel"](), "label")
+    assert labels.encode(table_of([2, 0], source="v")).tolist() == [2, 0]
+    assert capsys.readouterr().err == (
+        "v has numbers in label where training has names: read as 0 is bad, 1 is so-so, 2 is good\n"
+    )
+    assert "has no label in label" in refused(labels.encode, table_of([2, -1], source="v"))
+    assert "v has numbers in label (2, 3) where the training" in refused(labels.encode, table_of([2, 3], source="v"))
+    labels = Labels.from_table(table_of([0, 1, 2]), "label")
+    assert labels.encode(class_labels(table_of([2, 0], source="v"), NAMES)).tolist() == [2, 0]
+    said = capsys.readouterr().err
+    assert said == "v names its labels and training does not: their numbers count (0 is bad, 1 is so-so, 2 is good)\n"
+
+
+def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
+    labels = Labels.from_table(class_labels(table_of([0, 1, 2]), ["1", "2", "3"]), "label")
+    assert labels.encode(table_of([1, 3], source="v")).tolist() == [0, 2]
+    assert "can be names or numbers of classes" in refused(labels.encode, table_of([1, 2], source="v"))
+    assert labels.encode(class_labels(table_of([1, 0], source="v"), ["3", "1"])).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "said"),
+    [
+        (["a", "b"], [0, 1], "v has numbers in label (0, 1) where the training data has names (a, b): write the same"),
+        ([0, 1], ["a", "b"], "v has names in label (a, b) where the training data has numbers (0, 1): write the same"),
+        ([True, False], [0, 1], "v has numbers in label (0, 1) where the training data has names (false, true): write"),
+    ],
+)
+def test_numbers_beside_names_are_named(training, validation, said):
+    labels = Labels.from_table(table_of(training), "label")
+    assert refused(labels.encode, table_of(validation, source="v")).startswith(said)
+
+
+def test_a_class_label_without_a_name_for_a_number_is_refused():
+    table = class_labels(table_of([0, 1, 2]), ["no", "yes"])
+    message = refused(Labels.from_table(table, "label").encode, table)
+    assert message.startswith(
+        "row 3 of --train_file a.csv has 2 in label, but its ClassLabel has names for 0 to 1 only"
+    )
+
+
+def test_labels_that_differ_in_white_space_only_are_refused():
+    assert "the labels 'a' and 'a ', which differ in white space" in refused(
+        Labels.from_table, table_of(["a", "b", "a "]), "label"
+    )
+
+
+def test_the_order_of_the_names_can_be_another():
+    for table in (*(make() for make in TRAINING.values()), table_of([["good"], ["bad", "so-so"]])):
+        labels = Labels.from_table(table, "label")
+        other = labels.ordered(("so-so", "good", "bad"))
+        assert other.names == ("so-so", "good", "bad")
+        before, after = labels.encode(table), other.encode(table)
+        if labels.kind == "classification":
+            assert [labels.names[i] for i in before] == [other.names[i] for i in after]
+        else:
+            assert (after == before[:, [labels.names.index(name) for name in other.names]]).all()
+
+
+# Vectors of 0 and 1, several columns, texts with delimiters
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.list_(pa.int64()), pa.list_(pa.float32()), pa.list_(pa.int8(), 3), pa.list_(pa.bool_())]
+)
+def test_vectors_of_zeros_and_ones_are_several_labels(type_):
+    rows = [[0, 1, 1], [1, 0, 0], [0, 0, 0]]
+    table = table_of([list(map(bool, row)) for row in rows] if type_ == pa.list_(pa.bool_()) else rows, type_)
     labels = Labels.from_table(table, "label")
-    assert re.match("row 1 of .* has the label 1 twice", refused(labels.encode, table))
+    assert (labels.kind, labels.names) == ("multi_label", ("0", "1", "2"))
+    assert labels.encode(table).dtype == np.float32
+    assert labels.encode(table).tolist() == rows
+    assert labels.ordered(("2", "0", "1")).encode(table).tolist() == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
+    for row in ([0, 1], [0, 1, 2], []):
+        message = refused(labels.encode, table_of([[0, 1, 1], row], pa.list_(pa.int64()), source="v"))
+        assert message.startswith(f"row 2 of v has {row} in label, where the training data has 0 or 1 for each of 3")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [([[0, 1], [1, 0], [1, 0]], True), ([[0, 1], [1, 0], [0, 0]], False)], ids=["pairs", "clear"]
+)
+def test_two_zeros_and_ones_are_a_vector_which_is_said_where_they_could_be_ids(rows, said, capsys):
+    labels = Labels.from_table(table_of(rows), "label")
+    assert labels.encode(table_of(rows)).tolist() == rows
+    assert ("read as 0 or 1 for each of two labels" in capsys.readouterr().err) is said
+
+
+def test_lists_of_ids_are_no_vectors():
+    for rows in ([[0], [1], [1]], [[0, 1], [1]], [[0, 1], [2, 1]], [["0", "1"], ["1", "2"]]):
+        assert not Labels.from_table(table_of(rows), "label").vectors
+    table = table_of([[0, 0, 1], [1, 0]])
+    assert re.match(
+        "--label_column_name label|row 1 of .* has the label 0 twice", refused(Labels.from_table, table, "label")
+    )
+
+
+@pytest.mark.parametrize("rows", [[["a", "b"]] * 2, [[0, 1]] * 2])
+def test_rows_that_all_have_the_same_labels_are_refused(rows):
+    assert "every row of --train_file a.csv has the same labels" in refused(Labels.from_table, table_of(rows), "label")
+
+
+@pytest.mark.parametrize("convert", [int, float, bool, str, lambda value: str(bool(value))])
+def test_several_columns_are_labels_of_their_names(convert):
+    columns = {"sport": [0, 1, 1], "news": [1, 0, 1], "art": [0, 0, 0]}
+    table = named(pa.table({name: list(map(convert, values)) for name, values in columns.items()}), "t")
+    labels = Labels.from_table(table, ["sport", "news", "art"])
+    assert (labels.kind, labels.names) == ("multi_label", ("sport", "news", "art"))
+    assert labels.encode(table).tolist() == [[0, 1, 0], [1, 0, 0], [1, 1, 0]]
+    assert labels.ordered(("news", "art", "sport")).encode(table).tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 1]]
+
+
+def test_columns_that_are_no_labels_are_refused():
+    table = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d": [[0], [1], [1]]}), "t")
+    for columns, said in (
+        (["a", "b"], "row 2 of t has 2 in b: of several label columns each holds 0 or 1"),
+        (["a", "c"], "row 2 of t has no label in c"),
+        (["a", "e"], "--label_column_name e: t has no such column"),
+        (["a", "d"], "--label_column_name d: t holds list<"),
+        (["a", "a"], "--label_column_name a a names a column twice"),
+    ):
+        assert refused(Labels.from_table, table, columns).startswith(said)
+    assert "gives a row several labels, which --problem_type regression has not" in refused(
+        Labels.from_table, table, ["a", "b"], "regression"
+    )
+
+
+def test_a_text_with_delimiters_is_several_labels():
+    table = table_of(["news,sport", "", "art , news", None, "sport"])
+    labels = Labels.from_table(table, "label", None, ",")
+    assert (labels.kind, labels.names) == ("multi_label", ("art", "news", "sport"))
+    assert labels.encode(table).tolist() == [[0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    numbers = Labels.from_table(table_of(["1;2", "3"]), "label", None, ";")
+    assert numbers.encode(table_of([3, 1])).tolist() == [[0, 0, 1], [1, 0, 0]]  # a file without the delimiter
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "said"),
+    [
+        (["a", "b"], ("label", None, ","), "--label_delimiter , is in no row of --train_file a.csv (label: a, b)"),
+        (["a,a", "b"], ("label", None, ","), "row 1 of --train_file a.csv has the label a twice"),
+        (["a,b", "b"], ("label", None, ""), "--label_delimiter '' separates nothing"),
+        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x with --label_delimiter ,: give one"),
+        (["a,b", "b"], ("label", "regression", ","), "--label_delimiter , gives a row several labels, which"),
+        ([["a"], ["b"]], ("label", None, ","), "--label_delimiter ,: --train_file a.csv holds list<"),
+    ],
+)
+def test_a_delimiter_that_separates_nothing_is_refused(values, settings, said):
+    assert refused(Labels.from_table, table_of(values), *settings).startswith(said)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), 1e300])

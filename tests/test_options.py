@@ -163,7 +163,7 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
             "--validation_split_percentage 100: must be below 100, to leave data to train on",
         ),
         ({"optim": "adam"}, "--optim 'adam': expected one of adamw, sgd"),
-        ({"text_column_names": ["text"]}, "--text_column_names ['text']: expected a text, or several"),
+        ({"text_column_names": [1]}, "--text_column_names (1,): expected a text, or several"),
         ({"checkpointing_steps": "0"}, "--checkpointing_steps '0': expected epoch, no, or a number of steps"),
         ({"checkpointing_steps": "often"}, "--checkpointing_steps 'often': expected epoch, no, or a number of steps"),
     ],
@@ -261,6 +261,17 @@ def test_a_field_decides_unless_a_set_names_it(name: str) -> None:
 
 def test_an_unchanged_config_has_no_differences() -> None:
     assert resumed(Config()) == {}
+
+
+def test_a_setting_that_takes_several_values_takes_a_list_or_one_and_a_run_that_had_one_goes_on(tmp_path: Path) -> None:
+    one = Config(text_column_names="text")  # type: ignore[arg-type]
+    assert one == Config(text_column_names=["text"]) == Config(text_column_names=("text",))  # type: ignore[arg-type]
+    assert differences(stored(one) | {"text_column_names": "text"}, one) == {}
+    assert differences(stored(one) | {"text_column_names": "other"}, one) == {
+        "text_column_names": (["other"], ["text"])
+    }
+    (tmp_path / "config.yaml").write_text("text_column_names: other\n")
+    assert parse(Config, ["--config", str(tmp_path / "config.yaml")]).text_column_names == ("other",)
 
 
 def test_differences_come_in_field_order() -> None:

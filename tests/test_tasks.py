@@ -144,9 +144,51 @@ def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
         assert f"| {name} | {value:.4f} |" in card
 
 
+def a_large_number(text):
+    """What a text is worth, far from 0 and far apart."""
+    return {"text": text, "label": 5e8 + 4e6 * (len(text) - 60) + 1e7 * text.count("t")}
+
+
+def test_numbers_of_any_size_are_learned_and_given_back_by_the_exported_model(train, tmp_path):
+    from transformers import pipeline
+
+    rows, output = train(a_large_number)
+    logits, _ = logits_of(output, rows, ["text"])
+    said, true = logits[:, 0].double().numpy(), np.array([row["label"] for row in rows])
+    scores = scores_of(output)
+    assert scores["pearson"] == pytest.approx(pearsonr(said, true).statistic, abs=1e-5)
+    for name in ("loss", "mean_squared_error"):
+        assert scores[name] == pytest.approx(mean_squared_error(true, said), rel=1e-4)
+    assert abs(said.mean() - true.mean()) < true.std()
+    *_, last = runs.training_lines(output)
+    assert last["loss"] < 0.8  # of a variance of 1
+    (answer,) = pipeline("text-classification", model=str(output / "model"))(rows[0]["text"])
+    assert answer["score"] == pytest.approx(said[0], rel=1e-6)
+    card = (output / "model/README.md").read_text()
+    assert "It answers in units of `label`. It was trained on (value - " in card
+
+    frozen = ["--learning_rate", "0", "--max_train_steps", "1", "--eval_steps", "1"]
+    (tmp_path / "run").rename(tmp_path / "first")  # trained onwards, it begins where it was
+    _, output = train(a_large_number, "--model_name_or_path", str(tmp_path / "first/model"), *frozen)
+    assert scores_of(output) == {name: pytest.approx(value, rel=1e-3) for name, value in scores.items()}
+
+
 def test_the_exported_classifier_answers_in_a_pipeline(alone):
     from transformers import pipeline
 
     (answer,) = pipeline("text-classification", model=str(alone / "model"))("Return the decoded header of a message.")
     assert answer["label"] in {"asyncio", "email", "unittest", "xml"}
     assert 0.25 <= answer["score"] <= 1
+
+
+def test_a_classifier_with_its_labels_in_another_order_answers_as_before(alone, texts, tmp_path, request):
+    request.getfixturevalue("one_cpu_process_without_a_picture")
+    model = runs.write_in_another_order(alone / "model", tmp_path / "model")
+    nlp = runs.load_recipe("nlp")
+    frozen = ["--model_name_or_path", model, "--learning_rate", 0, "--max_train_steps", 1, "--eval_steps", 1]
+    flags = [*runs.TINY, *texts, *frozen, "--output_dir", tmp_path / "run"]
+    results = nlp.main(options.parse(nlp.Config, list(map(str, flags))))
+    (before,) = [line for line in runs.metrics(alone) if "eval_loss" in line]
+    assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
+    exported = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert exported["id2label"] == json.loads((model / "config.json").read_text())["id2label"]

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shared.batches import hash64
 from shared.datasets.decoding import Pixels
 from shared.datasets.labels import Labels
+from shared.datasets.splits import share_of_each
 from shared.datasets.tables import column_of, read_dataset, read_file, source_of, where
 from shared.errors import UserError
+from shared.pretrained import label_order
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
@@ -68,6 +69,11 @@ class Source:
     def take(self, chosen: NDArray[Any]) -> "Source":
         """The source with the images `chosen` only: their numbers, or a mask."""
         return replace(self, targets=self.targets[chosen], rows=self.rows[chosen])
+
+    def ordered(self, names: tuple[str, ...]) -> "Source":
+        """The same images and classes with the ids that `names`, which are these names, give them."""
+        places = np.array([names.index(name) for name in self.names])
+        return replace(self, names=names, targets=places[self.targets])
 
 
 def digits() -> Source:
@@ -165,6 +171,9 @@ def load_sources(config: Any) -> tuple[Source, Source]:
                 "it",
                 file=sys.stderr,
             )
+    if config.model_name_or_path and not config.from_scratch:
+        names = label_order(config.model_name_or_path, train.names)
+        return train.ordered(names), validation.ordered(names)
     return train, validation
 
 
@@ -178,24 +187,15 @@ def read_tables(config: Any) -> list[pa.Table]:
 
 
 def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
-    """`source` without `percentage` of each class (to one image), and those images: a function of (seed, row) alone.
+    """`source` without `percentage` of each class (see `share_of_each`), and those images.
 
     Raises:
         UserError: there are too few images for that.
     """
-    order = by_class(source.targets, seed)
-    places = np.arange(len(order))
-    held_out = np.zeros(len(order), bool)
-    held_out[order] = (places + 1) * percentage // 100 > places * percentage // 100
-    if not held_out.any() or len(np.unique(source.targets[~held_out])) < len(np.unique(source.targets)):
+    held_out = share_of_each(source.targets, percentage, seed)
+    if not held_out.any():
         raise UserError(
             f"{source.name}: {len(source):,} images are too few to hold out {percentage} % of each class: add images, "
             "or change --validation_split_percentage"
         )
     return source.take(~held_out), source.take(held_out)
-
-
-def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """The images class by class, each class in an order that `seed` decides: every fifth is a fifth of each class."""
-    order = np.argsort(hash64(seed, np.arange(len(targets), dtype=np.uint64)), kind="stable")
-    return order[np.argsort(targets[order], kind="stable")]

@@ -19,6 +19,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from shared.batches import hash64
+from shared.datasets.splits import share_of_each
 from shared.errors import UserError
 from shared.hub import require_hub
 
@@ -37,11 +38,13 @@ def load_tables(
     validation_file: str | None,
     validation_split_percentage: int = 10,
     seed: int = 0,
+    targets_of: Callable[[pa.Table], np.ndarray] | None = None,
 ) -> tuple[pa.Table, pa.Table]:
     """The training and the validation rows; without a data set and without files, the embedded docstrings.
 
-    A source without a validation part gives `validation_split_percentage` of its rows, chosen by `seed`, and says so.
-    The arguments are settings that `options.check` has passed. Raises UserError for data that cannot be read.
+    A source without a validation part gives `validation_split_percentage` of its rows, chosen by `seed`, and says so:
+    of each label where `targets_of` gives labels (see `split_off`). The other arguments are settings that
+    `options.check` has passed. Raises UserError for data that cannot be read.
     """
     if dataset_config_name and dataset_name and Path(dataset_name).is_dir():
         raise UserError(f"--dataset_config_name {dataset_config_name} has a meaning only for a data set of the Hub")
@@ -58,11 +61,13 @@ def load_tables(
         train, validation = docstrings.load()
         train, validation = named(train, "the embedded docstrings"), named(validation, "the embedded docstrings")
     if validation is None:
-        train, validation = split_off(train, validation_split_percentage, seed)
+        targets = targets_of(train) if targets_of else None
+        each = "" if targets is None or _are_numbers(targets) else " of each label"
+        train, validation = split_off(train, validation_split_percentage, seed, targets)
         if os.environ.get("RANK", "0") == "0":  # every process comes here, one speaks
             print(
                 f"{source_of(train)} has no validation part: {validation.num_rows:,} of its rows "
-                f"({validation_split_percentage} %, chosen by --seed {seed}) are kept for it",
+                f"({validation_split_percentage} %{each}, chosen by --seed {seed}) are kept for it",
                 file=sys.stderr,
             )
     return train, validation
@@ -89,20 +94,42 @@ def read_dataset(name: str, config_name: str | None) -> tuple[pa.Table, pa.Table
     return parts["train"], parts[split] if split else None
 
 
-def split_off(table: pa.Table, percentage: int, seed: int) -> tuple[pa.Table, pa.Table]:
+def split_off(
+    table: pa.Table, percentage: int, seed: int, targets: np.ndarray | None = None
+) -> tuple[pa.Table, pa.Table]:
     """`table` without `percentage` of its rows, and those rows; both keep the order and remember their row numbers.
 
-    Which rows is a function of (seed, row, number of rows) alone. Each part gets at least one row.
+    Which rows is a function of (seed, row, number of rows) alone, and of the `targets` where these are labels, int [N]
+    or [N, labels] of 0 and 1: see `share_of_each`. Each part gets at least one row.
+
+    Raises:
+        UserError: there is one row, or each row is the only one of a label.
     """
     rows = table.num_rows
     if rows < 2:
         raise UserError(f"{source_of(table)} has one row: too few to train on and to validate")
-    count = min(max(1, round(rows * percentage / 100)), rows - 1)
+    order = np.argsort(hash64(seed, np.arange(rows, dtype=np.uint64)), kind="stable")
     held_out = np.zeros(rows, bool)
-    held_out[np.argsort(hash64(seed, np.arange(rows, dtype=np.uint64)), kind="stable")[:count]] = True
+    if targets is None or _are_numbers(targets):
+        held_out[order[: min(max(1, round(rows * percentage / 100)), rows - 1)]] = True
+    else:
+        held_out = share_of_each(targets, percentage, seed)
+        if not held_out.any():
+            several = share_of_each(targets, 100, seed)  # the rows that are not the last of a label
+            if not several.any():
+                raise UserError(
+                    f"{source_of(table)} has one row of each label, so none can be held out: give --validation_file, "
+                    "or more rows"
+                )
+            held_out[order[several[order]][0]] = True
     table = table.append_column(ROW_COLUMN, pa.array(np.arange(rows)))
     # filter and not take: take joins the chunks of a column, which overflows beyond 2 GiB of text.
     return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))
+
+
+def _are_numbers(targets: np.ndarray) -> bool:
+    """Whether targets are numbers to be predicted, and no labels."""
+    return targets.ndim == 1 and targets.dtype.kind == "f"
 
 
 def named(table: pa.Table, source: str) -> pa.Table:

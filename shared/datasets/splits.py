@@ -1,0 +1,36 @@
+"""What is held out of a training set for validation: a share of each label."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.batches import hash64
+
+
+def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """The rows class by class, each class in an order that `seed` decides: every fifth is a fifth of each class."""
+    order = np.argsort(hash64(seed, np.arange(len(targets), dtype=np.uint64)), kind="stable")
+    return order[np.argsort(targets[order], kind="stable")]
+
+
+def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bool_]:
+    """bool [N], the rows to hold out: `percentage` of each label, to one row; a function of the arguments alone.
+
+    The last row of a label stays in training, as does the only one. With several labels per row (targets [N, labels] of
+    0 and 1) it is a share of each combination of labels.
+    """
+    if targets.ndim == 1:
+        rows, labels, groups = np.arange(len(targets)), targets, targets
+    else:
+        rows, labels = np.nonzero(targets)
+        groups = np.unique(np.packbits(targets > 0, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+    order = by_class(groups, seed)
+    places = np.arange(len(order))
+    held_out = np.zeros(len(order), bool)
+    held_out[order] = (places + 1) * percentage // 100 > places * percentage // 100
+    kept = np.bincount(labels[~held_out[rows]], minlength=labels.max(initial=0) + 1)
+    for label in np.flatnonzero(np.bincount(labels, minlength=len(kept)) > kept):
+        if not kept[label]:
+            row = rows[labels == label].min()
+            held_out[row] = False
+            kept[labels[rows == row]] += 1
+    return held_out

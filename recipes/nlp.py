@@ -188,15 +188,8 @@ def predict(kind: str, logits: Tensor) -> Tensor:
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training and validation data, what their labels mean, and the tokenizer."""
-    tables = load_tables(
-        dataset_name=config.dataset_name,
-        dataset_config_name=config.dataset_config_name,
-        train_file=config.train_file,
-        validation_file=config.validation_file,
-        validation_split_percentage=config.validation_split_percentage,
-        seed=config.seed,
-    )
     columns = config.text_column_names
+    tables = load_tables(config, columns, config.label_column_name, config.problem_type)
     labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
     if config.model_name_or_path:
         tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)

@@ -17,15 +17,9 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import (
-    column_of,
-    named,
-    read_dataset,
-    read_file,
-    refuse_repeated,
-    source_of,
-    why_no_json,
-)
+from shared.datasets.readers import refuse_repeated, why_no_json
+from shared.datasets.rows import column_of, named, source_of
+from shared.datasets.tables import read_dataset, read_file
 from shared.errors import UserError
 from shared.options import Options
 
@@ -59,10 +53,6 @@ def load_documents(config: Options, text_column_name: str) -> tuple[Documents, D
             return train, None
         return train, of_file(config.validation_file, "--validation_file", text_column_name)
     if name := config.dataset_name:
-        if Path(name).is_dir() and config.dataset_config_name:
-            raise UserError(
-                f"--dataset_config_name {config.dataset_config_name} has a meaning only for a data set of the Hub"
-            )
         table, held_out = read_dataset(name, config.dataset_config_name)
         return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
     from shared.datasets import docstrings
@@ -84,7 +74,7 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: there is no such column, or it holds no text.
     """
-    column = column_of(table, column_name, FLAG)
+    column = column_of(table, column_name, FLAG, as_text=True)
     check_is_text(column.type, column_name, source_of(table))
 
     def batches() -> Batches:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from shared.batches import hash64
 from shared.datasets.decoding import Pixels
 from shared.datasets.labels import Labels
-from shared.datasets.tables import column_of, read_dataset, read_file, source_of, where
+from shared.datasets.rows import column_of, source_of, where
+from shared.datasets.tables import read_parts
 from shared.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -170,10 +171,7 @@ def load_sources(config: Any) -> tuple[Source, Source]:
 
 def read_tables(config: Any) -> list[pa.Table]:
     """The training table of --train_file or --dataset_name, and the validation table if there is one."""
-    if config.train_file:
-        tables = [read_file(config.train_file, "--train_file")]
-        return tables + ([read_file(config.validation_file, "--validation_file")] if config.validation_file else [])
-    train, validation = read_dataset(config.dataset_name, config.dataset_config_name)
+    train, validation = read_parts(config, config.label_column_name)
     return [train] if validation is None else [train, validation]
 
 

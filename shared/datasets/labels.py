@@ -1,6 +1,7 @@
 """The label column of a table, whatever it holds, as targets for a loss: class ids, label vectors or numbers."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.datasets.tables import column_of, source_of, where
+from shared.datasets.rows import INTEGER, column_of, source_of, where
 from shared.errors import UserError
 
 Kind = Literal["classification", "multi_label", "regression"]
@@ -73,8 +74,8 @@ class Labels:
                 f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, too many for classes: "
                 "give another column, or --problem_type regression if it holds numbers"
             )
-        is_number = pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)
-        values = tuple(sorted(distinct, key=int if is_number else None))
+        in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
+        values = tuple(sorted(distinct, key=in_order))
         return cls(kind, column, values, values)
 
     def encode(self, table: pa.Table) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import column_of, source_of, where
+from shared.datasets.rows import column_of, source_of, where
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray
         raise UserError(f"{FLAG} {' '.join(text_columns)}: give one column, or the two of a pair")
     columns = []
     for name in text_columns:
-        column = column_of(table, name, FLAG)
+        column = column_of(table, name, FLAG, as_text=True)
         type_ = column.type
         is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
         if not (is_text or pa.types.is_null(type_)):

@@ -22,7 +22,7 @@ from shared import checkpoints, evaluation, gradients, launch, lock, preemption,
 from shared.batches import MicroBatch, Plan
 from shared.card import print_card
 from shared.datasets.labels import Labels
-from shared.datasets.tables import load_tables
+from shared.datasets.tables import limited, load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 from shared.loading import Loader, feed
 from shared.memory import find_budget
@@ -191,6 +191,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     columns = config.text_column_names
     tables = load_tables(config, columns, config.label_column_name, config.problem_type)
     labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
+    tables = limited(tables, config)
     if config.model_name_or_path:
         tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
     else:

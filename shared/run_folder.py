@@ -256,7 +256,8 @@ def model_card(config: options.Options, progress: Progress) -> str:
         step, results = progress.best_step, progress.best_results
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
-    data = config.dataset_name or config.train_file or getattr(config, "train_dir", None) or "the embedded data"
+    files = " ".join(config.train_file or ())
+    data = config.dataset_name or files or getattr(config, "train_dir", None) or "the embedded data"
     return "\n".join(
         [
             "---",

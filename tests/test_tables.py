@@ -13,7 +13,7 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.datasets import docstrings, readers
+from shared.datasets import docstrings, readers, tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where
 from shared.datasets.tables import load_tables, read_file, read_hub, read_saved, split_off
@@ -555,3 +555,102 @@ def test_columns_that_cannot_go_together_are_refused(tmp_path, text, label, said
     path = write(tmp_path / "a.csv", "text,label\na,1\nb,2\n")
     with pytest.raises(UserError, match=said):
         load(text, label, train_file=path)
+
+
+# Which splits
+
+
+def saved_splits(folder, **splits):
+    """A save_to_disk folder with so many rows in each split, or with these labels."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    parts = {}
+    for name, labels in splits.items():
+        ids = [i % 2 for i in range(labels)] if isinstance(labels, int) else labels
+        rows = {"text": [f"{name} {i}" for i in range(len(ids))], "label": ids}
+        parts[name] = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(parts).save_to_disk(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"])
+def test_a_validation_split_is_found_by_its_usual_names_and_said(tmp_path, capfd, name):
+    folder = saved_splits(tmp_path / "a", Train=10, test=3, **{name: 2})
+    train, validation = load(dataset_name=folder)
+    assert train["text"][0].as_py() == "Train 0"
+    assert validation["text"].to_pylist() == [f"{name} 0", f"{name} 1"]
+    assert f"--dataset_name {folder}: its split {name} is the validation data" in capfd.readouterr().err
+
+
+def test_splits_can_be_named_and_those_there_are_are_said(tmp_path, capfd):
+    folder = saved_splits(tmp_path / "a", train=10, extra=4, held=3)
+    train, validation = load(dataset_name=folder, train_split_name="extra", validation_split_name="held")
+    assert (source_of(train), validation.num_rows) == (f"--dataset_name {folder} (split extra)", 3)
+    assert load(dataset_name=folder)[1].num_rows == 1
+    assert "(splits: train, extra, held): --validation_split_name names one" in capfd.readouterr().err
+    for flags, said in (
+        ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held\)"),
+        ({"validation_split_name": "train"}, "--validation_split_name train is the split that is trained on"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load(dataset_name=folder, **flags)
+
+
+def test_a_test_split_without_labels_is_not_validated_on(tmp_path, capfd):
+    folder = saved_splits(tmp_path / "a", train=20, test=[-1] * 5)
+    train, validation = load(dataset_name=folder)
+    assert (train.num_rows, validation.num_rows) == (18, 2)
+    said = capfd.readouterr().err
+    assert "its split test has no labels, so nothing can be validated on it" in said
+    assert "2 of its rows (10 %, chosen by --seed 0) are kept for it" in said
+
+
+def test_a_split_without_rows_is_refused_with_those_that_have_some(tmp_path):
+    folder = saved_splits(tmp_path / "a", train=4, validation=0)
+    with pytest.raises(UserError, match=r"its split validation has no rows \(train: 4, validation: 0\): leave it out"):
+        load(dataset_name=folder)
+    assert load(dataset_name=saved_splits(tmp_path / "b", train=4, validation=2, extra=0))[1].num_rows == 2
+
+
+# Which rows
+
+
+def test_rows_with_gaps_are_left_out_on_request_and_counted(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", "text,label\na,1\n ,2\nb,NA\nc,2\nNA,1\n,\n")
+    train, _ = load(train_file=path, validation_file=path, skip_incomplete_rows=True)
+    assert train["text"].to_pylist() == ["a", "c", "NA"]
+    assert Labels.from_table(train, "label").encode(train).tolist() == [0, 1, 0]
+    assert where(train, 1) == f"row 4 of --train_file {path}"
+    said = f"3 of 6 rows of --train_file {path} are left out (nothing in text: 2, label: 2)\n"
+    assert said in capsys.readouterr().err
+    folder = saved_splits(tmp_path / "saved", train=[0, -1, 1], validation=2)
+    assert load(dataset_name=folder, skip_incomplete_rows=True)[0]["text"].to_pylist() == ["train 0", "train 2"]
+    rows = pa.table({"text": ["a", None, "c"], "label": [0.5, 1.0, float("nan")], "x": [["a"], None, []]})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    parquet = {"train_file": tmp_path / "a.parquet", "validation_file": tmp_path / "a.parquet"}
+    assert load(**parquet, skip_incomplete_rows=True)[0].num_rows == 1
+    assert load(("x",), "text", **parquet, skip_incomplete_rows=True)[0].num_rows == 2
+    write(path, "text,label\n,1\n,2\n")
+    with pytest.raises(UserError, match=r"--skip_incomplete_rows: 2 of 2 rows .* so none is left"):
+        load(train_file=path, validation_file=path, skip_incomplete_rows=True)
+
+
+def test_a_limit_leaves_rows_that_the_seed_chooses_of_what_is_left_to_train_on(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"text {i},{i // 50}\n" for i in range(100)))
+    full = load(train_file=path)
+    parts = tables.limited(full, Options(max_train_samples=30, max_eval_samples=4))
+    for part, whole, count in zip(parts, full, (30, 4), strict=True):
+        chosen = part["text"].to_pylist()
+        assert (len(chosen), len({*chosen} - {*whole["text"].to_pylist()})) == (count, 0)
+        assert [where(part, i) for i in range(3)] == [
+            f"row {int(t[5:]) + 1} of --train_file {path}" for t in chosen[:3]
+        ]
+    assert {*parts[0]["label"].to_pylist()} == {"0", "1"} or {*parts[0]["label"].to_pylist()} == {0, 1}
+    assert (
+        tables.subset(10, 3, 0, "").tolist()
+        == tables.subset(10, 3, 0, "").tolist()
+        != tables.subset(10, 3, 1, "").tolist()
+    )
+    assert tables.limited(full, Options(max_train_samples=90)) == full
+    assert tables.limited(full, Options(max_train_samples=91)) == full
+    assert "--max_train_samples 91: there are only 90 rows, and all of them are taken" in capsys.readouterr().err

@@ -58,14 +58,19 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str]) -> list[Pa
             found.append(path)
     by_content: dict[Path, Path] = {}
     for path in found:
-        if kind_of(path) not in kinds:
-            more = f"; compressed with {', '.join(COMPRESSIONS)}" if path.suffix else ""
-            raise UserError(f"{flag} {path}: unknown kind of file, known are {', '.join(kinds)}{more}")
+        refuse_unknown(path, f"{flag} {path}", kinds)
         content = path.resolve().with_suffix("") if is_compressed(path) else path.resolve()
         if (same := by_content.setdefault(content, path)) is not path:
             twice = f"{flag} {path} is given twice" if same == path else f"{flag} {path} and {same} are the same data"
             raise UserError(f"{twice}: name each file once")
     return sorted(found, key=str)
+
+
+def refuse_unknown(path: Path, source: str, kinds: Sequence[str]) -> None:
+    """UserError unless a file is of one of these kinds."""
+    if kind_of(path) not in kinds:
+        known = f"{', '.join(kinds)}; compressed with {', '.join(COMPRESSIONS)}"
+        raise UserError(f"{source}: unknown kind of file, known are {known}")
 
 
 def _in_folder(folder: Path, source: str, kinds: Sequence[str]) -> list[Path]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.datasets.rows import INTEGER, column_of, source_of, where
+from shared.datasets.rows import FILL_IN, INTEGER, column_of, source_of, where
 from shared.errors import UserError
 
 Kind = Literal["classification", "multi_label", "regression"]
@@ -155,7 +155,7 @@ def _refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.nd
     if len(found := np.flatnonzero(missing)):
         count = len(np.unique(rows[found]))
         such = f" ({count:,} such rows)" if count > 1 else ""
-        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: fill it in or leave it out")
+        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: {FILL_IN}")
 
 
 def _is_whole(cells: pa.Array) -> np.ndarray:

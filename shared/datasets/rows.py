@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # of several files: [[number of the first row, source], ...] as JSON
 ROW_COLUMN = "__row__"  # the number of a row in its source, where that is not its place in the table
 AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns, which are texts without a type
+FILL_IN = "fill it in, or leave such rows out with --skip_incomplete_rows"
 NO_VALUE = pa.array(pyarrow.csv.ConvertOptions().null_values)  # "", "NA", "null", "nan", ...: gaps among numbers
 INTEGER = r"^[+-]?[0-9]+$"
 PLAIN_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # which an int64 writes in the same way
@@ -185,3 +187,42 @@ def _is_number(text: str) -> bool:
 
 def _all_match(texts: pa.Array, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py()
+
+
+def missing(table: pa.Table, column: str) -> np.ndarray:
+    """Which rows have nothing in a column: bool [N]. That is null, NaN, an empty text, or the -1 of a ClassLabel."""
+    cells = column_of(table, column, "", as_text=is_text(table[column].type) and is_as_written(table, column))
+    gaps = np.asarray(cells.is_null(nan_is_null=True))
+    if is_text(cells.type):
+        gaps |= np.asarray(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), ""), True))
+    features = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    if pa.types.is_integer(cells.type) and features.get(column, {}).get("_type") == "ClassLabel":
+        gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
+    return gaps
+
+
+def unlabeled(table: pa.Table, column: str) -> bool:
+    """Whether no row has a label: all are missing, or -1, the Hub's way to say that they are not published."""
+    if column not in table.column_names or not table.num_rows:
+        return False
+    is_id = pa.types.is_integer(table.schema.field(column).type)
+    return bool(missing(table, column).all() or (is_id and pc.all(pc.equal(table[column], -1)).as_py()))
+
+
+def skip_incomplete(table: pa.Table, columns: Sequence[str], label_column: str) -> pa.Table:
+    """`table` without the rows that have nothing in one of the columns; how many these are is said.
+
+    Raises:
+        UserError: no row is left.
+    """
+    there = [name for name in (*columns, label_column) if name in table.column_names]  # others are refused elsewhere
+    gaps = {name: missing(table, name) for name in there}
+    kept = ~np.any([*gaps.values(), np.zeros(table.num_rows, bool)], axis=0)
+    if kept.all():
+        return table
+    counts = ", ".join(f"{name}: {gap.sum():,}" for name, gap in gaps.items() if gap.any())
+    left_out = f"{(~kept).sum():,} of {table.num_rows:,} rows of {source_of(table)} are left out (nothing in {counts})"
+    if not kept.any():
+        raise UserError(f"--skip_incomplete_rows: {left_out}, so none is left")
+    say(left_out)
+    return numbered(table).filter(pa.array(kept))

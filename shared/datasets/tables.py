@@ -1,6 +1,7 @@
 """Where rows come from: the embedded docstrings, a user's files, a `save_to_disk` folder, the Hub; as Arrow tables."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,19 @@ import pyarrow as pa
 from shared.batches import hash64
 from shared.datasets import readers
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.rows import joined, named, numbered, say, source_of, with_labels
+from shared.datasets.rows import joined, named, numbered, say, skip_incomplete, source_of, unlabeled, with_labels
 from shared.errors import UserError
 from shared.hub import require_hub
 from shared.options import Options
 
-VALIDATION_SPLITS = ("validation", "validation_matched", "test")  # the first that there is; the second: MNLI
+TRAIN_SPLITS = ("train", "training")
+TEST_SPLITS = ("test", "testing")
+VALIDATION_SPLITS = (  # the first that there is, whatever its capitals
+    *("validation", "valid", "val", "dev", "eval", "evaluation", "development"),
+    *("validation_matched", "dev_matched"),  # MNLI
+    *TEST_SPLITS,
+)
+SUBSET = 0x5B5E7  # keeps the draws of a subset apart from those of a held-out part
 EMBEDDED = "leave out --dataset_name to train on the embedded docstrings, or give --train_file"
 
 
@@ -31,7 +39,7 @@ def load_tables(
     """
     refuse_shared_columns(text_columns, label_column)
     if config.train_file or config.dataset_name:
-        train, validation = read_parts(config, label_column, problem_type)
+        train, validation = read_parts(config, text_columns, label_column, problem_type)
     else:
         from shared.datasets import docstrings
 
@@ -45,21 +53,52 @@ def load_tables(
     return train, validation
 
 
-def read_parts(config: Options, label_column: str, problem_type: str | None = None) -> tuple[pa.Table, pa.Table | None]:
+def read_parts(
+    config: Options, columns: Sequence[str], label_column: str, problem_type: str | None = None
+) -> tuple[pa.Table, pa.Table | None]:
     """The rows of --train_file or --dataset_name, and those to validate on if there are any.
+
+    `columns` and `label_column` are those in which --skip_incomplete_rows looks for gaps.
 
     Raises:
         UserError: they cannot be read.
     """
     validation: pa.Table | None = None
     if config.train_file:
-        train = read_file(config.train_file, "--train_file")
+        train = read_file(config.train_file, "--train_file", config.csv_delimiter)
         if config.validation_file:
-            validation = read_file(config.validation_file, "--validation_file")
+            validation = read_file(config.validation_file, "--validation_file", config.csv_delimiter)
     else:
-        assert config.dataset_name
-        train, validation = read_dataset(config.dataset_name, config.dataset_config_name)
-    return with_labels(train, validation, label_column, problem_type)
+        train, validation = read_dataset(config, label_column)
+    train, validation = with_labels(train, validation, label_column, problem_type)
+    if config.skip_incomplete_rows:
+        train = skip_incomplete(train, columns, label_column)
+        validation = validation and skip_incomplete(validation, columns, label_column)
+    return train, validation
+
+
+def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | None:
+    """The numbers, ascending, of the rows that --max_train_samples or --max_eval_samples leaves of `count`; None: all.
+
+    They are a function of (seed, row, count) alone. Not the first rows, because files are often sorted by label.
+    """
+    if most is None or most >= count:
+        if most is not None and most > count:
+            say(f"{flag} {most}: there are only {count:,} rows, and all of them are taken")
+        return None
+    order = np.argsort(hash64(seed, SUBSET, np.arange(count, dtype=np.uint64)), kind="stable")
+    return np.sort(order[:most])
+
+
+def limited(tables: tuple[pa.Table, pa.Table], config: Options) -> tuple[pa.Table, pa.Table]:
+    """Training and validation rows, of which --max_train_samples and --max_eval_samples leave some."""
+    found = []
+    for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
+        rows = subset(table.num_rows, getattr(config, name), config.seed, f"--{name}")
+        kept = np.zeros(table.num_rows, bool)
+        kept[slice(None) if rows is None else rows] = True
+        found.append(table if rows is None else numbered(table).filter(pa.array(kept)))
+    return found[0], found[1]
 
 
 def refuse_shared_columns(text_columns: Sequence[str], label_column: str) -> None:
@@ -87,26 +126,58 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     return joined(tables, f"{flag} {' '.join(given)}")
 
 
-def read_dataset(name: str, config_name: str | None) -> tuple[pa.Table, pa.Table | None]:
+def read_dataset(config: Options, label_column: str | None = None) -> tuple[pa.Table, pa.Table | None]:
     """The training and the validation rows of --dataset_name: a `save_to_disk` folder, or a data set of the Hub.
 
-    Without a validation split its test split serves as one, which is said; without either there is None.
+    Which splits these are, the flags say, or else their names. Without a validation split a test split serves as one,
+    which is said, unless it has no labels. Without either there is None.
 
     Raises:
-        UserError: it cannot be read, or has no train split.
+        UserError: it cannot be read, or has no such split.
     """
+    name, config_name = str(config.dataset_name), config.dataset_config_name
     if config_name and Path(name).is_dir():
         raise UserError(f"--dataset_config_name {config_name} has a meaning only for a data set of the Hub")
     parts = read_saved(name) if Path(name).is_dir() else read_hub(name, config_name)
-    if "train" not in parts:
-        raise UserError(f"--dataset_name {name} has no train split (splits: {', '.join(parts)})")
-    split = next((split for split in VALIDATION_SPLITS if split in parts), None)
-    if split == "test":
+    source, there = f"--dataset_name {name}", f"(splits: {', '.join(parts)})"
+    for flag in ("train_split_name", "validation_split_name"):
+        if (given := getattr(config, flag)) not in (None, *parts):
+            raise UserError(f"--{flag} {given}: {source} has no such split {there}")
+    train = config.train_split_name or _first(parts, TRAIN_SPLITS)
+    if train is None:
+        raise UserError(f"{source} has no train split {there}: say --train_split_name")
+    if train == config.validation_split_name:
+        raise UserError(f"--validation_split_name {train} is the split that is trained on {there}: name another")
+    if config.validation_split_name:
+        return _filled(parts, train, source), _filled(parts, config.validation_split_name, source)
+    split = _first({other: table for other, table in parts.items() if other != train}, VALIDATION_SPLITS)
+    if split and split.casefold() in TEST_SPLITS and label_column and unlabeled(parts[split], label_column):
+        say(f"{source} has no validation split, and its split {split} has no labels, so nothing can be validated on it")
+        split = None
+    elif split and split.casefold() in TEST_SPLITS:
         say(
-            f"--dataset_name {name} has no validation split: its test split serves as one, so what is chosen by its "
-            "scores is chosen on test data"
+            f"{source} has no validation split: its {split} split serves as one, so what is chosen by its scores is "
+            "chosen on test data"
         )
-    return parts["train"], parts[split] if split else None
+    elif split is None and len(parts) > 1:
+        say(f"{source} has no split that is known to be for validation {there}: --validation_split_name names one")
+    elif split not in (None, "validation"):
+        say(f"{source}: its split {split} is the validation data")
+    return _filled(parts, train, source), _filled(parts, split, source) if split else None
+
+
+def _first(parts: Iterable[str], names: Sequence[str]) -> str | None:
+    """The first of `names` that a split has, whatever its capitals."""
+    found = {split.casefold(): split for split in parts}
+    return next((found[name] for name in names if name in found), None)
+
+
+def _filled(parts: dict[str, pa.Table], split: str, source: str) -> pa.Table:
+    """A split that has rows."""
+    if not parts[split].num_rows:
+        others = ", ".join(f"{name}: {table.num_rows:,}" for name, table in parts.items())
+        raise UserError(f"{source}: its split {split} has no rows ({others}): leave it out, or name another split")
+    return parts[split]
 
 
 def split_off(table: pa.Table, percentage: int, seed: int) -> tuple[pa.Table, pa.Table]:
@@ -129,9 +200,17 @@ def read_saved(path: str) -> dict[str, pa.Table]:
     """The splits of a folder written by `datasets.save_to_disk`; a single Dataset is the split "train"."""
     datasets = _import_datasets(path)
     try:
-        saved = datasets.load_from_disk(path)
-        parts = saved if isinstance(saved, dict) else {"train": saved}
-        return {split: _to_table(part, f"--dataset_name {path} (split {split})") for split, part in parts.items()}
+        folders = {"train": Path(path)}
+        if (names := Path(path) / "dataset_dict.json").exists():
+            folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
+        tables = {}
+        for split, folder in folders.items():
+            empty = not json.loads((folder / "state.json").read_text())[
+                "_data_files"
+            ]  # which load_from_disk cannot read
+            part = datasets.Dataset.from_dict({}) if empty else datasets.load_from_disk(str(folder))
+            tables[split] = _to_table(part, f"--dataset_name {path} (split {split})")
+        return tables
     except (OSError, ValueError, LookupError) as error:  # Arrow's errors are ValueErrors
         raise UserError(
             f"--dataset_name {path} is a folder, but not one that datasets' save_to_disk wrote "
@@ -172,6 +251,5 @@ def _import_datasets(name: str) -> Any:
 
 def _to_table(dataset: Any, source: str) -> pa.Table:
     """The rows of a `datasets.Dataset`, still memory-mapped, with the features (label names) in the metadata."""
-    if len(dataset) == 0:
-        raise UserError(f"{source} has no rows")
-    return named(dataset.with_format("arrow")[:], source)
+    rows = dataset.with_format("arrow")[:] if len(dataset) else dataset.features.arrow_schema.empty_table()
+    return named(rows, source)

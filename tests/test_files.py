@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -254,3 +255,12 @@ def test_quotation_marks_that_swallow_rows_are_refused_in_a_corpus(tmp_path):
     documents = of_files([str(path)], "--train_file", "text")
     message = refusal(documents.content)
     assert "a quotation mark is opened in line 6 and closed in the middle of a field in line 11" in message
+
+
+def test_text_of_a_parquet_file_that_is_not_utf8_is_refused(tmp_path):
+    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32).tobytes())
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a \xff ")])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "a.parquet")
+    for message in refusals([str(tmp_path)]):
+        assert message.startswith(f"--train_file {tmp_path / 'a.parquet'} is malformed: ")
+        assert "Invalid UTF8" in message

@@ -38,6 +38,7 @@ def read(path: Path, source: str, csv_delimiter: str | None = None) -> pa.Table:
     try:
         if kind == ".parquet":
             table = read_parquet(pa.BufferReader(data))
+            table.validate(full=True)  # Parquet's own reader takes any bytes for text
         elif kind in (".csv", ".tsv"):
             table = _read_separated(data, source, separator_of(kind, csv_delimiter))
         else:

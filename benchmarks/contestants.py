@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import TokenizedText, tokenize
+from shared.options import Options
 from shared.pretrained import load_pretrained
 
 STRATEGIES = ("group_by_length", "batch_rebalance")  # of Trainer, tuned
@@ -30,14 +31,8 @@ STRATEGIES = ("group_by_length", "batch_rebalance")  # of Trainer, tuned
 
 def read_data(job: SimpleNamespace) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training and validation texts with their labels, as the recipe reads them, and the tokenizer."""
-    tables = load_tables(
-        dataset_name=None,
-        dataset_config_name=None,
-        train_file=job.train_file,
-        validation_file=job.validation_file,
-        validation_split_percentage=10,
-        seed=0,
-    )
+    files = Options(train_file=job.train_file, validation_file=job.validation_file)
+    tables = load_tables(files, ["text"], ["label"])
     labels = Labels.from_table(tables[0], "label", None)
     tokenizer = load_pretrained("AutoTokenizer", job.encoder)
     texts = [tokenize(t, ("text",), tokenizer, job.max_length).with_targets(labels.encode(t)) for t in tables]

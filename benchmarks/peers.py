@@ -49,15 +49,9 @@ def prepare(folder: Path, seed: int, texts: int | None, evaluation_texts: int = 
 
     from shared.datasets.tables import load_tables
     from shared.datasets.text import tokenize, train_tokenizer
+    from shared.options import Options
 
-    tables = load_tables(
-        dataset_name=None,
-        dataset_config_name=None,
-        train_file=None,
-        validation_file=None,
-        validation_split_percentage=10,
-        seed=0,
-    )
+    tables = load_tables(Options(), ["text"], ["label"])
     train, validation = tables[0].slice(0, texts), tables[1]
     files = {"train_file": folder / "train.parquet"}
     pq.write_table(train, files["train_file"])

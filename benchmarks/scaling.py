@@ -239,10 +239,9 @@ def data_files(recipe: str, folder: Path) -> list[str]:
         return []
     import pyarrow.parquet as pq
 
-    from shared.datasets.tables import load_tables
+    from shared.datasets import docstrings
 
-    nothing: dict[str, Any] = dict.fromkeys(("dataset_name", "dataset_config_name", "train_file", "validation_file"))
-    train, validation = load_tables(**nothing, validation_split_percentage=10, seed=0)
+    train, validation = docstrings.load()
     pq.write_table(train, folder / "train.parquet")
     pq.write_table(validation.slice(0, 32), folder / "validation.parquet")
     return ["--train_file", str(folder / "train.parquet"), "--validation_file", str(folder / "validation.parquet")]

@@ -208,7 +208,7 @@ def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:
     masking = masking_for(tokenizer, config.mlm_probability, *shares, config.whole_word_masking)
     always_the_same = masking_for(tokenizer, EVALUATION_PROBABILITY)
     around = special_tokens_around(tokenizer)
-    train, held_out = tokenize_parts(parts, tokenizer, config.validation_split_percentage, config.seed)
+    train, held_out = tokenize_parts(parts, tokenizer, config)
     data = MaskedDocuments(*train, config.max_length, around, masking, config.seed)
     return data, MaskedDocuments(*held_out, config.max_length, around, always_the_same, 0), tokenizer
 

@@ -25,12 +25,24 @@ class Options:
     """Data set on the Hub, or a folder written by save_to_disk. None: the recipe's embedded data, or --train_file."""
     dataset_config_name: str | None = None
     """Configuration of --dataset_name, such as mrpc for nyu-mll/glue."""
-    train_file: str | None = None
-    """Training data of your own, instead of --dataset_name."""
-    validation_file: str | None = None
+    train_split_name: str | None = None
+    """The split of --dataset_name to train on. None: train, or training."""
+    validation_split_name: str | None = None
+    """The split of --dataset_name to validate on. None: validation, valid, val, dev or eval, or else test."""
+    train_file: tuple[str, ...] | None = None
+    """Training data of your own, instead of --dataset_name: files, 'patterns/*.csv' or folders, in order of names."""
+    validation_file: tuple[str, ...] | None = None
     """Validation data that goes with --train_file. None: --validation_split_percentage of the training data."""
+    csv_delimiter: str | None = None
+    """What separates the columns of .csv and .tsv files, such as ';'. None: a comma, and a tab in .tsv files."""
     validation_split_percentage: int = 10
     """Share of the training data held out for validation, in percent, where there is no validation or test part."""
+    skip_incomplete_rows: bool = False
+    """Leave out rows whose text, image or label is missing, and say how many. Else the first of them ends the run."""
+    max_train_samples: int | None = None
+    """Train on that many rows only, chosen by --seed from all of them. None: on all."""
+    max_eval_samples: int | None = None
+    """Validate on that many rows only, chosen by --seed from all of them. None: on all."""
     dataloader_num_workers: int | None = None
     """Loader worker processes beside each training process. None: 2 with an accelerator, 0 on a CPU."""
 
@@ -190,7 +202,10 @@ class Options:
 
     NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
         ("dataset_config_name", "dataset_name"),
+        ("train_split_name", "dataset_name"),
+        ("validation_split_name", "dataset_name"),
         ("validation_file", "train_file"),
+        ("csv_delimiter", "train_file"),
         ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
@@ -231,7 +246,7 @@ def check(config: Options) -> None:
             raise UserError(f"--{name} {value!r}: expected {command_line.expected(hint)}")
         if value is None or (value is False and hint is bool):
             continue
-        given[name] = value
+        given[name] = " ".join(value) if isinstance(value, tuple) and isinstance(next(iter(value), ""), str) else value
         least = 1 if kind is int and name not in config.MAY_BE_ZERO else 0
         if kind in (int, float) and value < least:
             raise UserError(f"--{name} {value}: must be at least {least}")
@@ -245,6 +260,10 @@ def check(config: Options) -> None:
         raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
     if percentage > 99:
         raise UserError(f"--validation_split_percentage {percentage}: must be below 100, to leave data to train on")
+
+    mark = "," if config.csv_delimiter is None else config.csv_delimiter
+    if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):
+        raise UserError(f"--csv_delimiter {mark!r}: must be one character such as ';', or '\\t' for a tab")
 
     if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
         raise UserError(
@@ -278,9 +297,7 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     """
     new = plain(config)
     old = plain(type(config)()) | dict(stored)
-    for name, value in new.items():  # a setting that took one value when the run began, and takes several now
-        if isinstance(value, list) and isinstance(old[name], str):
-            old[name] = [old[name]]
+    old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
     ignored = config.NEVER_MATTERS
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= config.CHOOSES_THE_MODEL

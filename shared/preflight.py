@@ -10,6 +10,7 @@ with the likely cause when not.
 A module beside launch.py and not in it: a recipe that trains needs none of this.
 """
 
+import glob
 import hashlib
 import importlib.util
 import os
@@ -120,7 +121,9 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     if recipe:
         sources[recipe.name] = recipe
     settings = {name: value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS}
-    files = {name: Path(value) for name, value in settings.items() if isinstance(value, str) and Path(value).exists()}
+    given = [(name, one) for name, value in settings.items() for one in (value if isinstance(value, list) else [value])]
+    words = [(name, word) for name, word in given if isinstance(word, str)]
+    files = [(name, path) for name, word in words for path in ([word] if Path(word).exists() else matches(word))]
     said = {
         "WORLD_SIZE": os.environ["WORLD_SIZE"],
         "launcher's precision": os.environ.get("ACCELERATE_MIXED_PRECISION"),
@@ -130,7 +133,7 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
         "setting": said | {f"--{name}": str(value) for name, value in settings.items()},
         "version": versions() | (embedded_data(config) if recipe else {}),
         "code": {name: digest(path) for name, path in sources.items()},
-        "data": {f"of --{name} {path}": digest(path) for name, path in files.items()},
+        "data": {f"of --{name} {path}": digest(Path(path)) for name, path in files},
     }
 
 
@@ -150,6 +153,11 @@ def embedded_data(config: options.Options) -> dict[str, str]:
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
     _, found, _ = docstrings.installed()
     return {f"{package}, whose docstrings are data,": version for package, version in found.items()}
+
+
+def matches(pattern: str) -> list[str]:
+    """The files that a pattern such as data/*.csv stands for."""
+    return sorted(glob.glob(pattern))  # noqa: PTH207  Path.glob takes no absolute pattern
 
 
 def digest(path: Path) -> str:

@@ -18,6 +18,7 @@ from shared import checkpoints, lock, memory, options, signals
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import gather, on_main_process
+from shared.loading import refuse_iterable
 from shared.machines import check_shared, on_writers
 from shared.progress import Progress
 from shared.tracking import cut_metrics, read_metrics, require_tracker
@@ -150,8 +151,16 @@ def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
     Call it on every process. Each data set has a `digest()` of what is read from it, which the checkpoints keep.
 
     Raises:
-        UserError: names the machine, or says that the data changed since the run began.
+        UserError: one of the data sets can only be read from front to back, or lacks what a run asks of it; or names
+            the machine, or says that the data changed since the run began.
     """
+    for data in datasets:
+        refuse_iterable(data)
+        if lacking := [name for name in ("lengths", "digest") if not hasattr(data, name)]:
+            raise UserError(
+                f"load_data gave a {type(data).__name__} without {' and '.join(lacking)}: what a run asks of a data "
+                "set is what TokenizedText of shared/datasets/text.py has"
+            )
     everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
     for host, others in everybody:
@@ -260,7 +269,8 @@ def model_card(config: options.Options, progress: Progress, note: str = "") -> s
         step, results = progress.best_step, progress.best_results
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
-    data = config.dataset_name or config.train_file or getattr(config, "train_dir", None) or "the embedded data"
+    files = " ".join(config.train_file or ())
+    data = config.dataset_name or files or getattr(config, "train_dir", None) or "the embedded data"
     return "\n".join(
         [
             "---",

@@ -140,6 +140,34 @@ def test_a_rare_class_does_not_end_a_run(train, tmp_path):
         train(tmp_path / f"run{seed}", *flags, "--dry_run")
 
 
+def test_a_dataset_that_cannot_be_indexed_or_lacks_what_a_run_asks_for_is_refused_at_once(
+    train, nlp, monkeypatch, tmp_path
+):
+    import datasets
+    import torch
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from ()
+
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 9})
+    load_data = nlp.load_data
+    for data, said in (
+        (
+            Stream(),
+            "Stream can only be read from front to back, so no order of its samples can be resumed exactly: store",
+        ),
+        (rows.to_iterable_dataset(), "IterableDataset can only be read from front to back"),
+        (
+            rows,
+            "load_data gave a Dataset without lengths and digest: what a run asks of a data set is what TokenizedText",
+        ),
+    ):
+        monkeypatch.setattr(nlp, "load_data", lambda config, data=data: (data, *load_data(config)[1:]))
+        assert refusal(train, tmp_path).startswith(said)
+    assert not files(tmp_path)
+
+
 # Models
 
 

@@ -60,7 +60,7 @@ def test_the_recipe_is_started_with_flags_that_it_knows():
 def test_the_masked_recipe_is_started_with_flags_that_it_knows():
     flags = mlm_peers.recipe_flags(Path("folder"))
     config = options.parse(mlm.Config, [str(word) for name, value in flags.items() for word in (f"--{name}", value)])
-    assert (config.train_file, config.max_length, config.mlm_probability) == ("folder/train.parquet", 512, 0.3)
+    assert (config.train_file, config.max_length, config.mlm_probability) == (("folder/train.parquet",), 512, 0.3)
 
 
 def test_the_image_recipe_and_a_bare_loop_train_step_by_step(tmp_path):

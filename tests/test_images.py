@@ -57,6 +57,8 @@ def config(**changed):
     plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
     plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
     plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
+    plain |= {"csv_delimiter": None, "train_split_name": None, "validation_split_name": None}
+    plain |= {"skip_incomplete_rows": False, "max_train_samples": None, "max_eval_samples": None}
     return SimpleNamespace(**(plain | changed))
 
 
@@ -341,3 +343,16 @@ def test_batches_and_the_worst_images():
     assert [np.array_equal(p.pixels, data[i][0]) for p, i in zip(shown, (9, 11), strict=True)] == [True, True]
     assert (shown[0].says, shown[0].truth) == (str((source.targets[9] + 1) % 10), str(source.targets[9]))
     assert json.dumps([shown[0].says, shown[0].truth, shown[0].aspect])
+
+
+def test_a_limit_leaves_some_images_of_each_part_and_rows_without_one_are_left_out_on_request(tmp_path):
+    limited = config(train_file=tables(tmp_path, rows=20), max_train_samples=5, max_eval_samples=2)
+    train, validation = load_images(limited, 8)
+    assert (len(train), len(validation)) == (5, 2)
+    rows = pyarrow.parquet.ParquetFile(limited.train_file).read().to_pylist()
+    rows[3]["image"] = rows[4]["label"] = None
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), limited.train_file)
+    with pytest.raises(UserError, match=r"row 5 of .* no label in label: fill it in, or leave such rows out"):
+        load_images(limited, 8)
+    everything = load_images(config(train_file=limited.train_file, skip_incomplete_rows=True), 8)
+    assert sum(map(len, everything)) == 18

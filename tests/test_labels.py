@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.datasets.labels import Labels
+from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named, split_off
 from shared.errors import UserError
 
@@ -192,7 +193,7 @@ def test_a_missing_column_is_refused_with_the_columns():
     ],
 )
 def test_a_missing_label_is_named_by_its_row_in_training_and_validation(values):
-    message = "row 3 of --train_file a.csv has no label in label: fill it in or leave it out"
+    message = f"row 3 of --train_file a.csv has no label in label: {FILL_IN}"
     assert refused(Labels.from_table, table_of(values), "label") == message
     labels = Labels.from_table(table_of(values[:2]), "label")
     assert refused(labels.encode, table_of(values)) == message

@@ -367,10 +367,10 @@ configs = st.builds(Config, **{name: values(hint) for name, hint in command_line
 
 
 @given(config=configs)
-@example(config=Config(run_name="None", hub_model_id="null", metric_name=("~",), output_dir="no", train_file=""))
+@example(config=Config(run_name="None", hub_model_id="null", metric_name=("~",), output_dir="no", train_file=("",)))
 @example(
     config=Config(
-        run_name="1e-3", hub_model_id="0x1F", metric_name=("a: b #c", "None"), output_dir=" \n", train_file="é\x85"
+        run_name="1e-3", hub_model_id="0x1F", metric_name=("a: b #c", "None"), output_dir=" \n", train_file=("é\x85",)
     )
 )
 @example(config=Config(text_column_names=(), learning_rate=1e-300, weight_decay=1e22, output_dir="word " * 50))

@@ -22,7 +22,13 @@ from shared.datasets import tokens as tokens_module
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
 from shared.datasets.tables import named
 from shared.datasets.text import train_tokenizer
-from shared.datasets.tokens import MaskedDocuments, special_tokens_around, split_documents, tokenize_documents
+from shared.datasets.tokens import (
+    MaskedDocuments,
+    special_tokens_around,
+    split_documents,
+    tokenize_documents,
+    tokenize_parts,
+)
 from shared.errors import UserError
 from shared.loading import Loader
 from shared.masking import masking_for
@@ -155,8 +161,9 @@ def test_what_a_killed_build_left_is_removed_and_what_is_built_is_on_disk_before
     built = cache.build_once("corpus-a", lambda folder: (folder / "tokens").write_text("whole"))
     assert (built / "tokens").read_text() == "whole"
     assert [path.name for path in here.iterdir() if "partial" in path.name] == ["corpus-b.partial-under-way"]
-    (file, early), (folder, as_early), (parent, late) = order
-    assert (file, early, as_early, parent, late) == ("tokens", False, False, here.name, True)
+    assert sorted(order[:2]) == [("complete.json", False), ("tokens", False)]
+    (folder, as_early), (parent, late) = order[2:]
+    assert (as_early, parent, late) == (False, here.name, True)
     assert folder.startswith("corpus-a.partial-")
 
 
@@ -336,3 +343,18 @@ def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
     assert path.stat().st_size > 1.15 * memory
     out = runs.succeed([sys.executable, "-c", IN_LITTLE_MEMORY, path, memory], PYTHONPATH=str(runs.ROOT))
     assert out.splitlines()[-1].split()[:2] == [str(121 * lines), str(lines)], out
+
+
+def test_a_limit_leaves_some_documents_of_each_part(tokenizer, tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("".join(f"text {i}\n" for i in range(50)))
+    config = Options(train_file=str(path), max_train_samples=7, max_eval_samples=2)
+    (file, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
+    everything = split_documents(file, of_file(str(path), "--train_file", "text"), 10, 0)
+    for chosen, among, count in ((train, everything[0], 7), (held, everything[1], 2)):
+        assert (len(chosen), {*chosen} - {*among}) == (count, set())
+    two = Options(train_file=str(path), validation_file=str(path), max_eval_samples=3)
+    (_, train), (_, held) = tokenize_parts(load_documents(two, "text"), tokenizer, two)
+    assert (train, len(held)) == (None, 3)
+    with pytest.raises(UserError, match="documents without text are always left out"):
+        load_documents(Options(skip_incomplete_rows=True), "text")

@@ -7,7 +7,7 @@ are memory-mapped Arrow tables; without any of these, the embedded docstrings.
 import codecs
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,20 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import (
-    column_of,
-    named,
-    read_dataset,
-    read_file,
+from shared.datasets.files import find_files, is_compressed, kind_of, opened, refuse_unknown
+from shared.datasets.readers import (
+    LONE_SURROGATE,
+    check_quotes,
+    first_line,
+    refuse_other_separator,
     refuse_repeated,
-    source_of,
+    separator_of,
     why_no_json,
+    why_no_row,
+    why_not_rows,
 )
+from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
+from shared.datasets.tables import read_dataset, read_file
 from shared.errors import UserError
 from shared.options import Options
 
@@ -53,17 +58,15 @@ def load_documents(config: Options, text_column_name: str) -> tuple[Documents, D
     Raises:
         UserError: data that is not there or cannot be read, or a flag without effect on it.
     """
+    if config.skip_incomplete_rows:
+        raise UserError("--skip_incomplete_rows has no effect here: documents without text are always left out")
     if config.train_file:
-        train = of_file(config.train_file, "--train_file", text_column_name)
+        train = of_files(config.train_file, "--train_file", text_column_name, config.csv_delimiter)
         if config.validation_file is None:
             return train, None
-        return train, of_file(config.validation_file, "--validation_file", text_column_name)
-    if name := config.dataset_name:
-        if Path(name).is_dir() and config.dataset_config_name:
-            raise UserError(
-                f"--dataset_config_name {config.dataset_config_name} has a meaning only for a data set of the Hub"
-            )
-        table, held_out = read_dataset(name, config.dataset_config_name)
+        return train, of_files(config.validation_file, "--validation_file", text_column_name, config.csv_delimiter)
+    if config.dataset_name:
+        table, held_out = read_dataset(config)
         return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
     from shared.datasets import docstrings
 
@@ -84,7 +87,7 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: there is no such column, or it holds no text.
     """
-    column = column_of(table, column_name, FLAG)
+    column = column_of(table, column_name, FLAG, as_text=True)
     check_is_text(column.type, column_name, source_of(table))
 
     def batches() -> Batches:
@@ -94,34 +97,50 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     return Documents(source_of(table), lambda: digest_of(batches()), batches)
 
 
-def of_file(path: str, flag: str, column_name: str) -> Documents:
+def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
+    """The texts of the files that `given` names, one file after the other in the order of their names.
+
+    Raises:
+        UserError: one of them cannot be read; names `flag`.
+    """
+    files = find_files(given, flag, STREAMED)
+    if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
+        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: leave it out")
+    parts = [of_file(file, flag, column_name, csv_delimiter) for file in files]
+    if len(parts) == 1:
+        return parts[0]
+
+    def content() -> str:
+        return hashlib.blake2b("\n".join(part.content() for part in parts).encode(), digest_size=16).hexdigest()
+
+    def batches() -> Batches:
+        for part in parts:
+            yield from part.batches()
+
+    return Documents(f"{flag} {' '.join(given)}", content, batches)
+
+
+def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
     """The texts of a file: a document per line of a text file, per row of the others.
 
     Raises:
         UserError: there is no such file, it is of an unknown kind, empty, or lacks the column; names `flag`.
     """
     source, file = f"{flag} {path}", Path(path)
-    kind = file.suffix.lower()
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
+    kind = kind_of(file)
+    refuse_unknown(file, source, STREAMED)
+    with opened(file, source) as stream:
+        head = stream.read(4096).removeprefix(codecs.BOM_UTF8)
         status = file.stat()
-    except FileNotFoundError:
-        raise UserError(f"{source}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{source} is a folder: give a file ({', '.join(STREAMED)})") from None
-    except OSError as error:
-        raise UserError(f"{source} cannot be read: {error.strerror}") from None
-    if kind not in STREAMED:
-        raise UserError(f"{source}: unknown kind of file, known are {', '.join(STREAMED)}")
     if kind in TEXT_FILES and column_name != "text":
         raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: leave the flag out")
-    if not status.st_size:
+    if not head:
         raise UserError(f"{source} is empty")
-    if kind == ".json" and head.startswith(b"["):  # an array has to be read whole
-        return of_table(read_file(path, flag), column_name)
+    if (kind == ".json" and head.lstrip().startswith(b"[")) or (kind == ".parquet" and is_compressed(file)):
+        return of_table(read_file(str(path), flag), column_name)  # these have to be read whole
     if kind == ".parquet":
         check_parquet(file, source, column_name)
+    separator = separator_of(kind, csv_delimiter)
 
     def batches() -> Batches:
         try:
@@ -130,26 +149,32 @@ def of_file(path: str, flag: str, column_name: str) -> Documents:
             elif kind == ".parquet":
                 yield from _parquet(file, column_name)
             elif kind in (".csv", ".tsv"):
-                yield from _separated(file, source, column_name, "," if kind == ".csv" else "\t")
+                yield from _separated(file, source, column_name, separator)
             else:
                 yield from _grouped(_json_lines(file, source, column_name))
         except pa.ArrowException as error:
-            raise UserError(f"{source} is malformed: {str(error).strip().splitlines()[0][:200]}") from None
+            raise UserError(f"{source} is malformed: {first_line(error)}") from None
 
     def content() -> str:
         """The digest of the file; found once for a path, inode, size and times, because it takes a while.
 
-        st_ctime is the kernel's: rsync -t and cp -p bring back st_mtime with other content.
+        st_ctime is the kernel's: rsync -t and cp -p bring back st_mtime with other content. The quotation marks of a
+        CSV file are checked then, too.
         """
         of_content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        known_by = repr((str(file.resolve()), *of_content)).encode()
+        how = [csv_delimiter] if csv_delimiter and kind in (".csv", ".tsv") else []
+        known_by = repr((str(file.resolve()), *of_content, *how)).encode()
 
         def build(folder: Path) -> None:
+            if kind in (".csv", ".tsv"):
+                with opened(file, source) as stream:
+                    check_quotes(stream, separator, source)
             with file.open("rb") as stream:
                 (folder / "digest").write_text(hashlib.file_digest(stream, "blake2b").hexdigest()[:32])
 
         folder = build_once(f"file-{hashlib.blake2b(known_by, digest_size=16).hexdigest()}", build)
-        return f"{kind} {column_name if kind not in TEXT_FILES else ''} {(folder / 'digest').read_text()}"
+        read_as = kind + (file.suffix.lower() if is_compressed(file) else "") + "".join(how)
+        return f"{read_as} {column_name if kind not in TEXT_FILES else ''} {(folder / 'digest').read_text()}"
 
     return Documents(source, content, batches)
 
@@ -182,7 +207,7 @@ def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
 
 def check_is_text(type_: Any, column_name: str, source: str) -> None:
     """UserError unless an Arrow type is one of text."""
-    if not (pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)):
+    if not is_text(type_):
         raise UserError(f"{FLAG} {column_name}: {source} holds {type_} there, not text")
 
 
@@ -191,7 +216,7 @@ def check_parquet(file: Path, source: str, column_name: str) -> None:
     try:
         schema = pyarrow.parquet.read_schema(file)
     except pa.ArrowException as error:
-        raise UserError(f"{source} is malformed: {str(error).strip().splitlines()[0][:200]}") from None
+        raise UserError(f"{source} is malformed: {first_line(error)}") from None
     refuse_repeated(schema.names, source)
     _check_column(schema.names, column_name, source)
     type_ = schema.field(column_name).type
@@ -200,7 +225,7 @@ def check_parquet(file: Path, source: str, column_name: str) -> None:
 
 def _check_column(names: list[str], column_name: str, source: str) -> None:
     if column_name not in names:
-        raise UserError(f"{FLAG} {column_name}: {source} has no such column (columns: {', '.join(names)})")
+        raise no_such_column(names, column_name, FLAG, source)
 
 
 def _grouped(texts: Iterable[str | None]) -> Batches:
@@ -216,7 +241,7 @@ def _grouped(texts: Iterable[str | None]) -> Batches:
 
 def _lines(file: Path, source: str) -> Iterator[tuple[int, str]]:
     """The lines of a file and their numbers, from 1."""
-    with file.open("rb") as stream:
+    with opened(file, source) as stream:
         for number, line in enumerate(stream, 1):
             try:
                 yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
@@ -233,35 +258,46 @@ def _json_lines(file: Path, source: str, column_name: str) -> Iterator[str | Non
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{source} is malformed in line {number:,}: {why_no_json(error)}") from None
+            with opened(file, source) as stream:
+                whole = why_not_rows(stream.read()) if kind_of(file) == ".json" else None
+            raise UserError(
+                f"{source} {whole}" if whole else f"{source} is malformed in line {number:,}: {why_no_json(error)}"
+            ) from None
         if not isinstance(row, dict):
             raise UserError(f"{source} is malformed in line {number:,}: not an object, {{column: value, …}}")
-        _check_column(list(row), column_name, source)
+        if column_name not in row and (whole := why_not_rows(line.encode(errors="surrogatepass"))):
+            raise UserError(f"{source} {whole}")
+        _check_column(list(row), column_name, f"line {number:,} of {source}")
         text = row[column_name]
         if not isinstance(text, str | None):
             raise UserError(f"{FLAG} {column_name}: {source} holds {text!r:.50} in line {number:,}, not text")
+        if text and LONE_SURROGATE.search(text):
+            raise UserError(f"{source} is malformed in line {number:,}: {why_no_row({column_name: text})}")
         yield text
 
 
 def _parquet(file: Path, column_name: str) -> Batches:
     with pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
         for batch in parquet.iter_batches(BATCH_DOCUMENTS, columns=[column_name]):
+            batch.validate(full=True)  # Parquet's own reader takes any bytes for text
             yield batch.column(0).to_pylist()
 
 
 def _separated(file: Path, source: str, column_name: str, separator: str) -> Batches:
-    with file.open("rb") as stream:
-        if b"\0" in stream.read(4096):
-            raise UserError(f"{source} is not text: give a text file or one of another extension")
+    with opened(file, source) as stream:
+        head = stream.read(1 << 16)
+    if b"\0" in head:
+        raise UserError(f"{source} is not text: give a text file or one of another extension")
+    refuse_other_separator(head, separator, source)
     parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads it reads far ahead
-    with pyarrow.csv.open_csv(file, read_options=blocks, parse_options=parse) as reader:
+    with opened(file, source) as stream, pyarrow.csv.open_csv(stream, blocks, parse) as reader:
         names = reader.schema.names
     refuse_repeated(names, source)
     _check_column(names, column_name, source)
     # Only this column is converted: the first block decides the types of others, and later ones may not fit.
     convert = pyarrow.csv.ConvertOptions(include_columns=[column_name], column_types={column_name: pa.large_string()})
-    with pyarrow.csv.open_csv(file, read_options=blocks, parse_options=parse, convert_options=convert) as reader:
+    with opened(file, source) as stream, pyarrow.csv.open_csv(stream, blocks, parse, convert) as reader:
         for block in reader:
             texts = block.column(column_name)
             for start in range(0, len(texts), BATCH_DOCUMENTS):

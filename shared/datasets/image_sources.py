@@ -6,6 +6,7 @@ A source has images by number, their class ids and the names of the classes; it 
 import hashlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 from shared.datasets.decoding import Pixels
 from shared.datasets.labels import Labels
+from shared.datasets.rows import FILL_IN, column_of, source_of, where
 from shared.datasets.splits import share_of_each
-from shared.datasets.tables import column_of, read_dataset, read_file, source_of, where
+from shared.datasets.tables import read_parts, subset
 from shared.errors import UserError
 from shared.pretrained import label_order
 
@@ -134,7 +136,7 @@ def of_table(table: pa.Table, image_column: str, labels: Labels) -> Source:
         )
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise UserError(f"{where(table, row)} has no image in {image_column}: leave the row out")
+        raise UserError(f"{where(table, row)} has no image in {image_column}: {FILL_IN}")
     targets = labels.encode(table)
     return Source(source_of(table), labels.names, targets, np.arange(len(table)), table=table, column=image_column)
 
@@ -177,12 +179,16 @@ def load_sources(config: Any) -> tuple[Source, Source]:
     return train, validation
 
 
+def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
+    """Training and validation images, of which --max_train_samples and --max_eval_samples leave some."""
+    for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
+        chosen = subset(len(source), getattr(config, name), config.seed, f"--{name}")
+        yield source if chosen is None else source.take(chosen)
+
+
 def read_tables(config: Any) -> list[pa.Table]:
     """The training table of --train_file or --dataset_name, and the validation table if there is one."""
-    if config.train_file:
-        tables = [read_file(config.train_file, "--train_file")]
-        return tables + ([read_file(config.validation_file, "--validation_file")] if config.validation_file else [])
-    train, validation = read_dataset(config.dataset_name, config.dataset_config_name)
+    train, validation = read_parts(config, [config.image_column_name], [config.label_column_name])
     return [train] if validation is None else [train, validation]
 
 

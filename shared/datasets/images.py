@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from shared.curves import Picture
 from shared.datasets import image_cache
 from shared.datasets.decoding import CorruptImage, Pixels, decode
-from shared.datasets.image_sources import Source, load_sources
+from shared.datasets.image_sources import Source, limited, load_sources
 from shared.errors import UserError
 
 
@@ -86,7 +86,7 @@ def load_images(config: Any, size: int) -> tuple[Images, Images]:
     Raises:
         UserError: data that cannot be read, or a corrupt image.
     """
-    train, validation = (prepare(source, config, size) for source in load_sources(config))
+    train, validation = (prepare(source, config, size) for source in limited(load_sources(config), config))
     return train, validation
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from shared.datasets.labels import Labels
-from shared.datasets.tables import load_tables
+from shared.datasets.tables import limited, load_tables
 from shared.pretrained import label_order
 
 
@@ -25,16 +25,9 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     def targets_of(table: pa.Table) -> np.ndarray:
         return learn(table).encode(table)
 
-    train, validation = load_tables(
-        dataset_name=config.dataset_name,
-        dataset_config_name=config.dataset_config_name,
-        train_file=config.train_file,
-        validation_file=config.validation_file,
-        validation_split_percentage=config.validation_split_percentage,
-        seed=config.seed,
-        targets_of=targets_of,
-    )
+    columns, label_columns = config.text_column_names, config.label_column_name
+    train, validation = load_tables(config, columns, label_columns, config.problem_type, targets_of)
     labels = learn(train)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names))
-    return train, validation, labels
+    return *limited((train, validation), config), labels

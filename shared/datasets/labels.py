@@ -1,6 +1,7 @@
 """The label columns of a table, whatever they hold, as targets for a loss: class ids, label vectors or numbers."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.datasets.tables import column_of, source_of, where
+from shared.datasets.rows import FILL_IN, INTEGER, column_of, source_of, where
 from shared.errors import UserError, listed, say
 
 Kind = Literal["classification", "multi_label", "regression"]
@@ -116,8 +117,8 @@ class Labels:
                 raise UserError(
                     f"{source} has the labels {other!r} and {text!r}, which differ in white space: make one"
                 )
-        is_number = pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)
-        values = tuple(sorted(distinct, key=int if is_number else None))
+        in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
+        values = tuple(sorted(distinct, key=in_order))
         labels = cls(kind, column, values, values, delimiter=delimiter)
         return labels._that_differ(table) if kind == "multi_label" else labels
 
@@ -264,7 +265,7 @@ def _cells(table: pa.Table, column: str, kind: Kind, delimiter: str | None = Non
 
     Between delimiters nothing is missing: a row with an empty text has no label.
     """
-    cells = column_of(table, column, FLAG).combine_chunks()
+    cells = column_of(table, column, FLAG, as_text=delimiter is not None).combine_chunks()
     rows = np.arange(table.num_rows)
     if delimiter is not None:
         _kind(cells.type, "classification", f"--label_delimiter {delimiter}: {source_of(table)}")
@@ -290,7 +291,7 @@ def _cells(table: pa.Table, column: str, kind: Kind, delimiter: str | None = Non
 
 def _is_separated(table: pa.Table, column: str, delimiter: str) -> bool:
     """Whether the delimiter is in any row."""
-    texts = column_of(table, column, FLAG).cast(pa.string())
+    texts = column_of(table, column, FLAG, as_text=True).cast(pa.string())
     return pc.any(pc.match_substring(texts, delimiter)).as_py() or False
 
 
@@ -341,7 +342,7 @@ def _refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.nd
     if len(found := np.flatnonzero(missing)):
         count = len(np.unique(rows[found]))
         such = f" ({count:,} such rows)" if count > 1 else ""
-        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: fill it in or leave it out")
+        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: {FILL_IN}")
 
 
 def _is_whole(cells: pa.Array) -> np.ndarray:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from shared.datasets.cache import build_once
-from shared.datasets.tables import column_of, source_of, where
+from shared.datasets.rows import FILL_IN, column_of, source_of, where
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray
         raise UserError(f"{FLAG} {' '.join(text_columns)}: give one column, or the two of a pair")
     columns = []
     for name in text_columns:
-        column = column_of(table, name, FLAG)
+        column = column_of(table, name, FLAG, as_text=True)
         type_ = column.type
         is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
         if not (is_text or pa.types.is_null(type_)):
@@ -321,7 +321,7 @@ def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray
         empty = pc.or_(pc.equal(pc.binary_length(column), 0), pc.utf8_is_space(column))
         if len(rows := np.flatnonzero(pc.fill_null(empty, True))):
             such = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
-            raise UserError(f"{where(table, int(rows[0]))} has no text in {name}{such}: fill it in or leave it out")
+            raise UserError(f"{where(table, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
         columns.append(column)
     return columns
 

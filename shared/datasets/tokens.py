@@ -25,8 +25,10 @@ from tqdm import tqdm
 from shared.batches import hash64
 from shared.datasets.cache import build_once
 from shared.datasets.documents import Documents
+from shared.datasets.tables import subset
 from shared.errors import UserError
 from shared.masking import Masking
+from shared.options import Options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -136,18 +138,27 @@ def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
 
 
 def tokenize_parts(
-    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", percentage: int, seed: int
+    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: Options
 ) -> tuple[tuple[TokenFile, Ints | None], tuple[TokenFile, Ints | None]]:
     """Token files of the training and the held-out documents, each with the numbers that belong to it, None: all.
 
-    Without a held-out part, `percentage` of the documents are held out: see `split_documents`.
+    Without a held-out part, --validation_split_percentage of the documents are held out: see `split_documents`.
+    --max_train_samples and --max_eval_samples leave some documents of each part.
     """
     documents, held_out = parts
     file = tokenize_documents(documents, tokenizer)
     if held_out:
-        return (file, None), (tokenize_documents(held_out, tokenizer), None)
-    chosen, others = split_documents(file, documents, percentage, seed)
-    return (file, chosen), (file, others)
+        held, chosen, others = tokenize_documents(held_out, tokenizer), None, None
+    else:
+        held, (chosen, others) = file, split_documents(file, documents, config.validation_split_percentage, config.seed)
+    return _limited(file, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
+
+
+def _limited(file: TokenFile, documents: Ints | None, name: str, config: Options) -> tuple[TokenFile, Ints | None]:
+    """A token file and the numbers of those documents that a limit leaves."""
+    count = len(file.offsets) - 1 if documents is None else len(documents)
+    rows = subset(count, getattr(config, name), config.seed, f"--{name}")
+    return file, documents if rows is None else rows if documents is None else documents[rows]
 
 
 def split_documents(file: TokenFile, documents: Documents, percentage: int, seed: int) -> tuple[Ints, Ints]:

@@ -1,0 +1,263 @@
+"""One file of rows as an Arrow table: CSV, TSV, JSON, JSON lines, Parquet; what is malformed is named with its line."""
+
+import codecs
+import csv
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from shared.datasets.files import kind_of, opened
+from shared.datasets.rows import as_written, say
+from shared.errors import UserError
+
+KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+BLOCK_BYTES = 1 << 24  # Arrow's readers refuse a row that is longer than a block
+SEPARATORS = (",", ";", "\t", "|")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read(path: Path, source: str, csv_delimiter: str | None = None) -> pa.Table:
+    """The rows of a file; a CSV file's columns are texts, `rows.as_written`.
+
+    Raises:
+        UserError: it cannot be read, is malformed or has no rows; begins with `source`.
+    """
+    kind = kind_of(path)
+    with opened(path, source) as file:
+        data = file.read()
+    if not data or data.isspace():
+        raise UserError(f"{source} is empty")
+    try:
+        if kind == ".parquet":
+            table = read_parquet(pa.BufferReader(data))
+            table.validate(full=True)  # Parquet's own reader takes any bytes for text
+        elif kind in (".csv", ".tsv"):
+            table = _read_separated(data, source, separator_of(kind, csv_delimiter))
+        else:
+            table = _read_json(data, source)
+    except pa.ArrowException as error:
+        raise UserError(f"{source} is malformed: {first_line(error)}") from None
+    if table.num_rows == 0:
+        raise UserError(f"{source} has no rows")
+    refuse_repeated(table.column_names, source)
+    return table
+
+
+def read_parquet(file: Any) -> pa.Table:
+    """What `pyarrow.parquet.read_table` gives, without its import of pyarrow.dataset and pandas, 0.3 s at a start."""
+    return pyarrow.parquet.ParquetFile(file).read()
+
+
+def refuse_repeated(names: list[str], source: str) -> None:
+    """UserError when two columns have the same name."""
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"{source} has two columns of the name {min(repeated)}: rename one")
+
+
+# CSV
+
+
+def separator_of(kind: str, csv_delimiter: str | None) -> str:
+    """What separates the columns of a .csv or .tsv file."""
+    if csv_delimiter is not None:
+        return "\t" if csv_delimiter == r"\t" else csv_delimiter
+    return "\t" if kind == ".tsv" else ","
+
+
+def refuse_other_separator(head: bytes, separator: str, source: str) -> None:
+    """UserError if a header, the first line of `head`, has no `separator`, but one that other programs use."""
+    header = head.removeprefix(codecs.BOM_UTF8).split(b"\n")[0].decode(errors="replace")
+    others = [other for other in SEPARATORS if other in header and other != separator]
+    if separator not in header and others:
+        common = max(others, key=header.count)
+        flag = {"\t": r"'\t'", ",": ","}.get(common, f"'{common}'")
+        raise UserError(
+            f"{source} has no {separator!r} between its columns, but {common!r} (first line: {header.strip()!r:.80}): "
+            f"say --csv_delimiter {flag}"
+        )
+
+
+def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
+    """Refuse quotation marks between which several rows have become one, and say where that is likely.
+
+    Reads the file to its end. A quoted field may go on over several lines; then its closing mark ends the field.
+
+    Raises:
+        UserError: a mark that closes such a field stands in the middle of another, or the field of a file with tabs
+            holds tabs; names the lines.
+    """
+    lines = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
+    limit = csv.field_size_limit(sys.maxsize)
+    rows = csv.reader(lines, delimiter=separator, strict=True)
+    begin, columns, likely = 1, 0, []
+    try:
+        while True:
+            problem, fields = "", []
+            try:
+                fields = next(rows)
+            except StopIteration:
+                break
+            except csv.Error:
+                problem = "and closed in the middle of a field"
+            end, lines_in = rows.line_num, [field.splitlines()[1:-1] for field in fields if "\n" in field]
+            columns = columns or len(fields)
+            if separator == "\t" and any("\t" in field and "\n" in field for field in fields):
+                problem = "and closed behind other fields"
+            if problem and end > begin:
+                raise UserError(
+                    f"{source} is malformed: a quotation mark is opened in line {begin:,} {problem} in line {end:,}, "
+                    "so that the lines between would be one row: remove both marks, or double them within quotes"
+                )
+            inner = max(lines_in, key=len, default=[])
+            if inner and columns > 1 and all(line.count(separator) == columns - 1 for line in inner):
+                likely.append((begin, end))
+            begin = end + 1
+    finally:
+        csv.field_size_limit(limit)
+        lines.detach()
+    if likely:
+        begin, end = max(likely, key=lambda span: span[1] - span[0])
+        say(
+            f"{source}: the quoted field that begins in line {begin:,} goes on to line {end:,}, over lines that look "
+            "like rows: if they are rows, a quotation mark is missing or one too many"
+        )
+
+
+def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:
+    _refuse_non_utf8(data, source)
+    options = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    texts = pyarrow.csv.ConvertOptions(default_column_type=pa.string())
+
+    def read(use_threads: bool) -> pa.Table:
+        blocks = pyarrow.csv.ReadOptions(use_threads=use_threads, block_size=BLOCK_BYTES)
+        return pyarrow.csv.read_csv(pa.BufferReader(data), blocks, options, texts)
+
+    refuse_other_separator(data[:BLOCK_BYTES], separator, source)
+    try:
+        table = read(use_threads=True)
+    except pa.ArrowInvalid:
+        table = read(use_threads=False)  # fails too, but only this reader knows the number of the row
+    if b'"' in data and data.count(b"\n") > table.num_rows + 1:
+        check_quotes(io.BytesIO(data), separator, source)
+    return as_written(table)
+
+
+# JSON
+
+
+def _read_json(data: bytes, source: str) -> pa.Table:
+    _refuse_non_utf8(data, source)
+    unit = "line"
+    if re.match(rb"(\xef\xbb\xbf)?\s*\[", data):
+        data, unit = _array_to_lines(data, source), "element"
+    try:
+        table = _parse_json(data)
+    except pa.ArrowInvalid as error:
+        if whole := why_not_rows(data):
+            raise UserError(f"{source} {whole}") from None
+        for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+            try:
+                reason = why_no_row(json.loads(line)) if line.strip() else None
+            except ValueError as broken:
+                reason = why_no_json(broken)
+            if reason:
+                raise UserError(f"{source} is malformed in {unit} {number:,}: {reason}") from None
+        # Every line is right by itself: two of them disagree. Arrow counts rows from the block, which helps nobody.
+        raise UserError(f"{source} is malformed: {re.sub(r' in row [0-9]+$', '', first_line(error))}") from None
+    if table.num_rows == 1 and (whole := why_not_rows(data)):
+        raise UserError(f"{source} {whole}")
+    return table
+
+
+def _parse_json(data: bytes) -> pa.Table:
+    """The rows of JSON lines; a column of texts that look like dates is one of texts."""
+    blocks = pyarrow.json.ReadOptions(block_size=BLOCK_BYTES)
+    table = pyarrow.json.read_json(pa.BufferReader(data), blocks)
+    dates = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
+    if not dates:
+        return table
+    texts = pa.schema([(name, pa.string()) for name in dates])
+    names = table.column_names
+    return pyarrow.json.read_json(
+        pa.BufferReader(data), blocks, pyarrow.json.ParseOptions(explicit_schema=texts)
+    ).select(names)
+
+
+def why_no_json(error: ValueError) -> str:
+    """Why a line is no JSON, without the number of the line, which Python counts within it."""
+    return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else first_line(error)
+
+
+def why_no_row(value: Any) -> str | None:
+    """Why a JSON value is no row, or None."""
+    if not isinstance(value, dict):
+        return "not an object: a line is one row, {column: value, …}"
+    if half := LONE_SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        return f"it holds {half[0]!a}, a lone surrogate, which is half of a character: remove it"
+    return None
+
+
+def why_not_rows(data: bytes) -> str | None:
+    """Why the whole content of a JSON file is one object and not rows, if it is; and what to do."""
+    try:
+        whole = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(whole, dict):
+        return None
+    for name, value in whole.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return f"is one object with {len(value):,} rows under {name!r}: save that list alone as the file"
+    if whole and all(isinstance(value, list | dict) for value in whole.values()):
+        return "is one object of columns, not rows: write an object for each row (pandas: orient='records', lines=True)"
+    return None
+
+
+def _array_to_lines(data: bytes, source: str) -> bytes:
+    """JSON lines from a JSON array, so that one reader infers the types of both."""
+    try:
+        rows = json.loads(data)
+    except ValueError as error:
+        raise UserError(f"{source} is malformed: {first_line(error)}") from None
+    if not rows:
+        raise UserError(f"{source} has no rows")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{source} is malformed: element {number:,} of the array is not an object")
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
+def _refuse_non_utf8(data: bytes, source: str) -> None:
+    """Raises UserError unless `data` is text in UTF-8, which Arrow would read as a column of bytes."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{source} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
+    if (zero := data.find(b"\0")) >= 0:
+        raise UserError(f"{source} is not text (byte {zero:,} is zero): give a text file or one of another extension")
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(data), BLOCK_BYTES):  # in parts: the whole as str takes up to 4 times the room
+        pending = len(decoder.getstate()[0])  # bytes of a character that the edge of the part has cut
+        try:
+            decoder.decode(data[start : start + BLOCK_BYTES], final=start + BLOCK_BYTES >= len(data))
+        except UnicodeDecodeError as error:
+            at = start - pending + error.start
+            line = data.count(b"\n", 0, at) + 1
+            raise UserError(
+                f"{source} is not UTF-8 (byte {at:,}, line {line:,}): convert it, for instance with "
+                "iconv -f LATIN1 -t UTF-8"
+            ) from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of a library, not longer than a terminal's line or two."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "straddl" in line:  # Arrow's word for a row that does not fit into a block
+        return f"a row is longer than {BLOCK_BYTES >> 20} MiB; is a quotation mark never closed?"
+    return line if len(line) <= 200 else f"{line[:200]}…"

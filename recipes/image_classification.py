@@ -97,6 +97,7 @@ class Config(AugmentationOptions):
     output_dir: str = "out/images"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
+    NAMES_DATA: ClassVar = Options.NAMES_DATA | {"train_dir", "validation_dir"}
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
     RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
@@ -111,8 +112,7 @@ class Config(AugmentationOptions):
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config):
-        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
     train, validation, processor, augmentation = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)

@@ -64,8 +64,7 @@ class Config(TextOptions):
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config):
-        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
     train, validation, labels, tokenizer = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)

@@ -127,6 +127,9 @@ class Options:
     """Prepare everything, print what would run, and end before the first step."""
 
     # How they are treated. A subclass that adds fields may extend these.
+    NAMES_DATA: ClassVar[frozenset[str]] = frozenset({"dataset_name", "train_file", "validation_file"})
+    """Fields that name data, by a path or on the Hub."""
+
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
             "gradient_accumulation_steps",  # the global batch decides, and the first launch has derived it

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,8 +42,7 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         if config.push_to_hub:
             require_upload()
         settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
-        if metrics.exists():
-            read_metrics(metrics)
+        lines = read_metrics(metrics) if metrics.exists() else []
         if model.exists() and not settings.is_file():
             raise UserError(
                 f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
@@ -52,7 +51,7 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         stored = options.load(settings) if settings.is_file() else {}
         if stored and "output_dir" not in stored:
             raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
-        return {"config": stored, "finished": model.exists()}
+        return {"config": stored, "finished": model.exists(), "data": data_of(lines)}
 
     def lock_folder() -> None:
         check_writable(output_dir)
@@ -71,7 +70,7 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
     if stored:
         refuse_another_run(stored, config, checkpoint or output_dir)
     if checkpoint is None:
-        return config, Progress(), None
+        return config, Progress(data=state["data"] if stored else None), None
     hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
     for name, now in hardware.items():
         if state[name] != now:
@@ -187,10 +186,16 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     on_main_process(accelerator, write)
 
 
-def finished(accelerator: Any, config: options.Options) -> dict[str, float] | None:
-    """The last evaluation of a finished run: its model is there, and the config does not make the run longer.
+def finished(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> dict[str, float] | None:
+    """The last evaluation of a finished run, which is said: its model is there, and the config makes it no longer.
 
-    Call it on every process; the main one looks and tells the others.
+    Call it on every process; the main one looks and tells the others. `load_data` gives the training and the validation
+    data first. They are compared with those of the run; where they are gone, that is said instead.
+
+    Raises:
+        UserError: the data are others than those of the run, or can no longer be read.
     """
     output_dir = Path(config.output_dir)
 
@@ -202,11 +207,41 @@ def finished(accelerator: Any, config: options.Options) -> dict[str, float] | No
         grown = any(stored[name] != getattr(config, name) for name in config.MAY_GROW)
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
-        signals.remove_marker(output_dir)
         last = next(line for line in reversed(lines) if "eval_loss" in line)
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
-    return on_main_process(accelerator, look)
+    if (results := on_main_process(accelerator, look)) is None:
+        return None
+    note = compare_data(accelerator, config, progress, load_data)
+    on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
+    accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
+    return results
+
+
+def compare_data(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> str:
+    """Refuse other data than those of a finished run; returns why they were not compared, empty if they were."""
+    if progress.data is None:
+        return "; its data was not compared, because an older version made the run and kept no digest"
+    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first name that is not there
+    try:
+        datasets = load_data()[:2]
+    except UserError as error:
+        names = [getattr(config, name, None) for name in (*config.NAMES_DATA, "model_name_or_path")]
+        outcome = [str(error), next((name for name in names if name and not Path(name).exists()), None)]
+    for problem, gone in gather(accelerator, outcome):
+        if problem and gone is None:  # it is all there, so it has changed
+            raise UserError(problem)
+        if problem:
+            return f"; its data was not compared ({problem})"
+    same_data(accelerator, progress, *datasets)
+    return ""
+
+
+def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The digests of a finished run's data, from the last line of its metrics.jsonl."""
+    return str(lines[-1]["data"]).split() if lines and "data" in lines[-1] else None
 
 
 def export(accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any) -> None:

@@ -39,7 +39,10 @@ class Tracker:
         run_id: eight characters, the same on all processes; kept in the checkpoint, so that a resumed run continues it.
         state: one line for the launch card: where the tracker keeps its data, or why it does not run.
         bar: the progress bar, which `log` moves.
+        data: the digests of the run's data, for the last line: a finished run may have no checkpoint that has them.
     """
+
+    data: Sequence[str] = ()
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class Tracker:
             step=progress.step,
             total_steps=total_steps,
         )
-        progress.run_id = tracker.run_id
+        progress.run_id, tracker.data = tracker.run_id, progress.data or ()
         if config.report_to != "none":
             accelerator.print(f"  tracker  {tracker.state}")
         return tracker
@@ -117,7 +120,7 @@ class Tracker:
 
         Then draw curves.png with `pictures` below, and close.
         """
-        self.log(step, summary)
+        self.log(step, {**summary, **({"data": " ".join(self.data)} if self.data else {})})
         if self.acts:
             lines = read_metrics(self.metrics_file)
             if said := breakdown(lines, self.compressed):

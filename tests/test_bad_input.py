@@ -10,6 +10,7 @@ import errno
 import hashlib
 import importlib.util
 import json
+import re
 import resource
 import shutil
 import socket
@@ -270,7 +271,7 @@ def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_
     assert files(alone) == before
 
 
-def test_other_data_in_the_middle_of_a_run_are_refused(train, tmp_path):
+def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(train, tmp_path, capsys):
     lines = [(f"text number {i} of {'few' if i % 3 else 'some'}", "xy"[i % 2]) for i in range(40)]
     data, run = tmp_path / "data.csv", tmp_path / "run"
     flags = ["--train_file", data, "--validation_file", rows(tmp_path / "valid.csv", *lines[:9])]
@@ -283,8 +284,25 @@ def test_other_data_in_the_middle_of_a_run_are_refused(train, tmp_path):
         assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
         assert files(run) == before
     rows(data, *lines)
-    train(run, *flags, 4)
+    result = train(run, *flags, 4)
     assert runs.training_lines(run)[-1]["step"] == 4
+
+    shutil.rmtree(run / "checkpoints")  # the finished run is compared all the same
+    before = files(run)
+    assert train(run, *flags, 4) == result
+    assert capsys.readouterr().out.endswith(f"{run} holds this run, finished: {result}\n")
+    rows(data, *lines, ("new words", "x"))
+    assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+    rows(data, *[(text, "x") for text, _ in lines])
+    assert "has fewer than two classes" in refusal(train, run, *flags, 4)
+    data.unlink()
+    assert train(run, *flags, 4) == result
+    assert f"{result}; its data was not compared (--train_file {data}: no such file)" in capsys.readouterr().out
+    assert files(run) == before
+    record = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(', "data": "[^"]*"', "", record))
+    assert train(run, *flags, 4) == result
+    assert "its data was not compared, because an older version made the run" in capsys.readouterr().out
 
 
 def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, tmp_path, monkeypatch):

@@ -198,6 +198,7 @@ def main(config: Config) -> dict[str, float]:
 
     saver.finish()
     signals.all_saved()
+    monitor.refuse_divergence(config.output_dir, progress.step)
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, evaluated, processor)
     ranked, losses = predict(accelerator, evaluated, loader, validation, augmentation)  # no signal is heard any more

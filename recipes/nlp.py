@@ -140,6 +140,7 @@ def main(config: Config) -> dict[str, float]:
 
     saver.finish()
     signals.all_saved()
+    monitor.refuse_divergence(config.output_dir, progress.step)
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, model, tokenizer)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))

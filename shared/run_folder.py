@@ -1,6 +1,7 @@
 """The folder a run leaves: opened, checked against what is already in it, and finished with the model in it."""
 
 import dataclasses
+import math
 import shlex
 import shutil
 import socket
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from shared import checkpoints, lock, memory, options, signals
 from shared.errors import UserError
@@ -250,14 +252,15 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
 
     Raises:
-        UserError: it could not be written, or not be uploaded.
+        UserError: it is not finite, could not be written, or not be uploaded.
     """
     from transformers.utils import logging
 
     output_dir = Path(config.output_dir)
-    weights = accelerator.get_state_dict(model)
+    weights, unwrapped = accelerator.get_state_dict(model), accelerator.unwrap_model(model)
 
     def write() -> None:
+        require_finite(config, progress, unwrapped, weights)
         try:
             write_folder()
         except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by three libraries
@@ -272,7 +275,7 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
         logging.disable_progress_bar()  # a bar for one file
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
-            accelerator.unwrap_model(model).save_pretrained(partial, state_dict=weights)
+            unwrapped.save_pretrained(partial, state_dict=weights)
             processor.save_pretrained(partial)
             (partial / "README.md").write_text(model_card(config, progress))
             partial.chmod(0o755)  # mkdtemp keeps others out
@@ -284,11 +287,36 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
     on_main_process(accelerator, write)
 
 
+def results_of(config: options.Options, progress: Progress) -> tuple[int, dict[str, float]]:
+    """The step of the model that the run ends with, and its evaluation."""
+    if config.load_best_model_at_end and progress.best_step is not None:
+        return progress.best_step, progress.best_results
+    return progress.step, progress.results
+
+
+def require_finite(
+    config: options.Options, progress: Progress, model: torch.nn.Module, weights: Mapping[str, Tensor]
+) -> None:
+    """Refuse to export a model whose loss or parameters are not finite; buffers may be, such as masks of -inf.
+
+    Raises:
+        UserError: says which of the two, and how to train again.
+    """
+    step, results = results_of(config, progress)
+    buffers = dict(model.named_buffers())
+    bad = [name for name, tensor in weights.items() if name not in buffers and not tensor.isfinite().all()]
+    loss = results.get("eval_loss", 0.0)
+    problem = f"its parameter {bad[0]} is not finite" if bad else f"its evaluation loss is {loss}"
+    if bad or not math.isfinite(loss):
+        raise UserError(
+            f"the model of step {step} is not exported, because {problem}: lower --learning_rate, or use "
+            "--mixed_precision bf16 or no, in another --output_dir"
+        )
+
+
 def model_card(config: options.Options, progress: Progress) -> str:
     """The README.md of an exported model: what it is, its numbers, and the command that made it."""
-    step, results = progress.step, progress.results
-    if config.load_best_model_at_end and progress.best_step is not None:
-        step, results = progress.best_step, progress.best_results
+    step, results = results_of(config, progress)
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
     data = config.dataset_name or config.train_file or getattr(config, "train_dir", None) or "the embedded data"

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import importlib.util
 import json
+import math
 import re
 import resource
 import shutil
@@ -18,6 +19,7 @@ import tempfile
 
 import pytest
 import runs
+import torch
 from huggingface_hub import constants
 
 from shared import lock, options, saving
@@ -145,7 +147,6 @@ def test_sizes_that_make_no_model_are_refused(train, tmp_path):
 
 
 def test_parameters_that_would_never_be_trained_are_named(train, nlp, monkeypatch, tmp_path):
-    import torch
 
     build_model = nlp.build_model
 
@@ -361,6 +362,21 @@ def test_a_model_that_no_run_left_is_not_overwritten(train, tmp_path):
     message = refusal(train, tmp_path)
     assert message.startswith(f"--output_dir {tmp_path} holds a folder model/ but no config.yaml")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("of_training", "said"),
+    [(True, "the gradients of 9 steps in a row were not finite"), (False, "its evaluation loss is nan: lower")],
+)
+def test_a_run_whose_losses_are_no_numbers_leaves_no_model(train, nlp, monkeypatch, tmp_path, of_training, said):
+    losses = nlp.item_losses
+    monkeypatch.setattr(
+        nlp, "item_losses", lambda *a: losses(*a) * (math.nan if torch.is_grad_enabled() == of_training else 1.0)
+    )
+    flags = ["--max_train_steps", 9, "--logging_steps", 100, "--eval_steps", 100]
+    for _ in range(2):  # and its last checkpoint does not make it better
+        assert said in refusal(train, tmp_path, *flags)
+        assert not list(tmp_path.glob("model*"))
 
 
 # What is no mistake

@@ -10,6 +10,7 @@ from typing import ClassVar
 import huggingface_hub
 import pytest
 import runs
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,16 +128,16 @@ def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
 # The exported model
 
 
-class Model:
+class Model(torch.nn.Module):
     """Saves itself as a file."""
 
-    content = "weights"
-
-    def state_dict(self):
-        return {"all": self.content}
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.0, weight]))
+        self.register_buffer("mask", torch.tensor(-math.inf))
 
     def save_pretrained(self, folder, state_dict=None):
-        (folder / "weights").write_text((state_dict or {"all": "tokenizer"})["all"])
+        (folder / "weights").write_text("weights" if state_dict else "none")
 
 
 class Processor:
@@ -170,6 +171,30 @@ def test_an_export_that_fails_leaves_the_older_model_and_nothing_half_written(tm
     with pytest.raises(UserError, match=r"cannot write .*/model .*No space left on device.*: free space"):
         run_folder.export(accelerator(), config, finished_progress, Model(), Full())
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "old"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "loss", "best_loss", "said"),
+    [
+        (math.nan, 0.5, None, "the model of step 8 is not exported, because its parameter weight is not finite: lower"),
+        (math.inf, 0.5, None, "the model of step 8 is not exported, because its parameter weight is not finite: lower"),
+        (1.0, math.nan, None, "the model of step 8 is not exported, because its evaluation loss is nan: lower"),
+        (1.0, 0.5, math.inf, "the model of step 4 is not exported, because its evaluation loss is inf: lower"),
+        (1.0, math.nan, 0.5, None),  # the best one is finite
+        (1.0, 0.5, None, None),
+    ],
+)
+def test_a_model_that_is_not_finite_is_not_exported(tmp_path, weight, loss, best_loss, said):
+    config, progress = Options(output_dir=str(tmp_path)), Progress(step=8, results={"eval_loss": loss})
+    if best_loss is not None:
+        config = Options(output_dir=str(tmp_path), load_best_model_at_end=True, metric_for_best_model="accuracy")
+        progress.best_step, progress.best_results = 4, {"eval_loss": best_loss}
+    if said is None:
+        run_folder.export(accelerator(), config, progress, Model(weight), Processor())
+        return
+    with pytest.raises(UserError, match=f"^{said}"):
+        run_folder.export(accelerator(), config, progress, Model(weight), Processor())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_model_card_has_the_numbers_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress):

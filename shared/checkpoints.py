@@ -183,7 +183,8 @@ def load(accelerator: Any, path: Path) -> None:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
             f"{path} does not fit this model ({reason}): it was saved by other code or another version of "
-            "transformers; go back to that, or name another --output_dir for a new run"
+            "transformers; go back to that, or begin a new run, in another --output_dir and without "
+            "--resume_from_checkpoint"
         ) from None
 
 

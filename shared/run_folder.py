@@ -4,7 +4,6 @@ import dataclasses
 import math
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from shared.hub import require_upload
 from shared.launch import gather, on_main_process
 from shared.machines import check_shared, on_writers
 from shared.progress import Progress
+from shared.same_run import model_digest, moved, refuse_another_run, same_data, shown
 from shared.tracking import cut_metrics, read_metrics, require_tracker
 
 Config = TypeVar("Config", bound=options.Options)
@@ -53,7 +53,8 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         stored = options.load(settings) if settings.is_file() else {}
         if stored and "output_dir" not in stored:
             raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
-        return {"config": stored, "finished": model.exists(), "data": data_of(lines)}
+        found = {"config": stored, "finished": model.exists(), "data": data_of(lines)}
+        return found | {"model now": model_digest(config)}
 
     def lock_folder() -> None:
         check_writable(output_dir)
@@ -70,14 +71,17 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         stored = None
     config = memory.resolve(resolve(config, accelerator, stored), stored)
     if stored:
-        refuse_another_run(stored, config, checkpoint or output_dir)
+        elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), left["model now"])
+        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
+        if elsewhere:
+            accelerator.print(f"{shown(elsewhere).strip(' ()')}: what is read decides whether the run can go on")
     if checkpoint is None:
-        return config, Progress(data=state["data"] if stored else None), None
+        return config, Progress(data=state["data"] if stored else None, model=left["model now"]), None
     hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
     for name, now in hardware.items():
         if state[name] != now:
             accelerator.print(f"{name} was {state[name]} when {checkpoint.name} was saved, is {now}: equal to rounding")
-    return config, Progress.from_state(state), checkpoint
+    return config, Progress.from_state(state | {"model": left["model now"]}), checkpoint
 
 
 def check_writable(output_dir: Path) -> None:
@@ -124,48 +128,6 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
             "--gradient_accumulation_steps"
         )
     return dataclasses.replace(config, global_batch_size=size, gradient_accumulation_steps=None)
-
-
-def refuse_another_run(stored: Mapping[str, Any], config: options.Options, where: Path) -> None:
-    """Refuse to go on with a run that other settings decided.
-
-    Raises:
-        UserError: shows the difference and both ways out.
-    """
-    if changed := options.differences(stored, config):
-        raise UserError(
-            f"{where} holds a run decided by other settings{shown(changed)}: give the old values to go on with it, or "
-            "another --output_dir for a new run"
-        )
-
-
-def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """What `options.differences` found, as words in brackets; nothing for no difference."""
-    words = ", ".join(f"--{name} was {old}, is {new}" for name, (old, new) in changed.items())
-    return f" ({words})" if words else ""
-
-
-def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
-    """Refuse other data than those of the run so far, and data that differ between the machines.
-
-    Call it on every process. Each data set has a `digest()` of what is read from it, which the checkpoints keep.
-
-    Raises:
-        UserError: names the machine, or says that the data changed since the run began.
-    """
-    everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
-    main, digests = everybody[0]
-    for host, others in everybody:
-        if others != digests:
-            raise UserError(
-                f"{host} has other data than {main}: copy the files, and install the same versions of the libraries"
-            )
-    if progress.data not in (None, digests):
-        raise UserError(
-            "the data are not those that this run began with, or have been prepared by other versions of the "
-            "libraries: restore them to go on, or name another --output_dir for a new run"
-        )
-    progress.data = digests
 
 
 def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:

@@ -101,7 +101,7 @@ def models(alone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     (folder / "empty").mkdir()
     ResNetConfig().save_pretrained(folder / "images")
-    for name in ("without weights", "cut off", "other tokenizer", "images with tokenizer"):
+    for name in ("good", "without weights", "cut off", "other tokenizer", "images with tokenizer"):
         shutil.copytree(alone / "model", folder / name)
     (folder / "without weights/model.safetensors").unlink()
     with (folder / "cut off/model.safetensors").open("r+b") as file:
@@ -147,7 +147,6 @@ def test_sizes_that_make_no_model_are_refused(train, tmp_path):
 
 
 def test_parameters_that_would_never_be_trained_are_named(train, nlp, monkeypatch, tmp_path):
-
     build_model = nlp.build_model
 
     def build_with_a_forgotten_layer(*args):
@@ -304,6 +303,54 @@ def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(
     (run / "metrics.jsonl").write_text(re.sub(', "data": "[^"]*"', "", record))
     assert train(run, *flags, 4) == result
     assert "its data was not compared, because an older version made the run" in capsys.readouterr().out
+
+
+def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path, monkeypatch, capsys):
+    for name in ("train.csv", "valid.csv"):
+        shutil.copy(texts[1].with_name(name), tmp_path)
+    shutil.copytree(models / "good", tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    names = ["--validation_file", "valid.csv", "--lr_scheduler_type", "constant", "--warmup_ratio", None]
+    flags = [*names, "--model_name_or_path", "bert", "--train_file", "train.csv", "--max_train_steps"]
+    train("run", *flags, 2)
+    before = files(tmp_path / "run")
+
+    (tmp_path / "moved").mkdir()
+    for name in ("train.csv", "valid.csv", "bert"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    named = ["--train_file", "moved/train.csv", "--validation_file", tmp_path / "moved/valid.csv"]
+    moved = [*flags[2:-1], *named, "--model_name_or_path", "moved/bert", "--max_train_steps"]
+    train("run", *moved, 2)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("run holds this run, finished: {")
+    (tmp_path / "other.csv").write_text((tmp_path / "moved/train.csv").read_text().replace(" the ", " a "))
+    other = [*moved[:-1], "--train_file", "other.csv", moved[-1]]
+    for steps in (2, 4):  # of the finished run and of one that goes on
+        assert "the data are not those that this run began with" in refusal(train, "run", *other, steps)
+        gone = refusal(train, "run", *moved[:-1], "--train_file", "gone.csv", moved[-1], steps)
+        assert "--train_file was train.csv, is gone.csv" in gone
+    settings = json.loads((tmp_path / "moved/bert/config.json").read_text())
+    (tmp_path / "moved/bert/config.json").write_text(json.dumps(settings | {"classifier_dropout": 0.5}))
+    assert "--model_name_or_path was bert, is moved/bert" in refusal(train, "run", *moved, 4)
+    (tmp_path / "moved/bert").rename(tmp_path / "bert")
+    assert "its config is not the one that this run began with" in refusal(train, "run", *moved, 4, *flags[-5:-3])
+    (tmp_path / "bert/config.json").write_text(json.dumps(settings))
+    assert files(tmp_path / "run") == before
+
+    train("run", *moved, 4, "--model_name_or_path", "./bert")
+    assert "--train_file was train.csv, is moved/train.csv, --valid" in capsys.readouterr().out
+    assert runs.training_lines(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_path):
+    constant = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path / "run", *constant, 2)
+    flags = [*constant, 4, "--resume_from_checkpoint", tmp_path / "run/checkpoints/step_00000002"]
+    message = refusal(train, tmp_path / "new", *flags, "--learning_rate", 0.5)
+    assert "step_00000002 belongs to a run decided by other settings (--learning_rate was 0.001, is 0.5)" in message
+    assert message.endswith(
+        "give the old values to go on with it, or leave out --resume_from_checkpoint for a new run, which can begin "
+        "with the model/ of that one as --model_name_or_path"
+    )
 
 
 def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     stored = options.plain(first)
     resumed = run_folder.resolve(flags, accelerator(later), stored)
     assert resumed == first
-    run_folder.refuse_another_run(stored, resumed, Path("run"))  # does not
+    run_folder.refuse_another_run(stored, resumed, Path("out"))  # does not
 
 
 def test_a_resumed_run_says_that_its_global_batch_is_not_that_of_the_flags(capsys):
@@ -75,8 +75,8 @@ def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_e
 def test_another_global_batch_is_no_continuation_of_a_run():
     stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
     config = run_folder.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
-    with pytest.raises(UserError, match=r"run holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
-        run_folder.refuse_another_run(stored, config, Path("run"))
+    with pytest.raises(UserError, match=r"out holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
+        run_folder.refuse_another_run(stored, config, Path("out"))
 
 
 def test_the_precision_of_the_launcher_becomes_part_of_the_run():
@@ -84,7 +84,7 @@ def test_the_precision_of_the_launcher_becomes_part_of_the_run():
     assert config.mixed_precision == "bf16"
     with pytest.raises(UserError, match="--mixed_precision was bf16, is no"):
         run_folder.refuse_another_run(
-            options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("run")
+            options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("out")
         )
 
 

@@ -78,8 +78,8 @@ class Config(AugmentationOptions):
     """Optimizer."""
     scale_learning_rate: Literal["linear", "sqrt", "none"] = "linear"
     """How --learning_rate, which is for 256 samples, grows with --global_batch_size."""
-    learning_rate: float = 0.2
-    """Peak learning rate for a global batch of 256, reached after the warm-up."""
+    learning_rate: float | None = None
+    """Peak learning rate for a global batch of 256. None: 0.2, or 0.01 for a pretrained model that is not frozen."""
     weight_decay: float = 5e-4
     """Weight decay; biases and normalization weights have none."""
     lr_scheduler_type: ScheduleType = "cosine"
@@ -97,7 +97,7 @@ class Config(AugmentationOptions):
     output_dir: str = "out/images"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
-    NAMES_DATA: ClassVar = Options.NAMES_DATA | {"train_dir", "validation_dir"}
+    LEARNING_RATES: ClassVar = (0.2, 0.01)
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
     RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (

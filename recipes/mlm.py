@@ -12,7 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -77,12 +77,14 @@ class Config(TextOptions):
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
     optim: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer."""
-    learning_rate: float = 2e-3
-    """Peak learning rate, reached after the warm-up; 1e-4 to 1e-3 suits full-size models."""
+    learning_rate: float | None = None
+    """Peak learning rate. None: 2e-3, or 5e-5 for a pretrained model; 1e-4 to 1e-3 suits new ones of full size."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
     """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
     warmup_ratio: float | None = 0.06
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+
+    LEARNING_RATES: ClassVar = (2e-3, 5e-5)
 
 
 @lock.released_after

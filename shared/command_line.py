@@ -107,7 +107,8 @@ def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
     partial.replace(path)
 
 
-def _is_tuple(hint: Any) -> bool:
+def is_tuple(hint: Any) -> bool:
+    """Whether a field of type `hint` holds several values."""
     return typing.get_origin(kind(hint)) is tuple
 
 
@@ -124,7 +125,7 @@ def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     takes = ""  # the flag that the next word belongs to
     for word in argv:
         if not word.startswith("--"):
-            if not takes or (words[takes] and not _is_tuple(hints[takes])):
+            if not takes or (words[takes] and not is_tuple(hints[takes])):
                 raise UserError(f"unexpected {word!r}: each value follows its flag, as in --seed 1")
             words[takes].append(word)
             continue
@@ -146,7 +147,7 @@ def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
         if given == ["None"] and _is_optional(hint):
             result[name] = None
         else:
-            result[name] = given if _is_tuple(hint) else given[0] if given else "True"
+            result[name] = given if is_tuple(hint) else given[0] if given else "True"
     return result
 
 
@@ -165,7 +166,7 @@ def _values(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> d
 def _value(word: Any, hint: Any) -> Any:
     """`word` (a str, a list of them, or None) as a value of type `hint`; what cannot be converted stays as it is."""
     what = kind(hint)
-    if _is_tuple(hint) and isinstance(word, (str, list)):
+    if is_tuple(hint) and isinstance(word, (str, list)):
         return tuple(_value(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
     if not isinstance(word, str):
         return word

@@ -49,7 +49,7 @@ class Options:
     # Optimization
     optim: Literal["adamw", "sgd"] = "adamw"
     """Optimizer."""
-    learning_rate: float = 5e-5
+    learning_rate: float | None = 5e-5
     """Peak learning rate, reached after the warm-up."""
     weight_decay: float = 0.01
     """Weight decay, with adamw decoupled; biases and norms have none."""
@@ -127,8 +127,11 @@ class Options:
     """Prepare everything, print what would run, and end before the first step."""
 
     # How they are treated. A subclass that adds fields may extend these.
-    NAMES_DATA: ClassVar[frozenset[str]] = frozenset({"dataset_name", "train_file", "validation_file"})
-    """Fields that name data, by a path or on the Hub."""
+    LEARNING_RATES: ClassVar[tuple[float, float]] = (5e-5, 5e-5)
+    """What --learning_rate None means, for new weights and for pretrained ones that are trained further."""
+
+    NAMES_DATA: ClassVar = frozenset({"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir"})
+    """Fields, of any recipe, that name data by a path or on the Hub."""
 
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
@@ -193,6 +196,13 @@ class Options:
         ("hub_model_id", "push_to_hub"),
     )
     """Pairs of which the first has no effect without the second."""
+
+    def __post_init__(self) -> None:
+        """In Python, lists and single values of fields that hold several become tuples, as they do in a YAML file."""
+        for name, hint in command_line.field_types(type(self)).items():
+            value = getattr(self, name)
+            if command_line.is_tuple(hint) and value is not None and not isinstance(value, tuple):
+                object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Options)
@@ -262,6 +272,15 @@ def check(config: Options) -> None:
                 f"--global_batch_size {batch} is more than --micro_batches_per_step {cut} x "
                 f"--per_device_train_batch_size {most} = {cut * most}: raise one of these"
             )
+
+
+def base_learning_rate(config: Options) -> float:
+    """--learning_rate, before it is scaled to the batch; None is resolved: most weights are new, or all pretrained."""
+    if config.learning_rate is not None:
+        return config.learning_rate
+    pretrained = getattr(config, "model_name_or_path", None) is not None
+    new = getattr(config, "from_scratch", False) or getattr(config, "freeze_backbone", False)  # only a new head learns
+    return config.LEARNING_RATES[pretrained and not new]
 
 
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:

@@ -101,14 +101,18 @@ def check_writable(output_dir: Path) -> None:
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
-    """Settle what the launch decides: precision, and G if it is given by --gradient_accumulation_steps.
+    """Settle what the launch decides: precision, learning rate, and G if --gradient_accumulation_steps gives it.
 
     G is derived once, at the first launch; a resumed run keeps it, whatever the number of processes now, and says so.
 
     Raises:
         UserError: G and the accumulation are both given and do not fit; shows the equation.
     """
-    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
+    rate, of_new_weights = options.base_learning_rate(config), config.LEARNING_RATES[0]
+    if config.learning_rate is None and stored and stored["learning_rate"] == of_new_weights != rate:
+        accelerator.print(f"the run keeps --learning_rate {of_new_weights:g}, which was the default when it began")
+        rate = of_new_weights
+    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
     steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
     if steps is None or rows is None:
         return config

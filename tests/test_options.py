@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import runs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -144,8 +145,8 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
     ("changed", "message"),
     [
         ({"learning_rate": -1e-3}, "--learning_rate -0.001: must be at least 0"),
-        ({"learning_rate": math.nan}, "--learning_rate nan: expected a number"),
-        ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number"),
+        ({"learning_rate": math.nan}, "--learning_rate nan: expected a number or None"),
+        ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number or None"),
         ({"seed": True}, "--seed True: expected a whole number"),
         ({"seed": -1}, "--seed -1: must be at least 0"),
         ({"seed": 10**23}, f"--seed {10**23}: must be below {2**31}"),
@@ -163,7 +164,7 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
             "--validation_split_percentage 100: must be below 100, to leave data to train on",
         ),
         ({"optim": "adam"}, "--optim 'adam': expected one of adamw, sgd"),
-        ({"text_column_names": ["text"]}, "--text_column_names ['text']: expected a text, or several"),
+        ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a text, or several"),
         ({"checkpointing_steps": "0"}, "--checkpointing_steps '0': expected epoch, no, or a number of steps"),
         ({"checkpointing_steps": "often"}, "--checkpointing_steps 'often': expected epoch, no, or a number of steps"),
     ],
@@ -219,6 +220,43 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
 )
 def test_check_accepts(changed: dict[str, Any]) -> None:
     check(Config(**changed))
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ("a", "b")])
+def test_python_takes_lists_where_a_field_holds_several(given: Any) -> None:
+    config = Config(text_column_names=given)
+    check(config)
+    assert config.text_column_names == ("a", "b")
+    assert Config(text_column_names="a").text_column_names == ("a",)  # type: ignore[arg-type]
+
+
+# The learning rate
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pretrained", "rate"),
+    [
+        ("nlp", {}, 1e-3),
+        ("nlp", {"model_name_or_path": "a/model"}, 5e-5),
+        ("mlm", {}, 2e-3),
+        ("mlm", {"model_name_or_path": "a/model"}, 5e-5),
+        ("image_classification", {}, 0.2),
+        ("image_classification", {"model_name_or_path": "a/model"}, 0.01),
+        ("image_classification", {"model_name_or_path": "a/model", "freeze_backbone": True}, 0.2),
+        ("image_classification", {"model_name_or_path": "a/model", "from_scratch": True}, 0.2),
+    ],
+)
+def test_the_default_learning_rate_is_that_of_new_or_of_pretrained_weights(
+    recipe: str, pretrained: dict[str, Any], rate: float, tmp_path: Path
+) -> None:
+    made = runs.load_recipe(recipe).Config
+    config = made(**pretrained)
+    assert options.base_learning_rate(config) == rate
+    assert options.base_learning_rate(dataclasses.replace(config, learning_rate=0.125)) == 0.125
+    (tmp_path / "run.yaml").write_text("learning_rate: 0.25")
+    flags = [word for name, value in pretrained.items() for word in (f"--{name}", str(value))]
+    assert parse(made, [*flags, "--config", str(tmp_path / "run.yaml")]).learning_rate == 0.25
+    assert parse(made, [*flags, "--learning_rate", str(made.LEARNING_RATES[0])]).learning_rate != 5e-5
 
 
 # What a resumed run may change

@@ -1,5 +1,6 @@
 """What the launch settles once for a run, what its folder ends with, and which of its models is the best."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -86,6 +87,23 @@ def test_the_precision_of_the_launcher_becomes_part_of_the_run():
         run_folder.refuse_another_run(
             options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("out")
         )
+
+
+def test_the_default_learning_rate_is_settled_and_an_older_run_keeps_its_own(capsys):
+    made = runs.load_recipe("nlp").Config
+    new, pretrained = made(), made(model_name_or_path="a/model")
+    assert run_folder.resolve(new, accelerator(), None).learning_rate == 1e-3
+    settled = run_folder.resolve(pretrained, accelerator(), None)
+    assert settled.learning_rate == 5e-5
+    assert run_folder.resolve(pretrained, accelerator(), options.plain(settled)).learning_rate == 5e-5
+    assert capsys.readouterr().out == ""
+    older = options.plain(settled) | {"learning_rate": 1e-3}
+    assert run_folder.resolve(pretrained, accelerator(), older).learning_rate == 1e-3
+    assert capsys.readouterr().out == "the run keeps --learning_rate 0.001, which was the default when it began\n"
+    for explicit, stored in ((2e-4, older), (None, older | {"learning_rate": 2e-4})):
+        config = run_folder.resolve(dataclasses.replace(pretrained, learning_rate=explicit), accelerator(), stored)
+        with pytest.raises(UserError, match="--learning_rate was"):
+            run_folder.refuse_another_run(stored, config, Path("out"))
 
 
 # The finished run

@@ -12,7 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Options, ScheduleType
+from shared.options import Limits, Options, ScheduleType
 from shared.pretrained import checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
 from shared.saving import Saver
@@ -68,7 +68,7 @@ class Config(AugmentationOptions):
     """Kind of its blocks."""
     zero_init_last_norm: bool = True
     """Start each residual block of a new ResNet as the identity."""
-    ema_decay: float | None = None
+    ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
     """Evaluate and export a moving average of the weights, of which this share stays at each step. None: the last."""
     sync_batchnorm: bool = False
     """Batch norm over one micro-batch of every process, for micro-batches under 16: GPUs only."""
@@ -99,7 +99,6 @@ class Config(AugmentationOptions):
 
     LEARNING_RATES: ClassVar = (0.2, 0.01)
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
-    RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
         *AugmentationOptions.NEEDS,
         ("validation_dir", "train_dir"),

@@ -12,7 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.new_encoders import sizes_of
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import ScheduleType
+from shared.options import Limits, ScheduleType, Share
 from shared.packing import arrange
 from shared.pretrained import checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
@@ -53,7 +53,7 @@ class Config(TextOptions):
     """Architecture of a new model."""
     intermediate_size: int | None = None
     """Width inside of a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
-    rope_theta: float | None = None
+    rope_theta: Annotated[float, Limits(above=1)] | None = None
     """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
     text_column_name: str = "text"
     """The column of the documents; a text file has one on each line."""
@@ -61,11 +61,11 @@ class Config(TextOptions):
     """Longest sequence in tokens. Longer documents are cut into pieces of that length; nothing is dropped."""
     packing: bool = True
     """Documents end to end, without padding and without attention to each other. Else: one document per row."""
-    mlm_probability: float = 0.3
+    mlm_probability: Annotated[float, Limits(above=0, below=1)] = 0.3
     """Share of the tokens of each document that is hidden: an exact number of them."""
-    mask_replace_prob: float = 0.8
+    mask_replace_prob: Share = 0.8
     """Share of the hidden tokens that become the mask token."""
-    random_replace_prob: float = 0.1
+    random_replace_prob: Share = 0.1
     """Share of the hidden tokens that become a random token; what is left stays as it is."""
     whole_word_masking: bool = False
     """Hide whole words; the last one of a document maybe in part, so that the number of tokens stays exact."""

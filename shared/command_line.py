@@ -6,6 +6,7 @@ same, a wrong one has to be named with its source, and a recipe has to start on 
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
+from shared import foreign_flags
 from shared.errors import UserError
 
 HOW_TO_SAY_IT = """\
@@ -46,6 +48,12 @@ def field_types(config_class: type) -> dict[str, Any]:
     """The type of each field: str, int, float, bool, a Literal of texts, or a tuple[X, ...] of these; or | None."""
     hints = typing.get_type_hints(config_class)
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+@functools.cache
+def tuple_fields(config_class: type) -> tuple[str, ...]:
+    """The names of the fields that hold several values."""
+    return tuple(name for name, hint in field_types(config_class).items() if _is_tuple(hint))
 
 
 def kind(hint: Any) -> Any:
@@ -107,8 +115,7 @@ def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
     partial.replace(path)
 
 
-def is_tuple(hint: Any) -> bool:
-    """Whether a field of type `hint` holds several values."""
+def _is_tuple(hint: Any) -> bool:
     return typing.get_origin(kind(hint)) is tuple
 
 
@@ -125,7 +132,7 @@ def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     takes = ""  # the flag that the next word belongs to
     for word in argv:
         if not word.startswith("--"):
-            if not takes or (words[takes] and not is_tuple(hints[takes])):
+            if not takes or (words[takes] and not _is_tuple(hints[takes])):
                 raise UserError(f"unexpected {word!r}: each value follows its flag, as in --seed 1")
             words[takes].append(word)
             continue
@@ -147,7 +154,7 @@ def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
         if given == ["None"] and _is_optional(hint):
             result[name] = None
         else:
-            result[name] = given if is_tuple(hint) else given[0] if given else "True"
+            result[name] = given if _is_tuple(hint) else given[0] if given else "True"
     return result
 
 
@@ -166,7 +173,7 @@ def _values(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> d
 def _value(word: Any, hint: Any) -> Any:
     """`word` (a str, a list of them, or None) as a value of type `hint`; what cannot be converted stays as it is."""
     what = kind(hint)
-    if is_tuple(hint) and isinstance(word, (str, list)):
+    if _is_tuple(hint) and isinstance(word, (str, list)):
         return tuple(_value(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
     if not isinstance(word, str):
         return word
@@ -179,6 +186,8 @@ def _value(word: Any, hint: Any) -> Any:
 
 
 def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
+    if advice := foreign_flags.ours(name, names):
+        return advice
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {prefix}{close[0]}?" if close else "--help lists all settings"
 

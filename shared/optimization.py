@@ -39,12 +39,24 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
     if config.optim == "muon":
         from pytorch_optimizer import Muon
 
-        return Muon(muon_groups(model, config.weight_decay), lr=rate, use_adjusted_lr=True)
+        betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
+        groups = muon_groups(model, config.weight_decay)
+        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
     if config.optim == "sgd":
         sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
         sgd.register_step_pre_hook(begin_momentum)
         return sgd
-    return torch.optim.AdamW(groups, lr=rate, fused=True)
+    betas, epsilon = adam(config, beta2=0.999, epsilon=1e-8)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
+
+
+def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
+    """AdamW's betas and epsilon: the flags, or else 0.9 and these."""
+    given = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+    beta1, beta2, epsilon = (
+        default if value is None else value for value, default in zip(given, (0.9, beta2, epsilon), strict=True)
+    )
+    return (beta1, beta2), epsilon
 
 
 def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from shared.batches import Plan
 from shared.launch import gather
 from shared.optimization import peak_learning_rate, skips_on_device, warmup_steps
-from shared.options import Options
+from shared.options import Options, shown
 from shared.progress import Progress
 
 
@@ -48,7 +48,7 @@ def launch_card(
         f"{warmup_steps(config, plan.total_steps):,} steps of warm-up",
         "parameters": f"{trained:,} trained by {config.optim}",
         **rows,
-        "tracker": config.report_to,
+        "tracker": shown(config.report_to),
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
     if progress.step < plan.total_steps and plan.refined(progress.step):

@@ -84,7 +84,7 @@ def expected(hint: Any) -> str:
     what = kind(hint)
     names = {str: "a text", int: "a whole number", float: "a number", bool: "True or False"}
     if typing.get_origin(what) is tuple:
-        words = f"{names[typing.get_args(what)[0]]}, or several"
+        words = f"{expected(typing.get_args(what)[0])}, or several"
     elif typing.get_origin(what) is Literal:
         words = f"one of {', '.join(typing.get_args(what))}"
     else:

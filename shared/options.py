@@ -117,8 +117,8 @@ class Options:
     """Whether a larger --metric_for_best_model is better. None: yes, unless its name has loss, error or the like."""
     early_stopping_patience: int | None = None
     """End the run after that many evaluations in a row without a better one. None: never."""
-    report_to: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
-    """Experiment tracker, besides metrics.jsonl."""
+    report_to: tuple[Literal["none", "wandb", "tensorboard", "trackio"], ...] = ("none",)
+    """Experiment tracker, or several of them, besides metrics.jsonl."""
     peak_tflops: Annotated[float, Limits(above=0)] | None = None
     """Most that a processor can do, in 10^12 operations per second, for the figure mfu. None: measured at the start."""
     profile: int | None = None
@@ -250,6 +250,10 @@ def check(config: Options) -> None:
     if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
         raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
 
+    if len(set(config.report_to)) < len(config.report_to) or ("none" in config.report_to and len(config.report_to) > 1):
+        raise UserError(f"--report_to {shown(config.report_to)}: give each tracker once, or none alone")
+    if not config.report_to:
+        raise UserError("--report_to is empty: give none, or trackers")
     if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
         raise UserError(
             f"--decay_ratio {config.decay_ratio} has no effect without --lr_scheduler_type warmup_stable_decay: give "

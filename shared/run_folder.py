@@ -22,7 +22,7 @@ from shared.launch import gather, on_main_process
 from shared.machines import check_shared, on_writers
 from shared.progress import Progress
 from shared.same_run import model_digest, moved, refuse_another_run, same_data, shown
-from shared.tracking import cut_metrics, read_metrics, require_tracker
+from shared.tracking import cut_metrics, read_metrics, require_trackers
 
 Config = TypeVar("Config", bound=options.Options)
 
@@ -40,7 +40,7 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, Any]:
-        require_tracker(config.report_to)
+        require_trackers(config.report_to)
         if config.push_to_hub:
             require_upload()
         settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))

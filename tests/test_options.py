@@ -196,6 +196,13 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
         ({"learning_rate": 0.0}, "--learning_rate 0.0: must be above 0"),
         ({"learning_rate": 0}, "--learning_rate 0: must be above 0"),
         ({"peak_tflops": 0.0}, "--peak_tflops 0.0: must be above 0"),
+        ({"report_to": ("wandb", "none")}, "--report_to wandb none: give each tracker once, or none alone"),
+        ({"report_to": ("wandb", "wandb")}, "--report_to wandb wandb: give each tracker once, or none alone"),
+        (
+            {"report_to": "mlflow"},
+            "--report_to ('mlflow',): expected one of none, wandb, tensorboard, trackio, or several",
+        ),
+        ({"report_to": ()}, "--report_to is empty: give none, or trackers"),
         ({"adam_beta2": 1.0}, "--adam_beta2 1.0: must be at least 0 and below 1"),
         ({"adam_epsilon": 0.0}, "--adam_epsilon 0.0: must be above 0"),
         ({"adam_beta1": 0.5, "optim": "sgd"}, "--adam_beta1 0.5 has no effect on --optim sgd: leave it out"),
@@ -340,6 +347,8 @@ OTHER = {str: "other", int: 7, float: 0.7}
 def another(name: str) -> Any:
     """A value that the field of Config does not have by default."""
     hint = command_line.kind(command_line.field_types(Config)[name])
+    if name == "report_to":
+        return ("wandb",)
     if hint is bool:
         return not getattr(Config(), name)
     if hint in OTHER:
@@ -432,7 +441,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     elif getattr(kind, "__origin__", None) is Literal:
         strategy = st.sampled_from(kind.__args__)
     elif getattr(kind, "__origin__", None) is tuple:
-        strategy = st.lists(strategies[kind.__args__[0]]).map(tuple)
+        strategy = st.lists(values(kind.__args__[0])).map(tuple)
     else:
         strategy = strategies[kind]
     return strategy if kind is hint else st.none() | strategy

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import options, run_folder
+from shared import checkpoints, options, run_folder
 from shared.errors import UserError
 from shared.options import Options
 from shared.progress import BestBy, Progress
@@ -327,6 +327,17 @@ def test_the_best_step_is_the_first_with_the_best_number(values, greater):
 )
 def test_patience_counts_evaluations_without_a_better_one(values, patience, out):
     assert recorded(values, accuracy).out_of_patience(patience) is out
+
+
+@pytest.mark.parametrize(("values", "patience"), [([0.5, 0.75, 0.5, 0.25], 2), ([0.5, 0.75, 0.5], 2), ([0.5], None)])
+def test_a_run_that_stops_early_says_when_and_which_evaluation_was_best(values, patience, capsys):
+    config = Options(early_stopping_patience=patience, metric_for_best_model="accuracy" if patience else None)
+    checkpoints.load_best(accelerator(), config, recorded(values, accuracy))
+    said = (
+        "early stopping after step 4: 2 evaluations in a row were no better than that of step 2 (eval_accuracy 0.75); "
+        "model/ has the last one\n"
+    )
+    assert capsys.readouterr().out == (said if len(values) == 4 else "")
 
 
 def test_less_loss_is_better():

@@ -12,7 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Options, ScheduleType
+from shared.options import Limits, Options, ScheduleType
 from shared.pretrained import checkpoint_activations, load_classifier
 from shared.rehearsal import rehearse
 from shared.saving import Saver
@@ -68,7 +68,7 @@ class Config(AugmentationOptions):
     """Kind of its blocks."""
     zero_init_last_norm: bool = True
     """Start each residual block of a new ResNet as the identity."""
-    ema_decay: float | None = None
+    ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
     """Evaluate and export a moving average of the weights, of which this share stays at each step. None: the last."""
     sync_batchnorm: bool = False
     """Batch norm over one micro-batch of every process, for micro-batches under 16: GPUs only."""
@@ -78,8 +78,8 @@ class Config(AugmentationOptions):
     """Optimizer."""
     scale_learning_rate: Literal["linear", "sqrt", "none"] = "linear"
     """How --learning_rate, which is for 256 samples, grows with --global_batch_size."""
-    learning_rate: float = 0.2
-    """Peak learning rate for a global batch of 256, reached after the warm-up."""
+    learning_rate: float | None = None
+    """Peak learning rate for a global batch of 256. None: 0.2, or 0.01 for a pretrained model that is not frozen."""
     weight_decay: float = 5e-4
     """Weight decay; biases and normalization weights have none."""
     lr_scheduler_type: ScheduleType = "cosine"
@@ -97,8 +97,8 @@ class Config(AugmentationOptions):
     output_dir: str = "out/images"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
+    LEARNING_RATES: ClassVar = (0.2, 0.01)
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
-    RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
         *AugmentationOptions.NEEDS,
         ("validation_dir", "train_dir"),
@@ -111,8 +111,7 @@ class Config(AugmentationOptions):
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config):
-        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
     train, validation, processor, augmentation = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)
@@ -198,6 +197,7 @@ def main(config: Config) -> dict[str, float]:
 
     saver.finish()
     signals.all_saved()
+    monitor.refuse_divergence(config.output_dir, progress.step)
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, evaluated, processor)
     ranked, losses, _ = predict(accelerator, evaluated, loader, validation, augmentation)  # hears no signal any more

@@ -12,7 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.new_encoders import sizes_of
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import ScheduleType
+from shared.options import Limits, ScheduleType, Share
 from shared.packing import arrange
 from shared.pretrained import checkpoint_activations, load_pretrained
 from shared.rehearsal import rehearse
@@ -53,7 +53,7 @@ class Config(TextOptions):
     """Architecture of a new model."""
     intermediate_size: int | None = None
     """Width inside of a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
-    rope_theta: float | None = None
+    rope_theta: Annotated[float, Limits(above=1)] | None = None
     """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
     text_column_name: str = "text"
     """The column of the documents; a text file has one on each line."""
@@ -61,11 +61,11 @@ class Config(TextOptions):
     """Longest sequence in tokens. Longer documents are cut into pieces of that length; nothing is dropped."""
     packing: bool = True
     """Documents end to end, without padding and without attention to each other. Else: one document per row."""
-    mlm_probability: float = 0.3
+    mlm_probability: Annotated[float, Limits(above=0, below=1)] = 0.3
     """Share of the tokens of each document that is hidden: an exact number of them."""
-    mask_replace_prob: float = 0.8
+    mask_replace_prob: Share = 0.8
     """Share of the hidden tokens that become the mask token."""
-    random_replace_prob: float = 0.1
+    random_replace_prob: Share = 0.1
     """Share of the hidden tokens that become a random token; what is left stays as it is."""
     whole_word_masking: bool = False
     """Hide whole words; the last one of a document maybe in part, so that the number of tokens stays exact."""
@@ -77,20 +77,21 @@ class Config(TextOptions):
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
     optim: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer."""
-    learning_rate: float = 2e-3
-    """Peak learning rate, reached after the warm-up; 1e-4 to 1e-3 suits full-size models."""
+    learning_rate: float | None = None
+    """Peak learning rate. None: 2e-3, or 5e-5 for a pretrained model; 1e-4 to 1e-3 suits new ones of full size."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
     """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
     warmup_ratio: float | None = 0.06
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+
+    LEARNING_RATES: ClassVar = (2e-3, 5e-5)
 
 
 @lock.released_after
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config):
-        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
     best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
     train, validation, tokenizer = load_data(config)
@@ -166,6 +167,7 @@ def main(config: Config) -> dict[str, float]:
 
     saver.finish()
     signals.all_saved()
+    monitor.refuse_divergence(config.output_dir, progress.step)
     checkpoints.load_best(accelerator, config, progress)
     run_folder.export(accelerator, config, progress, model, tokenizer)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))

@@ -12,7 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -57,18 +57,19 @@ class Config(LossOptions):
     """Passes over the training data."""
     output_dir: str = "out/nlp"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
-    learning_rate: float = 1e-3
-    """Peak learning rate, reached after the warm-up; 2e-5 to 1e-4 suits a pretrained encoder."""
+    learning_rate: float | None = None
+    """Peak learning rate, reached after the warm-up. None: 1e-3 for a new encoder, 5e-5 for a pretrained one."""
     warmup_ratio: float | None = 0.06
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+
+    LEARNING_RATES: ClassVar = (1e-3, 5e-5)
 
 
 @lock.released_after
 def main(config: Config) -> dict[str, float]:
     accelerator = launch.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config):
-        accelerator.print(f"{config.output_dir} holds this run, finished: {result}")
+    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
     train, validation, labels, tokenizer = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)
@@ -148,6 +149,7 @@ def main(config: Config) -> dict[str, float]:
 
     saver.finish()
     signals.all_saved()
+    monitor.refuse_divergence(config.output_dir, progress.step)
     checkpoints.load_best(accelerator, config, progress)
     scale.put_back(model)
     run_folder.export(accelerator, config, progress, model, tokenizer, scale.note)

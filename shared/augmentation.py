@@ -7,7 +7,7 @@ depends neither on the process that draws nor on the kind of device. Images are 
 import math
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shared import color, policies
 from shared.batches import MicroBatch, hash64
-from shared.errors import UserError
 from shared.image_models import Geometry
+from shared.limits import Limits, Share
 from shared.options import Options
 from shared.resampling import center_boxes, crop_and_resize, whole
 from shared.transfer import to_device
@@ -42,30 +42,29 @@ class AugmentationOptions(Options):
     """Side of the model's input. None: what the pretrained model's image processor says, or 16."""
     resize_size: int | None = None
     """Length the shorter side gets before the middle is cut out for evaluation. None: as the processor says, or all."""
-    min_crop_area: float = 0.7
+    min_crop_area: Annotated[float, Limits(above=0, most=1)] = 0.7
     """Random crops take this share of an image's area, or more. 1: the whole image."""
     horizontal_flip: bool = False
     """Mirror half of the training images; not for digits."""
-    color_jitter: float = 0.0
+    color_jitter: Share = 0.0
     """Change brightness, contrast and saturation by up to this share."""
-    hue: float = 0.0
+    hue: Annotated[float, Limits(least=0, most=0.5)] = 0.0
     """Turn the hue by up to this share of the color circle, 0.5 at most."""
     trivial_augment: bool = False
     """One random operation of random strength on each training image."""
-    rand_augment: int | None = None
+    rand_augment: Annotated[int, Limits(least=1, most=MOST_OPERATIONS)] | None = None
     """RandAugment: that many random operations, such as 2, on each training image. None: none."""
-    ra_magnitude: int | None = None
+    ra_magnitude: Annotated[int, Limits(least=1, most=policies.LEVELS - 1)] | None = None
     """Strength of --rand_augment, of 30. None: 9."""
-    random_erasing: float = 0.0
+    random_erasing: Share = 0.0
     """Share of the training images of which a box is blanked."""
     mixup: float = 0.0
     """Alpha of mixup, such as 0.2. 0: none. With --cutmix, each is done to half of the images."""
     cutmix: float = 0.0
     """Alpha of CutMix, such as 1. 0: none."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
     """Share of each target that is spread over all classes."""
 
-    RATIOS: ClassVar = Options.RATIOS | {"min_crop_area", "random_erasing", "label_smoothing"}
     NEEDS: ClassVar = (*Options.NEEDS, ("ra_magnitude", "rand_augment"))
 
 
@@ -122,14 +121,7 @@ class Augmentation:
 
     @classmethod
     def of_run(cls, config: Any, geometry: Geometry) -> "Augmentation":
-        """The augmentation that a config asks for.
-
-        Raises:
-            UserError: a value is larger than its largest.
-        """
-        for name, most in (("hue", 0.5), ("rand_augment", MOST_OPERATIONS), ("ra_magnitude", policies.LEVELS - 1)):
-            if (getattr(config, name) or 0) > most:
-                raise UserError(f"--{name} {getattr(config, name)}: must be at most {most}")
+        """The augmentation that a config asks for."""
         names = [field.name for field in fields(cls) if field.name != "geometry"]
         return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 

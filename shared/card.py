@@ -9,8 +9,8 @@ import torch
 
 from shared.batches import Plan
 from shared.launch import gather
-from shared.optimization import skips_on_device
-from shared.options import Options
+from shared.optimization import peak_learning_rate, skips_on_device, warmup_steps
+from shared.options import Options, shown
 from shared.progress import Progress
 
 
@@ -44,9 +44,11 @@ def launch_card(
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
         f"epochs of {plan.num_samples:,}), seed {plan.seed}",
+        "learning rate": f"{peak_learning_rate(config):g} at its peak, {config.lr_scheduler_type}, "
+        f"{warmup_steps(config, plan.total_steps):,} steps of warm-up",
         "parameters": f"{trained:,} trained by {config.optim}",
         **rows,
-        "tracker": config.report_to,
+        "tracker": shown(config.report_to),
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
     if progress.step < plan.total_steps and plan.refined(progress.step):

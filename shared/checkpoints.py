@@ -183,7 +183,8 @@ def load(accelerator: Any, path: Path) -> None:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
             f"{path} does not fit this model ({reason}): it was saved by other code or another version of "
-            "transformers; go back to that, or name another --output_dir for a new run"
+            "transformers; go back to that, or begin a new run, in another --output_dir and without "
+            "--resume_from_checkpoint"
         ) from None
 
 
@@ -208,9 +209,17 @@ def load_all(accelerator: Any, path: Path) -> None:
 def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
     """Go back to the best step's model, if the run ends with it and it is not the last step's.
 
-    If it could not be saved, which was said then, the run ends with the last step's, and says so.
+    If it could not be saved, which was said then, the run ends with the last step's, and says so. Early stopping is
+    said, too.
     """
     step = progress.best_step
+    if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
+        name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
+        ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
+        accelerator.print(
+            f"early stopping after step {progress.step}: {progress.evaluations_since_best} evaluations in a row were "
+            f"no better than that of step {step} ({name} {progress.best_results[name]:.4g}); {ends_with}"
+        )
     if not config.load_best_model_at_end or step in (None, progress.step):
         return
     if all(on_writers(accelerator, config, lambda: step in complete(config.output_dir))):

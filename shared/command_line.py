@@ -6,6 +6,7 @@ same, a wrong one has to be named with its source, and a recipe has to start on 
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
+from shared import foreign_flags
 from shared.errors import UserError
 
 HOW_TO_SAY_IT = """\
@@ -48,6 +50,12 @@ def field_types(config_class: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
 
 
+@functools.cache
+def tuple_fields(config_class: type) -> tuple[str, ...]:
+    """The names of the fields that hold several values."""
+    return tuple(name for name, hint in field_types(config_class).items() if is_tuple(hint))
+
+
 def kind(hint: Any) -> Any:
     """`hint` without None."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -76,7 +84,7 @@ def expected(hint: Any) -> str:
     what = kind(hint)
     names = {str: "a text", int: "a whole number", float: "a number", bool: "True or False"}
     if typing.get_origin(what) is tuple:
-        words = f"{names[typing.get_args(what)[0]]}, or several"
+        words = f"{expected(typing.get_args(what)[0])}, or several"
     elif typing.get_origin(what) is Literal:
         words = f"one of {', '.join(typing.get_args(what))}"
     else:
@@ -105,13 +113,6 @@ def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
     text = yaml.dump(dict(values), Dumper=_WordDumper, sort_keys=False, allow_unicode=True, width=math.inf)
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
-
-
-def as_tuple(value: Any, hint: Any) -> Any:
-    """`value`, as a tuple if a field of type `hint` holds several and this is a list or one alone."""
-    if not is_tuple(hint) or value is None or isinstance(value, tuple):
-        return value
-    return tuple(value) if isinstance(value, list) else (value,)
 
 
 def is_tuple(hint: Any) -> bool:
@@ -186,6 +187,8 @@ def _value(word: Any, hint: Any) -> Any:
 
 
 def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
+    if advice := foreign_flags.ours(name, names):
+        return advice
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {prefix}{close[0]}?" if close else "--help lists all settings"
 

@@ -1,4 +1,4 @@
-"""Whether the Hub has a chance to answer, known within 5 s: its client retries for 24-48 s without a network."""
+"""Whether a server has a chance to answer, known within 5 s: without a network the Hub's client retries for 24-48 s."""
 
 import socket
 import threading
@@ -55,10 +55,13 @@ def require_model(name: str) -> bool:
 
 
 def _unreachable() -> str | None:
-    """Why the Hub cannot be asked, or None: one TCP connection, to the proxy if one is set, and no byte sent."""
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE forbids to ask the Hub"
-    endpoint = urlsplit(constants.ENDPOINT)
+    """Why the Hub cannot be asked, or None."""
+    return "HF_HUB_OFFLINE forbids to ask the Hub" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
+
+
+def unreachable(address: str) -> str | None:
+    """Why the server of a URL cannot be asked, or None: one TCP connection, or to the proxy, and no byte sent."""
+    endpoint = urlsplit(address)
     proxies = urllib.request.getproxies()
     proxy = proxies.get(endpoint.scheme) or proxies.get("all")
     if proxy and not urllib.request.proxy_bypass(endpoint.hostname or ""):

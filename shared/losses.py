@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shared.errors import UserError
+from shared.limits import Limits
 from shared.text_options import TextOptions
 
 
@@ -19,10 +20,8 @@ class LossOptions(TextOptions):
 
     class_weights: tuple[str, ...] | None = None
     """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all alike."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
     """Share of the target that is spread over all classes. The evaluation's loss stays without it."""
-
-    RATIOS: ClassVar = TextOptions.RATIOS | {"label_smoothing"}
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,6 @@ def masking_for(
     Raises:
         UserError: the tokenizer has no mask token or does not mark words; probabilities that cannot be.
     """
-    if not 0 < probability < 1:
-        raise UserError(f"--mlm_probability {probability} must lie between 0 and 1: 0.3, or 0.15 as BERT was trained")
     if mask_share + random_share > 1 + 1e-9:
         raise UserError(
             f"--mask_replace_prob {mask_share} and --random_replace_prob {random_share} are together more than 1: "

@@ -8,6 +8,7 @@ import importlib.util
 import math
 import os
 import resource
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -132,19 +133,31 @@ class Monitor:
         self.most_skipped_in_a_row = totals["most_in_a_row"]
         return figures
 
-    def refuse_divergence(self, output_dir: str) -> None:
+    def refuse_divergence(self, output_dir: str, last_step: int | None = None) -> None:
         """End the run if ten updates in a row were skipped before the last reading.
+
+        At the end of the run, `last_step`, those after that reading count as well, and all updates of a shorter run.
 
         Raises:
             UserError: says so, and names the last checkpoint that was saved after a finite update.
         """
-        if self.most_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        in_a_row = self.most_skipped_in_a_row
+        if last_step is not None:
+            self._sum_up()
+            in_a_row = self.skipped if self.skipped == last_step else max(in_a_row, self.most_in_a_row)
+        if in_a_row >= MAX_SKIPPED_IN_A_ROW or 0 < in_a_row == last_step:
             saved = checkpoints.complete(output_dir).values()
             good = [path for path in saved if not checkpoints.read_state(path)["monitor"]["in_a_row"]]
             raise UserError(
-                f"the gradients of {self.most_skipped_in_a_row} steps in a row were not finite, and their updates were "
+                f"the gradients of {in_a_row} steps in a row were not finite, and their updates were "
                 "skipped: lower --learning_rate, or use --mixed_precision bf16 or no; last good checkpoint: "
                 f"{max(good, default='none')}"
+            )
+        if last_step is not None and self.in_a_row and self.accelerator.is_main_process:
+            print(
+                f"warning: the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their "
+                f"gradients were not finite: the last model is that of step {last_step - self.in_a_row}",
+                file=sys.stderr,
             )
 
     def state(self) -> dict[str, Any]:

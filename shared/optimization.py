@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from shared import gradients
-from shared.options import Options
+from shared.options import Options, base_learning_rate
 
 Schedule = Callable[[int], float]
 BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
@@ -31,20 +31,32 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
     LARS and Muon are pytorch_optimizer's, a library that has both and needs torch and NumPy only: torch has no LARS,
     its Muon takes no convolutions, and timm, which has both, needs torchvision.
     """
-    groups = parameter_groups(model, config.weight_decay)
+    groups, rate = parameter_groups(model, config.weight_decay), base_learning_rate(config)
     if config.optim == "lars":
         from pytorch_optimizer import LARS
 
-        return LARS(groups, lr=config.learning_rate, momentum=0.9)
+        return LARS(groups, lr=rate, momentum=0.9)
     if config.optim == "muon":
         from pytorch_optimizer import Muon
 
-        return Muon(muon_groups(model, config.weight_decay), lr=config.learning_rate, use_adjusted_lr=True)
+        betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
+        groups = muon_groups(model, config.weight_decay)
+        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
     if config.optim == "sgd":
-        sgd = torch.optim.SGD(groups, lr=config.learning_rate, momentum=0.9, nesterov=True, fused=True)
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
         sgd.register_step_pre_hook(begin_momentum)
         return sgd
-    return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+    betas, epsilon = adam(config, beta2=0.999, epsilon=1e-8)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
+
+
+def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
+    """AdamW's betas and epsilon: the flags, or else 0.9 and these."""
+    given = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+    beta1, beta2, epsilon = (
+        default if value is None else value for value, default in zip(given, (0.9, beta2, epsilon), strict=True)
+    )
+    return (beta1, beta2), epsilon
 
 
 def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
@@ -85,7 +97,12 @@ def peak_learning_rate(config: Options) -> float:
     assert config.global_batch_size is not None, "the run folder settles the global batch"
     ratio = config.global_batch_size / BASE_BATCH
     scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[getattr(config, "scale_learning_rate", "none")]
-    return config.learning_rate * scale
+    return base_learning_rate(config) * scale
+
+
+def warmup_steps(config: Options, total_steps: int) -> int:
+    """Steps over which the learning rate rises: --warmup_steps, or --warmup_ratio of all."""
+    return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
 
 
 def make_schedule(config: Options, total_steps: int) -> Schedule:
@@ -96,7 +113,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
     the last `decay_ratio` of all steps, as 1 - sqrt (Hägele et al., arXiv:2405.18392).
     """
     peak = peak_learning_rate(config)
-    warmup = config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
+    warmup = warmup_steps(config, total_steps)
     decay_steps = max(1, total_steps - warmup)
     last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))
 

@@ -4,10 +4,11 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared import command_line
 from shared.errors import UserError
+from shared.limits import CanBeZero, Limits, Share, limits_of, problem_with
 
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
 
@@ -16,7 +17,8 @@ ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_sta
 class Options:
     """What every recipe can be told. A recipe subclasses this, adds its own fields and sets its own defaults.
 
-    Every field has a default and a docstring, which is its --help. A field decides the run, so that a resumed run must
+    Every field has a default and a docstring, which is its --help. A number has its limits in its type; without any, a
+    whole number is at least 1, another one at least 0. A field decides the run, so that a resumed run must
     have the same value, unless one of the sets at the end of the class names it.
     """
 
@@ -35,7 +37,7 @@ class Options:
     """Validation data that goes with --train_file. None: --validation_split_percentage of the training data."""
     csv_delimiter: str | None = None
     """What separates the columns of .csv and .tsv files, such as ';'. None: a comma, and a tab in .tsv files."""
-    validation_split_percentage: int = 10
+    validation_split_percentage: Annotated[int, Limits(least=1, most=99)] = 10
     """Share of the training data held out for validation, in percent, where there is no validation or test part."""
     skip_incomplete_rows: bool = False
     """Leave out rows whose text, image or label is missing, and say how many. Else the first of them ends the run."""
@@ -43,7 +45,7 @@ class Options:
     """Train on that many rows only, chosen by --seed from all of them. None: on all."""
     max_eval_samples: int | None = None
     """Validate on that many rows only, chosen by --seed from all of them. None: on all."""
-    dataloader_num_workers: int | None = None
+    dataloader_num_workers: CanBeZero | None = None
     """Loader worker processes beside each training process. None: 2 with an accelerator, 0 on a CPU."""
 
     # Batches
@@ -61,8 +63,14 @@ class Options:
     # Optimization
     optim: Literal["adamw", "sgd"] = "adamw"
     """Optimizer."""
-    learning_rate: float = 5e-5
+    learning_rate: Annotated[float, Limits(above=0)] | None = 5e-5
     """Peak learning rate, reached after the warm-up."""
+    adam_beta1: Annotated[float, Limits(least=0, below=1)] | None = None
+    """Share of AdamW's mean of gradients that stays at each step. None: 0.9."""
+    adam_beta2: Annotated[float, Limits(least=0, below=1)] | None = None
+    """Share of AdamW's mean of squared gradients that stays at each step. None: 0.999, in muon 0.95."""
+    adam_epsilon: Annotated[float, Limits(above=0)] | None = None
+    """Added to the root of that mean, by which AdamW divides. None: 1e-8, in muon 1e-10."""
     weight_decay: float = 0.01
     """Weight decay, with adamw decoupled; biases and norms have none."""
     num_train_epochs: int = 3
@@ -71,11 +79,11 @@ class Options:
     """Optimizer steps, instead of --num_train_epochs. None: as many as the epochs need."""
     lr_scheduler_type: ScheduleType = "linear"
     """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
-    decay_ratio: float | None = None
+    decay_ratio: Share | None = None
     """Share of all optimizer steps over which warmup_stable_decay goes to 0 at the end. None: 0.2."""
-    warmup_steps: int | None = None
+    warmup_steps: CanBeZero | None = None
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: as --warmup_ratio says, or none."""
-    warmup_ratio: float | None = None
+    warmup_ratio: Share | None = None
     """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm (L2, over all parameters) are scaled down to it. 0: no clipping."""
@@ -91,7 +99,7 @@ class Options:
     """Format in which gradients travel between processes: half the bytes, for slow links. One process sends none."""
     deterministic: bool = False
     """Only deterministic kernels: bit-identical runs on a GPU too, but slower."""
-    seed: int = 0
+    seed: CanBeZero = 0
     """Decides initial weights, order of samples, dropout, masking and augmentation."""
 
     # The run
@@ -123,9 +131,9 @@ class Options:
     """Whether a larger --metric_for_best_model is better. None: yes, unless its name has loss, error or the like."""
     early_stopping_patience: int | None = None
     """End the run after that many evaluations in a row without a better one. None: never."""
-    report_to: Literal["none", "wandb", "tensorboard", "trackio"] = "none"
-    """Experiment tracker, besides metrics.jsonl."""
-    peak_tflops: float | None = None
+    report_to: tuple[Literal["none", "wandb", "tensorboard", "trackio"], ...] = ("none",)
+    """Experiment tracker, or several of them, besides metrics.jsonl."""
+    peak_tflops: Annotated[float, Limits(above=0)] | None = None
     """Most that a processor can do, in 10^12 operations per second, for the figure mfu. None: measured at the start."""
     profile: int | None = None
     """Profile that many steps, after two of warm-up, into profile/: a trace and the ten most expensive operators."""
@@ -141,11 +149,19 @@ class Options:
     """Prepare everything, print what would run, and end before the first step."""
 
     def __post_init__(self) -> None:
-        """A field of several values takes a list, or one value alone, as flags and YAML do."""
-        for name, hint in command_line.field_types(type(self)).items():
-            object.__setattr__(self, name, command_line.as_tuple(getattr(self, name), hint))
+        """In Python, lists and single values of fields that hold several become tuples, as they do in a YAML file."""
+        config_class: type = type(self)
+        for name in command_line.tuple_fields(config_class):
+            if (value := getattr(self, name)) is not None and not isinstance(value, tuple):
+                object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
 
     # How they are treated. A subclass that adds fields may extend these.
+    LEARNING_RATES: ClassVar[tuple[float, float]] = (5e-5, 5e-5)
+    """What --learning_rate None means, for new weights and for pretrained ones that are trained further."""
+
+    NAMES_DATA: ClassVar = frozenset({"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir"})
+    """Fields, of any recipe, that name data by a path or on the Hub."""
+
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
             "gradient_accumulation_steps",  # the global batch decides, and the first launch has derived it
@@ -186,12 +202,6 @@ class Options:
     MAY_GROW: ClassVar[frozenset[str]] = frozenset({"num_train_epochs", "max_train_steps"})
     """Fields that a resumed run may raise, while the schedule is constant and its warm-up is no ratio. Any other
     schedule depends on the last step: after a change the steps already taken would belong to another run."""
-
-    MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "seed", "warmup_steps"})
-    """Integer fields that may be 0; any other is a size or a count, at least 1. Floats may be 0, and never less."""
-
-    RATIOS: ClassVar[frozenset[str]] = frozenset({"warmup_ratio", "decay_ratio"})
-    """Float fields that are at most 1."""
 
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
@@ -239,6 +249,8 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
 def check(config: Options) -> None:
     """Raise UserError for a value, or a combination of values, that is wrong on any data and any machine."""
     hints = command_line.field_types(type(config))
+    config_class: type = type(config)
+    limits = limits_of(config_class)
     given = {}
     for name, hint in hints.items():
         value, kind = getattr(config, name), command_line.kind(hint)
@@ -246,30 +258,32 @@ def check(config: Options) -> None:
             raise UserError(f"--{name} {value!r}: expected {command_line.expected(hint)}")
         if value is None or (value is False and hint is bool):
             continue
-        given[name] = " ".join(value) if isinstance(value, tuple) and isinstance(next(iter(value), ""), str) else value
-        least = 1 if kind is int and name not in config.MAY_BE_ZERO else 0
-        if kind in (int, float) and value < least:
-            raise UserError(f"--{name} {value}: must be at least {least}")
-        if kind is int and value >= 2**31:
-            raise UserError(f"--{name} {value}: must be below {2**31}")
-        if name in config.RATIOS and value > 1:
-            raise UserError(f"--{name} {value}: must be between 0 and 1")
+        given[name] = shown(value) if isinstance(value, tuple) else value
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if problem := problem_with(float(number) if kind is float else number, limits.get(name)):
+                raise UserError(f"--{name} {shown(value)}: {problem}")
 
-    steps, percentage = config.checkpointing_steps, config.validation_split_percentage
+    steps = config.checkpointing_steps
     if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
         raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
-    if percentage > 99:
-        raise UserError(f"--validation_split_percentage {percentage}: must be below 100, to leave data to train on")
 
     mark = "," if config.csv_delimiter is None else config.csv_delimiter
     if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):
         raise UserError(f"--csv_delimiter {mark!r}: must be one character such as ';', or '\\t' for a tab")
-
+    if len(set(config.report_to)) < len(config.report_to) or ("none" in config.report_to and len(config.report_to) > 1):
+        raise UserError(f"--report_to {shown(config.report_to)}: give each tracker once, or none alone")
+    if not config.report_to:
+        raise UserError("--report_to is empty: give none, or trackers")
     if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
         raise UserError(
             f"--decay_ratio {config.decay_ratio} has no effect without --lr_scheduler_type warmup_stable_decay: give "
             "both, or neither"
         )
+    for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        if name in given and config.optim not in ("adamw", "muon"):
+            raise UserError(f"--{name} {given[name]} has no effect on --optim {config.optim}: leave it out")
     for name, other in config.NEEDS:
         if name in given and other not in given:
             raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")
@@ -287,6 +301,20 @@ def check(config: Options) -> None:
                 f"--global_batch_size {batch} is more than --micro_batches_per_step {cut} x "
                 f"--per_device_train_batch_size {most} = {cut * most}: raise one of these"
             )
+
+
+def shown(value: Any) -> str:
+    """A value as one writes it behind its flag."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def base_learning_rate(config: Options) -> float:
+    """--learning_rate, before it is scaled to the batch; None is resolved: most weights are new, or all pretrained."""
+    if config.learning_rate is not None:
+        return config.learning_rate
+    pretrained = getattr(config, "model_name_or_path", None) is not None
+    new = getattr(config, "from_scratch", False) or getattr(config, "freeze_backbone", False)  # only a new head learns
+    return config.LEARNING_RATES[pretrained and not new]
 
 
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:

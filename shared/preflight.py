@@ -31,7 +31,7 @@ from torch import distributed as dist
 from shared import card, launch, meeting, options, run_folder, signals
 from shared.datasets import docstrings
 from shared.errors import UserError
-from shared.tracking import require_tracker
+from shared.tracking import require_trackers
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
 WHOLE = 64 << 20  # bytes; of a larger file only so many at its start and end are compared
@@ -198,12 +198,12 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     """The rows of a recipe: the batch equation, tracker, output folder."""
     config = run_folder.resolve(config, accelerator, None)
     assert config.global_batch_size
-    launch.on_main_process(accelerator, lambda: require_tracker(config.report_to))
+    launch.on_main_process(accelerator, lambda: require_trackers(config.report_to))
     size, processes = config.global_batch_size, accelerator.num_processes
     limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
     return {
         "batch": card.product(size, processes, None, *limits),
-        "tracker": config.report_to,
+        "tracker": options.shown(config.report_to),
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }
 

@@ -38,6 +38,7 @@ class Progress:
     evaluation_owed: bool = False  # the one after this step was cut short: it comes first when the run goes on
     run_id: str | None = None  # the tracker's
     data: list[str] | None = None  # digests of the training and the validation data
+    model: str | None = None  # digest of the config in a local --model_name_or_path
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
 

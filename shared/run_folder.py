@@ -1,27 +1,28 @@
 """The folder a run leaves: opened, checked against what is already in it, and finished with the model in it."""
 
 import dataclasses
+import math
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from shared import checkpoints, lock, memory, options, signals
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import gather, on_main_process
-from shared.loading import refuse_iterable
 from shared.machines import check_shared, on_writers
 from shared.progress import Progress
-from shared.tracking import cut_metrics, read_metrics, require_tracker
+from shared.same_run import model_digest, moved, places, refuse_another_run, same_data, shown
+from shared.tracking import cut_metrics, read_metrics, require_trackers
 
 Config = TypeVar("Config", bound=options.Options)
 
@@ -39,12 +40,11 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, Any]:
-        require_tracker(config.report_to)
+        require_trackers(config.report_to)
         if config.push_to_hub:
             require_upload()
         settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
-        if metrics.exists():
-            read_metrics(metrics)
+        lines = read_metrics(metrics) if metrics.exists() else []
         if model.exists() and not settings.is_file():
             raise UserError(
                 f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
@@ -53,7 +53,8 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         stored = options.load(settings) if settings.is_file() else {}
         if stored and "output_dir" not in stored:
             raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
-        return {"config": stored, "finished": model.exists()}
+        found = {"config": stored, "finished": model.exists(), "data": data_of(lines)}
+        return found | {"model now": model_digest(config)}
 
     def lock_folder() -> None:
         check_writable(output_dir)
@@ -70,14 +71,17 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         stored = None
     config = memory.resolve(resolve(config, accelerator, stored), stored)
     if stored:
-        refuse_another_run(stored, config, checkpoint or output_dir)
+        elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), left["model now"])
+        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
+        if elsewhere:
+            accelerator.print(f"{shown(elsewhere).strip(' ()')}: what is read decides whether the run can go on")
     if checkpoint is None:
-        return config, Progress(), None
+        return config, Progress(data=state["data"] if stored else None, model=left["model now"]), None
     hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
     for name, now in hardware.items():
         if state[name] != now:
             accelerator.print(f"{name} was {state[name]} when {checkpoint.name} was saved, is {now}: equal to rounding")
-    return config, Progress.from_state(state), checkpoint
+    return config, Progress.from_state(state | {"model": left["model now"]}), checkpoint
 
 
 def check_writable(output_dir: Path) -> None:
@@ -97,14 +101,18 @@ def check_writable(output_dir: Path) -> None:
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
-    """Settle what the launch decides: precision, and G if it is given by --gradient_accumulation_steps.
+    """Settle what the launch decides: precision, learning rate, and G if --gradient_accumulation_steps gives it.
 
     G is derived once, at the first launch; a resumed run keeps it, whatever the number of processes now, and says so.
 
     Raises:
         UserError: G and the accumulation are both given and do not fit; shows the equation.
     """
-    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
+    rate, of_new_weights = options.base_learning_rate(config), config.LEARNING_RATES[0]
+    if config.learning_rate is None and stored and stored["learning_rate"] == of_new_weights != rate:
+        accelerator.print(f"the run keeps --learning_rate {of_new_weights:g}, which was the default when it began")
+        rate = of_new_weights
+    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
     steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
     if steps is None or rows is None:
         return config
@@ -124,56 +132,6 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
             "--gradient_accumulation_steps"
         )
     return dataclasses.replace(config, global_batch_size=size, gradient_accumulation_steps=None)
-
-
-def refuse_another_run(stored: Mapping[str, Any], config: options.Options, where: Path) -> None:
-    """Refuse to go on with a run that other settings decided.
-
-    Raises:
-        UserError: shows the difference and both ways out.
-    """
-    if changed := options.differences(stored, config):
-        raise UserError(
-            f"{where} holds a run decided by other settings{shown(changed)}: give the old values to go on with it, or "
-            "another --output_dir for a new run"
-        )
-
-
-def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """What `options.differences` found, as words in brackets; nothing for no difference."""
-    words = ", ".join(f"--{name} was {old}, is {new}" for name, (old, new) in changed.items())
-    return f" ({words})" if words else ""
-
-
-def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
-    """Refuse other data than those of the run so far, and data that differ between the machines.
-
-    Call it on every process. Each data set has a `digest()` of what is read from it, which the checkpoints keep.
-
-    Raises:
-        UserError: one of the data sets can only be read from front to back, or lacks what a run asks of it; or names
-            the machine, or says that the data changed since the run began.
-    """
-    for data in datasets:
-        refuse_iterable(data)
-        if lacking := [name for name in ("lengths", "digest") if not hasattr(data, name)]:
-            raise UserError(
-                f"load_data gave a {type(data).__name__} without {' and '.join(lacking)}: what a run asks of a data "
-                "set is what TokenizedText of shared/datasets/text.py has"
-            )
-    everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
-    main, digests = everybody[0]
-    for host, others in everybody:
-        if others != digests:
-            raise UserError(
-                f"{host} has other data than {main}: copy the files, and install the same versions of the libraries"
-            )
-    if progress.data not in (None, digests):
-        raise UserError(
-            "the data are not those that this run began with, or have been prepared by other versions of the "
-            "libraries: restore them to go on, or name another --output_dir for a new run"
-        )
-    progress.data = digests
 
 
 def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
@@ -196,10 +154,16 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     on_main_process(accelerator, write)
 
 
-def finished(accelerator: Any, config: options.Options) -> dict[str, float] | None:
-    """The last evaluation of a finished run: its model is there, and the config does not make the run longer.
+def finished(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> dict[str, float] | None:
+    """The last evaluation of a finished run, which is said: its model is there, and the config makes it no longer.
 
-    Call it on every process; the main one looks and tells the others.
+    Call it on every process; the main one looks and tells the others. `load_data` gives the training and the validation
+    data first. They are compared with those of the run; where they are gone, that is said instead.
+
+    Raises:
+        UserError: the data are others than those of the run, or can no longer be read.
     """
     output_dir = Path(config.output_dir)
 
@@ -211,11 +175,42 @@ def finished(accelerator: Any, config: options.Options) -> dict[str, float] | No
         grown = any(stored[name] != getattr(config, name) for name in config.MAY_GROW)
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
-        signals.remove_marker(output_dir)
         last = next(line for line in reversed(lines) if "eval_loss" in line)
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
-    return on_main_process(accelerator, look)
+    if (results := on_main_process(accelerator, look)) is None:
+        return None
+    note = compare_data(accelerator, config, progress, load_data)
+    on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
+    accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
+    return results
+
+
+def compare_data(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> str:
+    """Refuse other data than those of a finished run; returns why they were not compared, empty if they were."""
+    if progress.data is None:
+        return "; its data was not compared, because an older version made the run and kept no digest"
+    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first name that is not there
+    try:
+        datasets = load_data()[:2]
+    except UserError as error:
+        names = [getattr(config, name, None) for name in (*config.NAMES_DATA, "model_name_or_path")]
+        gone = (str(path) for name in names if name for path in places(name) if not path.exists())
+        outcome = [str(error), next(gone, None)]
+    for problem, gone in gather(accelerator, outcome):
+        if problem and gone is None:  # it is all there, so it has changed
+            raise UserError(problem)
+        if problem:
+            return f"; its data was not compared ({problem})"
+    same_data(accelerator, progress, *datasets)
+    return ""
+
+
+def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The digests of a finished run's data, from the last line of its metrics.jsonl."""
+    return str(lines[-1]["data"]).split() if lines and "data" in lines[-1] else None
 
 
 def export(
@@ -228,14 +223,15 @@ def export(
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
 
     Raises:
-        UserError: it could not be written, or not be uploaded.
+        UserError: it is not finite, could not be written, or not be uploaded.
     """
     from transformers.utils import logging
 
     output_dir = Path(config.output_dir)
-    weights = accelerator.get_state_dict(model)
+    weights, unwrapped = accelerator.get_state_dict(model), accelerator.unwrap_model(model)
 
     def write() -> None:
+        require_finite(config, progress, unwrapped, weights)
         try:
             write_folder()
         except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by three libraries
@@ -250,7 +246,7 @@ def export(
         logging.disable_progress_bar()  # a bar for one file
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
-            accelerator.unwrap_model(model).save_pretrained(partial, state_dict=weights)
+            unwrapped.save_pretrained(partial, state_dict=weights)
             processor.save_pretrained(partial)
             (partial / "README.md").write_text(model_card(config, progress, note))
             partial.chmod(0o755)  # mkdtemp keeps others out
@@ -262,11 +258,36 @@ def export(
     on_main_process(accelerator, write)
 
 
+def results_of(config: options.Options, progress: Progress) -> tuple[int, dict[str, float]]:
+    """The step of the model that the run ends with, and its evaluation."""
+    if config.load_best_model_at_end and progress.best_step is not None:
+        return progress.best_step, progress.best_results
+    return progress.step, progress.results
+
+
+def require_finite(
+    config: options.Options, progress: Progress, model: torch.nn.Module, weights: Mapping[str, Tensor]
+) -> None:
+    """Refuse to export a model whose loss or parameters are not finite; buffers may be, such as masks of -inf.
+
+    Raises:
+        UserError: says which of the two, and how to train again.
+    """
+    step, results = results_of(config, progress)
+    buffers = dict(model.named_buffers())
+    bad = [name for name, tensor in weights.items() if name not in buffers and not tensor.isfinite().all()]
+    loss = results.get("eval_loss", 0.0)
+    problem = f"its parameter {bad[0]} is not finite" if bad else f"its evaluation loss is {loss}"
+    if bad or not math.isfinite(loss):
+        raise UserError(
+            f"the model of step {step} is not exported, because {problem}: lower --learning_rate, or use "
+            "--mixed_precision bf16 or no, in another --output_dir"
+        )
+
+
 def model_card(config: options.Options, progress: Progress, note: str = "") -> str:
     """The README.md of an exported model: what it is, `note`, its numbers, and the command that made it."""
-    step, results = progress.step, progress.results
-    if config.load_best_model_at_end and progress.best_step is not None:
-        step, results = progress.best_step, progress.best_results
+    step, results = results_of(config, progress)
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
     files = " ".join(config.train_file or ())

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from shared.breakdown import breakdown
 from shared.curves import Picture, draw_curves
 from shared.errors import UserError
+from shared.hub import unreachable
 from shared.launch import on_main_process
 from shared.options import Options, plain
 from shared.progress import Progress
@@ -37,16 +38,19 @@ class Tracker:
 
     Attributes:
         run_id: eight characters, the same on all processes; kept in the checkpoint, so that a resumed run continues it.
-        state: one line for the launch card: where the tracker keeps its data, or why it does not run.
+        state: one line for the launch card: where the trackers keep their data, or why one does not run.
         bar: the progress bar, which `log` moves.
+        data: the digests of the run's data, for the last line: a finished run may have no checkpoint that has them.
     """
+
+    data: Sequence[str] = ()
 
     def __init__(
         self,
         accelerator: Any,
         output_dir: Path,
         *,
-        report_to: str,
+        report_to: Sequence[str],
         project: str,
         run_name: str | None,
         run_id: str | None,
@@ -54,7 +58,7 @@ class Tracker:
         step: int,
         total_steps: int,
     ) -> None:
-        """Start the tracker `report_to`, at `step`, where the run begins.
+        """Start the trackers `report_to`, at `step`, where the run begins.
 
         `output_dir` exists; `run_id` is what the checkpoint holds, None in a new run.
         """
@@ -66,19 +70,25 @@ class Tracker:
         def start() -> tuple[str, str]:
             # A sweep of wandb brings its own id. Not from `random`, or runs of one seed would share theirs.
             identity = run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
-            if report_to == "none":
-                return identity, "none"
-            try:
-                if report_to == "wandb":
-                    return identity, start_wandb(accelerator, output_dir, project, run_name, identity, config)
-                if report_to == "tensorboard":
-                    return identity, start_tensorboard(accelerator, output_dir, config, step)
-                return identity, start_trackio(accelerator, project, run_name, identity, config)
-            except Exception as error:
-                accelerator.trackers.clear()  # what did not start cannot be ended either
-                failure = f"{report_to} did not start: {first_line(error)}"
-                warn(f"--report_to {failure}; metrics.jsonl will have everything")
-                return identity, f"none ({failure})"
+            started, states = [], []
+            for name in report_to:
+                accelerator.trackers.clear()
+                try:
+                    if name == "wandb":
+                        states.append(start_wandb(accelerator, output_dir, project, run_name, identity, config))
+                    elif name == "tensorboard":
+                        states.append(start_tensorboard(accelerator, output_dir, config, step))
+                    elif name == "trackio":
+                        states.append(start_trackio(accelerator, project, run_name, identity, config))
+                    else:
+                        states.append(name)
+                    started += accelerator.trackers  # which the next one's start empties
+                except Exception as error:  # what did not start cannot be ended either
+                    failure = f"{name} did not start: {first_line(error)}"
+                    warn(f"--report_to {failure}; metrics.jsonl will have everything")
+                    states.append(f"none ({failure})")
+            accelerator.trackers = started
+            return identity, "; ".join(states)
 
         self.run_id, self.state = on_main_process(accelerator, start)
         self.bar = progress_bar(accelerator, total_steps, step)
@@ -97,8 +107,8 @@ class Tracker:
             step=progress.step,
             total_steps=total_steps,
         )
-        progress.run_id = tracker.run_id
-        if config.report_to != "none":
+        progress.run_id, tracker.data = tracker.run_id, progress.data or ()
+        if config.report_to != ("none",):
             accelerator.print(f"  tracker  {tracker.state}")
         return tracker
 
@@ -118,7 +128,7 @@ class Tracker:
 
         Then draw curves.png with `pictures` below, and close.
         """
-        self.log(step, summary)
+        self.log(step, {**summary, **({"data": " ".join(self.data)} if self.data else {})})
         if self.acts:
             lines = read_metrics(self.metrics_file)
             if said := breakdown(lines, self.compressed, self.compiled):
@@ -146,19 +156,20 @@ class Tracker:
                 warn(f"{tracker.name} {failure}: {first_line(error)}; metrics.jsonl has everything")
 
 
-def require_tracker(report_to: str) -> None:
+def require_trackers(report_to: Sequence[str]) -> None:
     """Refuse a tracker that is unknown or not installed (Accelerate would leave it out without a word).
 
     Raises:
         UserError: names --report_to and the command that installs the package.
     """
-    if report_to == "none":
-        return
-    if report_to not in TRACKERS:
-        raise UserError(f"--report_to {report_to} is unknown: use none, {', '.join(TRACKERS)}")
-    spec = importlib.util.find_spec(report_to)
-    if spec is None or spec.origin is None:  # without origin: a folder of that name, wandb/ for one, beside the script
-        raise UserError(f"--report_to {report_to}: the package is not installed; run `pip install {report_to}`")
+    for name in report_to:
+        if name == "none":
+            continue
+        if name not in TRACKERS:
+            raise UserError(f"--report_to {name} is unknown: use none, {', '.join(TRACKERS)}")
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # without origin: a folder of that name, wandb/ for one, beside it
+            raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
 
 
 def start_wandb(
@@ -200,8 +211,11 @@ def wandb_mode() -> tuple[str | None, str]:
 
     if "WANDB_MODE" in os.environ:
         return None, f"WANDB_MODE={os.environ['WANDB_MODE']}"
-    if wandb.setup().settings.mode != "online":
+    settings = wandb.setup().settings
+    if settings.mode != "online":
         return None, "as wandb's settings file says"
+    if reason := unreachable(settings.base_url):  # wandb would wait for two minutes, and then track nothing
+        return "offline", reason
     try:
         # Looks for a key in the environment, netrc and wandb's settings, and asks for one in a terminal.
         found = wandb.login(verify=False, timeout=PROMPT_TIMEOUT)

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from shared import color, options, policies
+from shared import color, policies
 from shared.augmentation import (
     DRAWS,
     Augmentation,
-    AugmentationOptions,
     Draws,
     beta_quantile,
     crop_boxes,
@@ -21,7 +20,6 @@ from shared.augmentation import (
     mix,
 )
 from shared.batches import MicroBatch
-from shared.errors import UserError
 from shared.image_models import Geometry
 from shared.resampling import center_boxes, crop_and_resize
 
@@ -215,16 +213,6 @@ def test_each_operation_of_randaugment_on_an_image_has_draws_of_its_own():
         expected = policies.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
     assert torch.allclose(found, expected, atol=1e-3)
     assert not np.array_equal(draw.on_cpu("operation 0"), draw.on_cpu("operation 1"))
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "most"), [("hue", 0.6, 0.5), ("rand_augment", 5, 4), ("ra_magnitude", 31, 30)]
-)
-def test_more_than_the_most_is_refused(flag, value, most):
-    words = ["--rand_augment", "2", f"--{flag}", str(value)]
-    config = options.parse(AugmentationOptions, words)
-    with pytest.raises(UserError, match=f"--{flag} {value}: must be at most {most}"):
-        Augmentation.of_run(config, GEOMETRY)
 
 
 # Erasing and mixing

@@ -10,6 +10,8 @@ import errno
 import hashlib
 import importlib.util
 import json
+import math
+import re
 import resource
 import shutil
 import socket
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import runs
+import torch
 from huggingface_hub import constants
 
 from shared import lock, options, saving
@@ -179,7 +182,7 @@ def models(alone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     (folder / "empty").mkdir()
     ResNetConfig().save_pretrained(folder / "images")
-    for name in ("without weights", "cut off", "other tokenizer", "images with tokenizer"):
+    for name in ("good", "without weights", "cut off", "other tokenizer", "images with tokenizer"):
         shutil.copytree(alone / "model", folder / name)
     (folder / "without weights/model.safetensors").unlink()
     with (folder / "cut off/model.safetensors").open("r+b") as file:
@@ -225,8 +228,6 @@ def test_sizes_that_make_no_model_are_refused(train, tmp_path):
 
 
 def test_parameters_that_would_never_be_trained_are_named(train, nlp, monkeypatch, tmp_path):
-    import torch
-
     build_model = nlp.build_model
 
     def build_with_a_forgotten_layer(*args):
@@ -351,7 +352,7 @@ def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_
     assert files(alone) == before
 
 
-def test_other_data_in_the_middle_of_a_run_are_refused(train, tmp_path):
+def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(train, tmp_path, capsys):
     lines = [(f"text number {i} of {'few' if i % 3 else 'some'}", "xy"[i % 2]) for i in range(40)]
     data, run = tmp_path / "data.csv", tmp_path / "run"
     flags = ["--train_file", data, "--validation_file", rows(tmp_path / "valid.csv", *lines[:9])]
@@ -364,8 +365,73 @@ def test_other_data_in_the_middle_of_a_run_are_refused(train, tmp_path):
         assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
         assert files(run) == before
     rows(data, *lines)
-    train(run, *flags, 4)
+    result = train(run, *flags, 4)
     assert runs.training_lines(run)[-1]["step"] == 4
+
+    shutil.rmtree(run / "checkpoints")  # the finished run is compared all the same
+    before = files(run)
+    assert train(run, *flags, 4) == result
+    assert capsys.readouterr().out.endswith(f"{run} holds this run, finished: {result}\n")
+    rows(data, *lines, ("new words", "x"))
+    assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+    rows(data, *[(text, "x") for text, _ in lines])
+    assert "has fewer than two classes" in refusal(train, run, *flags, 4)
+    data.unlink()
+    assert train(run, *flags, 4) == result
+    assert f"{result}; its data was not compared (--train_file {data}: no such file)" in capsys.readouterr().out
+    assert files(run) == before
+    record = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(', "data": "[^"]*"', "", record))
+    assert train(run, *flags, 4) == result
+    assert "its data was not compared, because an older version made the run" in capsys.readouterr().out
+
+
+def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path, monkeypatch, capsys):
+    for name in ("train.csv", "valid.csv"):
+        shutil.copy(texts[1].with_name(name), tmp_path)
+    shutil.copytree(models / "good", tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    names = ["--validation_file", "valid.csv", "--lr_scheduler_type", "constant", "--warmup_ratio", None]
+    flags = [*names, "--model_name_or_path", "bert", "--train_file", "train.csv", "--max_train_steps"]
+    train("run", *flags, 2)
+    before = files(tmp_path / "run")
+
+    (tmp_path / "moved").mkdir()
+    for name in ("train.csv", "valid.csv", "bert"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    named = ["--train_file", "moved/train.csv", "--validation_file", tmp_path / "moved/valid.csv"]
+    moved = [*flags[2:-1], *named, "--model_name_or_path", "moved/bert", "--max_train_steps"]
+    train("run", *moved, 2)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("run holds this run, finished: {")
+    (tmp_path / "other.csv").write_text((tmp_path / "moved/train.csv").read_text().replace(" the ", " a "))
+    other = [*moved[:-1], "--train_file", "other.csv", moved[-1]]
+    for steps in (2, 4):  # of the finished run and of one that goes on
+        assert "the data are not those that this run began with" in refusal(train, "run", *other, steps)
+        gone = refusal(train, "run", *moved[:-1], "--train_file", "gone.csv", moved[-1], steps)
+        assert "--train_file was train.csv, is gone.csv" in gone
+    settings = json.loads((tmp_path / "moved/bert/config.json").read_text())
+    (tmp_path / "moved/bert/config.json").write_text(json.dumps(settings | {"classifier_dropout": 0.5}))
+    assert "--model_name_or_path was bert, is moved/bert" in refusal(train, "run", *moved, 4)
+    (tmp_path / "moved/bert").rename(tmp_path / "bert")
+    assert "its config is not the one that this run began with" in refusal(train, "run", *moved, 4, *flags[-5:-3])
+    (tmp_path / "bert/config.json").write_text(json.dumps(settings))
+    assert files(tmp_path / "run") == before
+
+    train("run", *moved, 4, "--model_name_or_path", "./bert")
+    assert "--train_file was train.csv, is moved/train.csv, --valid" in capsys.readouterr().out
+    assert runs.training_lines(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_path):
+    constant = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path / "run", *constant, 2)
+    flags = [*constant, 4, "--resume_from_checkpoint", tmp_path / "run/checkpoints/step_00000002"]
+    message = refusal(train, tmp_path / "new", *flags, "--learning_rate", 0.5)
+    assert "step_00000002 belongs to a run decided by other settings (--learning_rate was 0.001, is 0.5)" in message
+    assert message.endswith(
+        "give the old values to go on with it, or leave out --resume_from_checkpoint for a new run, which can begin "
+        "with the model/ of that one as --model_name_or_path"
+    )
 
 
 def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, tmp_path, monkeypatch):
@@ -424,6 +490,21 @@ def test_a_model_that_no_run_left_is_not_overwritten(train, tmp_path):
     message = refusal(train, tmp_path)
     assert message.startswith(f"--output_dir {tmp_path} holds a folder model/ but no config.yaml")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("of_training", "said"),
+    [(True, "the gradients of 9 steps in a row were not finite"), (False, "its evaluation loss is nan: lower")],
+)
+def test_a_run_whose_losses_are_no_numbers_leaves_no_model(train, nlp, monkeypatch, tmp_path, of_training, said):
+    losses = nlp.item_losses
+    monkeypatch.setattr(
+        nlp, "item_losses", lambda *a: losses(*a) * (math.nan if torch.is_grad_enabled() == of_training else 1.0)
+    )
+    flags = ["--max_train_steps", 9, "--logging_steps", 100, "--eval_steps", 100]
+    for _ in range(2):  # and its last checkpoint does not make it better
+        assert said in refusal(train, tmp_path, *flags)
+        assert not list(tmp_path.glob("model*"))
 
 
 # What is no mistake

@@ -104,5 +104,5 @@ def test_what_does_not_fit_is_refused_in_one_line(settings, says):
 
 
 def test_smoothing_is_a_share():
-    with pytest.raises(UserError, match=r"--label_smoothing 1\.5: must be between 0 and 1"):
+    with pytest.raises(UserError, match=r"--label_smoothing 1\.5: must be at least 0 and below 1"):
         options.check(losses.LossOptions(label_smoothing=1.5))

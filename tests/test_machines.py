@@ -100,7 +100,7 @@ def on_two_machines(accelerator, folder):
         accelerator,
         options(own, save_on_each_node=True, resume_from_checkpoint=str(own / "checkpoints/step_00000015")),
     )
-    said["finished"] = run_folder.finished(accelerator, each)
+    said["finished"] = run_folder.finished(accelerator, each, Progress(), tuple)
     accelerator.free_memory()
     return said
 

@@ -171,7 +171,6 @@ def test_a_word_of_single_bytes_is_one_word():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"probability": 1.0}, "--mlm_probability 1.0"),
         ({"probability": 0.3, "mask_share": 0.8, "random_share": 0.3}, "--random_replace_prob 0.3"),
         ({"probability": 0.3, "whole_words": True}, "--whole_word_masking"),
     ],

@@ -224,6 +224,7 @@ def test_a_new_model_has_the_positions_and_the_rotary_base_that_were_asked_for(k
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
     flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--max_train_steps", 2]
+    flags += ["--adam_beta2", 0.98]
     config, _, _, tokenizer = prepared(mlm, [*flags, "--output_dir", tmp_path / "run"])
     model = mlm.build_model(config, tokenizer)
     optimizer = make_optimizer(model, config)
@@ -234,6 +235,7 @@ def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_
         for name in found:
             matrix = model.get_parameter(name).ndim >= 2
             assert group["use_muon"] == (matrix and ".layer" in name), name
+            assert group["use_muon"] or (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-10)
             assert (group["weight_decay"] > 0) == matrix, name
     if kind == "modernbert":
         mlm.main(config)

@@ -225,6 +225,34 @@ def test_nine_skipped_updates_in_a_row_are_borne_and_so_are_many_apart(accelerat
     watch.refuse_divergence(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("pattern", "read_after", "said"),
+    [
+        ([1] * 9, None, "9 steps in a row"),  # a short run of which nothing is left
+        ([1], None, "1 steps in a row"),
+        ([0] * 3 + [1] * 6 + [1] * 5, 9, "11 steps in a row"),  # partly after the last reading
+        ([1] * 9 + [0], None, None),
+        ([0] + [1] * 9, None, "warning: the updates of the last 9 of 10 steps were skipped"),
+    ],
+)
+def test_a_run_that_ends_in_skipped_updates_is_refused_or_says_so(
+    accelerator, tmp_path, capsys, pattern, read_after, said
+):
+    watch = monitor(accelerator)
+    skip(watch, pattern[:read_after])
+    if read_after:
+        watch.read()
+        watch.refuse_divergence(str(tmp_path))
+        skip(watch, pattern[read_after:])
+    if said and "warning" not in said:
+        with pytest.raises(UserError, match=said):
+            watch.refuse_divergence(str(tmp_path), len(pattern))
+    else:
+        watch.refuse_divergence(str(tmp_path), len(pattern))
+        assert capsys.readouterr().err.startswith(said or "")
+        assert bool(said) == (pattern[-1] == 1)
+
+
 def test_a_divergence_long_ago_does_not_end_a_run_that_was_resumed(accelerator, tmp_path):
     """The checkpoint between keeps a row that is still going on, and nothing of one that is over."""
     watch = monitor(accelerator)

@@ -71,6 +71,15 @@ def test_matrices_decay_and_biases_and_norms_do_not():
     assert len(rest["params"]) == 3
 
 
+def test_the_numbers_of_adamw_are_torchs_or_those_of_the_flags():
+    model = nn.Linear(4, 1)
+    plain = make_optimizer(model, config()).defaults
+    torchs = torch.optim.AdamW(model.parameters()).defaults
+    assert all(plain[name] == torchs[name] for name in ("betas", "eps"))
+    other = make_optimizer(model, config(adam_beta1=0.8, adam_beta2=0.98, adam_epsilon=1e-6)).defaults
+    assert (other["betas"], other["eps"]) == ((0.8, 0.98), 1e-6)
+
+
 @pytest.fixture
 def accelerator():
     return Accelerator(cpu=True)

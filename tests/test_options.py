@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import runs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shared import command_line, options
+from shared import command_line, foreign_flags, options
 from shared.errors import UserError
+from shared.limits import Share
 from shared.options import Options, check, differences, load, parse, save
 
 
@@ -22,7 +25,6 @@ class Config(Options):
     """A recipe's Config: fields of its own, another default, and a ratio as its default warm-up."""
 
     NEVER_MATTERS = Options.NEVER_MATTERS | {"tokenizer_processes"}
-    RATIOS = Options.RATIOS | {"mlm_probability"}
 
     output_dir: str = "out/nlp"
     """Folder of the run."""
@@ -34,7 +36,7 @@ class Config(Options):
     """Longest sequence, in tokens."""
     max_tokens_per_micro_batch: int | None = 4096
     """Most tokens of one micro-batch."""
-    mlm_probability: float = 0.15
+    mlm_probability: Share = 0.15
     """Share of the tokens that are masked."""
     text_column_names: tuple[str, ...] = ("text",)
     """Columns that hold the text."""
@@ -54,7 +56,7 @@ def test_every_field_has_a_docstring_and_a_default_and_the_defaults_pass_the_che
     check(Config())
 
 
-@pytest.mark.parametrize("name", ["NEVER_MATTERS", "CHOOSES_THE_MODEL", "MAY_GROW", "MAY_BE_ZERO", "RATIOS"])
+@pytest.mark.parametrize("name", ["NEVER_MATTERS", "CHOOSES_THE_MODEL", "MAY_GROW"])
 def test_the_sets_name_fields_only(name: str) -> None:
     assert getattr(Options, name)
     assert getattr(Options, name) <= set(NAMES)
@@ -104,8 +106,40 @@ def test_one_of_two_alternatives_takes_back_the_other_that_was_not_given_beside_
 
 
 def test_parse_checks() -> None:
-    with pytest.raises(UserError, match=r"^--learning_rate -1.0: must be at least 0$"):
+    with pytest.raises(UserError, match=r"^--learning_rate -1.0: must be above 0$"):
         parse(Config, ["--learning_rate", "-1"])
+
+
+def recipe_fields() -> list[dict[str, Any]]:
+    recipes = ("nlp", "mlm", "image_classification")
+    return [command_line.field_types(runs.load_recipe(recipe).Config) for recipe in recipes]
+
+
+def test_names_of_other_programs_lead_to_flags_that_there_are() -> None:
+    recipes = recipe_fields()
+    for name, texts in foreign_flags.OURS.items():
+        assert not [fields for fields in recipes if name in fields], f"{name} is a flag of ours"
+        said = {foreign_flags.ours(name, fields) for fields in recipes} - {None}
+        assert len(said) >= len(texts), f"{name}: {said}"  # each text is said by some recipe
+    for name, advice in {
+        "epochs": "use --num_train_epochs N",
+        "lr": "use --learning_rate RATE",
+        "bf16": "use --mixed_precision bf16",
+        "resume": "the same command goes on with its run; --resume_from_checkpoint PATH takes a certain one",
+        "model": "use --model_name_or_path NAME",
+    }.items():
+        for recipe in ("nlp", "image_classification"):
+            with pytest.raises(UserError, match=re.escape(f"unknown flag --{name}: {advice}")):
+                parse(runs.load_recipe(recipe).Config, [f"--{name}", "3"])
+    said_of_evaluation = "evaluation takes its batches from the budget of training, --max_tokens_per_micro_batch or"
+    with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {said_of_evaluation}"):
+        parse(runs.load_recipe("mlm").Config, ["--per-device-eval-batch-size=8"])
+
+
+def test_a_line_of_yaml_with_a_name_of_another_program_is_answered_alike(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("per_device_eval_batch_size: 8")
+    with pytest.raises(UserError, match="per_device_eval_batch_size is no setting: evaluation takes its batches from"):
+        parse(Config, ["--config", str(tmp_path / "run.yaml")])
 
 
 RECIPE = '''
@@ -143,12 +177,12 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"learning_rate": -1e-3}, "--learning_rate -0.001: must be at least 0"),
-        ({"learning_rate": math.nan}, "--learning_rate nan: expected a number"),
-        ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number"),
+        ({"learning_rate": -1e-3}, "--learning_rate -0.001: must be above 0"),
+        ({"learning_rate": math.nan}, "--learning_rate nan: expected a number or None"),
+        ({"learning_rate": "1e-3"}, "--learning_rate '1e-3': expected a number or None"),
         ({"seed": True}, "--seed True: expected a whole number"),
         ({"seed": -1}, "--seed -1: must be at least 0"),
-        ({"seed": 10**23}, f"--seed {10**23}: must be below {2**31}"),
+        ({"seed": 10**23}, f"--seed {10**23}: must be at most {2**31 - 1}"),
         ({"weight_decay": -0.1}, "--weight_decay -0.1: must be at least 0"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm -1.0: must be at least 0"),
         ({"global_batch_size": 0}, "--global_batch_size 0: must be at least 1"),
@@ -158,12 +192,22 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
         ({"max_length": 0}, "--max_length 0: must be at least 1"),  # a field of the subclass
         ({"warmup_ratio": 1.5}, "--warmup_ratio 1.5: must be between 0 and 1"),
         ({"mlm_probability": 1.5}, "--mlm_probability 1.5: must be between 0 and 1"),
+        ({"validation_split_percentage": 100}, "--validation_split_percentage 100: must be between 1 and 99"),
+        ({"learning_rate": 0.0}, "--learning_rate 0.0: must be above 0"),
+        ({"learning_rate": 0}, "--learning_rate 0: must be above 0"),
+        ({"peak_tflops": 0.0}, "--peak_tflops 0.0: must be above 0"),
+        ({"report_to": ("wandb", "none")}, "--report_to wandb none: give each tracker once, or none alone"),
+        ({"report_to": ("wandb", "wandb")}, "--report_to wandb wandb: give each tracker once, or none alone"),
         (
-            {"validation_split_percentage": 100},
-            "--validation_split_percentage 100: must be below 100, to leave data to train on",
+            {"report_to": "mlflow"},
+            "--report_to ('mlflow',): expected one of none, wandb, tensorboard, trackio, or several",
         ),
+        ({"report_to": ()}, "--report_to is empty: give none, or trackers"),
+        ({"adam_beta2": 1.0}, "--adam_beta2 1.0: must be at least 0 and below 1"),
+        ({"adam_epsilon": 0.0}, "--adam_epsilon 0.0: must be above 0"),
+        ({"adam_beta1": 0.5, "optim": "sgd"}, "--adam_beta1 0.5 has no effect on --optim sgd: leave it out"),
         ({"optim": "adam"}, "--optim 'adam': expected one of adamw, sgd"),
-        ({"text_column_names": [1]}, "--text_column_names (1,): expected a text, or several"),
+        ({"text_column_names": ["text", 1]}, "--text_column_names ('text', 1): expected a text, or several"),
         ({"checkpointing_steps": "0"}, "--checkpointing_steps '0': expected epoch, no, or a number of steps"),
         ({"checkpointing_steps": "often"}, "--checkpointing_steps 'often': expected epoch, no, or a number of steps"),
     ],
@@ -172,6 +216,33 @@ def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str
     with pytest.raises(UserError) as refusal:
         check(Config(**changed))
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "message"),
+    [
+        ("image_classification", "--color_jitter 3", "--color_jitter 3.0: must be between 0 and 1"),
+        ("image_classification", "--min_crop_area 0", "--min_crop_area 0.0: must be above 0 and at most 1"),
+        ("image_classification", "--hue 0.6", "--hue 0.6: must be between 0 and 0.5"),
+        ("image_classification", "--rand_augment 5", "--rand_augment 5: must be between 1 and 4"),
+        ("image_classification", "--rand_augment 1 --ra_magnitude 31", "--ra_magnitude 31: must be between 1 and 30"),
+        ("image_classification", "--random_erasing 1.5", "--random_erasing 1.5: must be between 0 and 1"),
+        ("image_classification", "--label_smoothing 1", "--label_smoothing 1.0: must be at least 0 and below 1"),
+        ("image_classification", "--ema_decay 1", "--ema_decay 1.0: must be above 0 and below 1"),
+        ("image_classification", "--hidden_sizes 8 0", "--hidden_sizes 8 0: must be at least 1"),
+        ("image_classification", "--depths -1 1", "--depths -1 1: must be at least 1"),
+        ("image_classification", "--warmup_ratio 1.5", "--warmup_ratio 1.5: must be between 0 and 1"),  # set anew
+        ("mlm", "--mlm_probability 0", "--mlm_probability 0.0: must be above 0 and below 1"),
+        ("mlm", "--mlm_probability 1", "--mlm_probability 1.0: must be above 0 and below 1"),
+        ("mlm", "--random_replace_prob 1.5", "--random_replace_prob 1.5: must be between 0 and 1"),
+        ("mlm", "--rope_theta 0", "--rope_theta 0.0: must be above 1"),
+        ("nlp", "--warmup_ratio -0.1", "--warmup_ratio -0.1: must be between 0 and 1"),
+        ("nlp", "--learning_rate 0", "--learning_rate 0.0: must be above 0"),
+    ],
+)
+def test_every_recipe_knows_the_limits_of_its_numbers(recipe: str, flags: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        parse(runs.load_recipe(recipe).Config, flags.split())
 
 
 @pytest.mark.parametrize(
@@ -207,7 +278,7 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
 @pytest.mark.parametrize(
     "changed",
     [
-        {"learning_rate": 0, "weight_decay": 0.0, "max_grad_norm": 0.0, "seed": 0, "dataloader_num_workers": 0},
+        {"weight_decay": 0, "max_grad_norm": 0.0, "seed": 0, "dataloader_num_workers": 0},
         {"warmup_ratio": None, "warmup_steps": 0},
         {"warmup_ratio": 1.0},
         {"checkpointing_steps": "500"},
@@ -219,6 +290,43 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
 )
 def test_check_accepts(changed: dict[str, Any]) -> None:
     check(Config(**changed))
+
+
+@pytest.mark.parametrize("given", [["a", "b"], ("a", "b")])
+def test_python_takes_lists_where_a_field_holds_several(given: Any) -> None:
+    config = Config(text_column_names=given)
+    check(config)
+    assert config.text_column_names == ("a", "b")
+    assert Config(text_column_names="a").text_column_names == ("a",)  # type: ignore[arg-type]
+
+
+# The learning rate
+
+
+@pytest.mark.parametrize(
+    ("recipe", "pretrained", "rate"),
+    [
+        ("nlp", {}, 1e-3),
+        ("nlp", {"model_name_or_path": "a/model"}, 5e-5),
+        ("mlm", {}, 2e-3),
+        ("mlm", {"model_name_or_path": "a/model"}, 5e-5),
+        ("image_classification", {}, 0.2),
+        ("image_classification", {"model_name_or_path": "a/model"}, 0.01),
+        ("image_classification", {"model_name_or_path": "a/model", "freeze_backbone": True}, 0.2),
+        ("image_classification", {"model_name_or_path": "a/model", "from_scratch": True}, 0.2),
+    ],
+)
+def test_the_default_learning_rate_is_that_of_new_or_of_pretrained_weights(
+    recipe: str, pretrained: dict[str, Any], rate: float, tmp_path: Path
+) -> None:
+    made = runs.load_recipe(recipe).Config
+    config = made(**pretrained)
+    assert options.base_learning_rate(config) == rate
+    assert options.base_learning_rate(dataclasses.replace(config, learning_rate=0.125)) == 0.125
+    (tmp_path / "run.yaml").write_text("learning_rate: 0.25")
+    flags = [word for name, value in pretrained.items() for word in (f"--{name}", str(value))]
+    assert parse(made, [*flags, "--config", str(tmp_path / "run.yaml")]).learning_rate == 0.25
+    assert parse(made, [*flags, "--learning_rate", str(made.LEARNING_RATES[0])]).learning_rate != 5e-5
 
 
 # What a resumed run may change
@@ -239,6 +347,8 @@ OTHER = {str: "other", int: 7, float: 0.7}
 def another(name: str) -> Any:
     """A value that the field of Config does not have by default."""
     hint = command_line.kind(command_line.field_types(Config)[name])
+    if name == "report_to":
+        return ("wandb",)
     if hint is bool:
         return not getattr(Config(), name)
     if hint in OTHER:
@@ -357,7 +467,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
     elif getattr(kind, "__origin__", None) is Literal:
         strategy = st.sampled_from(kind.__args__)
     elif getattr(kind, "__origin__", None) is tuple:
-        strategy = st.lists(strategies[kind.__args__[0]]).map(tuple)
+        strategy = st.lists(values(kind.__args__[0])).map(tuple)
     else:
         strategy = strategies[kind]
     return strategy if kind is hint else st.none() | strategy

@@ -234,6 +234,7 @@ def test_the_card_of_several_machines_names_them_the_tracker_and_whose_the_folde
     host = socket.gethostname()
     assert re.search(rf"^  machines +2: {host} \(rank 0\), {host} \(rank 1\)$", shared, re.MULTILINE)
     assert re.search("^  tracker +none$", shared, re.MULTILINE)
+    assert re.search("^  learning rate +5e-05 at its peak, linear, 0 steps of warm-up$", shared, re.MULTILINE)
     assert re.search("^  output +out, shared by the machines, from the start$", shared, re.MULTILINE)
     assert re.search("^  tracker +trackio$", own, re.MULTILINE)
     assert re.search("^  output +out, each machine's own, from the start$", own, re.MULTILINE)

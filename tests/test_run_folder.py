@@ -1,5 +1,6 @@
 """What the launch settles once for a run, what its folder ends with, and which of its models is the best."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -10,10 +11,11 @@ from typing import ClassVar
 import huggingface_hub
 import pytest
 import runs
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import options, run_folder
+from shared import checkpoints, options, run_folder
 from shared.errors import UserError
 from shared.options import Options
 from shared.progress import BestBy, Progress
@@ -51,7 +53,7 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     stored = options.plain(first)
     resumed = run_folder.resolve(flags, accelerator(later), stored)
     assert resumed == first
-    run_folder.refuse_another_run(stored, resumed, Path("run"))  # does not
+    run_folder.refuse_another_run(stored, resumed, Path("out"))  # does not
 
 
 def test_a_resumed_run_says_that_its_global_batch_is_not_that_of_the_flags(capsys):
@@ -74,8 +76,8 @@ def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_e
 def test_another_global_batch_is_no_continuation_of_a_run():
     stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
     config = run_folder.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
-    with pytest.raises(UserError, match=r"run holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
-        run_folder.refuse_another_run(stored, config, Path("run"))
+    with pytest.raises(UserError, match=r"out holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
+        run_folder.refuse_another_run(stored, config, Path("out"))
 
 
 def test_the_precision_of_the_launcher_becomes_part_of_the_run():
@@ -83,8 +85,25 @@ def test_the_precision_of_the_launcher_becomes_part_of_the_run():
     assert config.mixed_precision == "bf16"
     with pytest.raises(UserError, match="--mixed_precision was bf16, is no"):
         run_folder.refuse_another_run(
-            options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("run")
+            options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("out")
         )
+
+
+def test_the_default_learning_rate_is_settled_and_an_older_run_keeps_its_own(capsys):
+    made = runs.load_recipe("nlp").Config
+    new, pretrained = made(), made(model_name_or_path="a/model")
+    assert run_folder.resolve(new, accelerator(), None).learning_rate == 1e-3
+    settled = run_folder.resolve(pretrained, accelerator(), None)
+    assert settled.learning_rate == 5e-5
+    assert run_folder.resolve(pretrained, accelerator(), options.plain(settled)).learning_rate == 5e-5
+    assert capsys.readouterr().out == ""
+    older = options.plain(settled) | {"learning_rate": 1e-3}
+    assert run_folder.resolve(pretrained, accelerator(), older).learning_rate == 1e-3
+    assert capsys.readouterr().out == "the run keeps --learning_rate 0.001, which was the default when it began\n"
+    for explicit, stored in ((2e-4, older), (None, older | {"learning_rate": 2e-4})):
+        config = run_folder.resolve(dataclasses.replace(pretrained, learning_rate=explicit), accelerator(), stored)
+        with pytest.raises(UserError, match="--learning_rate was"):
+            run_folder.refuse_another_run(stored, config, Path("out"))
 
 
 # The finished run
@@ -106,7 +125,7 @@ LAST = {"step": 8, "train_runtime": 1.0}
 
 def test_a_finished_run_gives_its_last_evaluation(tmp_path):
     config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
-    result = run_folder.finished(accelerator(), config)
+    result = run_folder.finished(accelerator(), config, Progress(), tuple)
     assert result["eval_loss"] == 0.5
     assert math.isnan(result["eval_accuracy"])
     assert len(result) == 2
@@ -121,22 +140,22 @@ def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
         (tmp_path / "metrics.jsonl").unlink()
     if what == "longer":
         config = Options(output_dir=str(tmp_path), lr_scheduler_type="constant", num_train_epochs=4)
-    assert run_folder.finished(accelerator(), config) is None
+    assert run_folder.finished(accelerator(), config, Progress(), tuple) is None
 
 
 # The exported model
 
 
-class Model:
+class Model(torch.nn.Module):
     """Saves itself as a file."""
 
-    content = "weights"
-
-    def state_dict(self):
-        return {"all": self.content}
+    def __init__(self, weight=1.0):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.0, weight]))
+        self.register_buffer("mask", torch.tensor(-math.inf))
 
     def save_pretrained(self, folder, state_dict=None):
-        (folder / "weights").write_text((state_dict or {"all": "tokenizer"})["all"])
+        (folder / "weights").write_text("weights" if state_dict else "none")
 
 
 class Processor:
@@ -170,6 +189,30 @@ def test_an_export_that_fails_leaves_the_older_model_and_nothing_half_written(tm
     with pytest.raises(UserError, match=r"cannot write .*/model .*No space left on device.*: free space"):
         run_folder.export(accelerator(), config, finished_progress, Model(), Full())
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "old"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "loss", "best_loss", "said"),
+    [
+        (math.nan, 0.5, None, "the model of step 8 is not exported, because its parameter weight is not finite: lower"),
+        (math.inf, 0.5, None, "the model of step 8 is not exported, because its parameter weight is not finite: lower"),
+        (1.0, math.nan, None, "the model of step 8 is not exported, because its evaluation loss is nan: lower"),
+        (1.0, 0.5, math.inf, "the model of step 4 is not exported, because its evaluation loss is inf: lower"),
+        (1.0, math.nan, 0.5, None),  # the best one is finite
+        (1.0, 0.5, None, None),
+    ],
+)
+def test_a_model_that_is_not_finite_is_not_exported(tmp_path, weight, loss, best_loss, said):
+    config, progress = Options(output_dir=str(tmp_path)), Progress(step=8, results={"eval_loss": loss})
+    if best_loss is not None:
+        config = Options(output_dir=str(tmp_path), load_best_model_at_end=True, metric_for_best_model="accuracy")
+        progress.best_step, progress.best_results = 4, {"eval_loss": best_loss}
+    if said is None:
+        run_folder.export(accelerator(), config, progress, Model(weight), Processor())
+        return
+    with pytest.raises(UserError, match=f"^{said}"):
+        run_folder.export(accelerator(), config, progress, Model(weight), Processor())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_model_card_has_the_numbers_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress):
@@ -291,6 +334,17 @@ def test_a_resumed_run_with_another_metric_begins_its_best_anew():
     progress.step = 2
     progress.record({"eval_roc_auc": 0.1}, BestBy("eval_roc_auc", greater_is_better=True))
     assert (progress.best_step, progress.best_results) == (2, {"eval_roc_auc": 0.1})
+
+
+@pytest.mark.parametrize(("values", "patience"), [([0.5, 0.75, 0.5, 0.25], 2), ([0.5, 0.75, 0.5], 2), ([0.5], None)])
+def test_a_run_that_stops_early_says_when_and_which_evaluation_was_best(values, patience, capsys):
+    config = Options(early_stopping_patience=patience, metric_for_best_model="accuracy" if patience else None)
+    checkpoints.load_best(accelerator(), config, recorded(values, accuracy))
+    said = (
+        "early stopping after step 4: 2 evaluations in a row were no better than that of step 2 (eval_accuracy 0.75); "
+        "model/ has the last one\n"
+    )
+    assert capsys.readouterr().out == (said if len(values) == 4 else "")
 
 
 def test_less_loss_is_better():

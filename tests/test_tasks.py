@@ -167,7 +167,7 @@ def test_numbers_of_any_size_are_learned_and_given_back_by_the_exported_model(tr
     card = (output / "model/README.md").read_text()
     assert "It answers in units of `label`. It was trained on (value - " in card
 
-    frozen = ["--learning_rate", "0", "--max_train_steps", "1", "--eval_steps", "1"]
+    frozen = ["--learning_rate", "1e-30", "--max_train_steps", "1", "--eval_steps", "1"]
     (tmp_path / "run").rename(tmp_path / "first")  # trained onwards, it begins where it was
     _, output = train(a_large_number, "--model_name_or_path", str(tmp_path / "first/model"), *frozen)
     assert scores_of(output) == {name: pytest.approx(value, rel=1e-3) for name, value in scores.items()}
@@ -185,7 +185,7 @@ def test_a_classifier_with_its_labels_in_another_order_answers_as_before(alone, 
     request.getfixturevalue("one_cpu_process_without_a_picture")
     model = runs.write_in_another_order(alone / "model", tmp_path / "model")
     nlp = runs.load_recipe("nlp")
-    frozen = ["--model_name_or_path", model, "--learning_rate", 0, "--max_train_steps", 1, "--eval_steps", 1]
+    frozen = ["--model_name_or_path", model, "--learning_rate", 1e-30, "--max_train_steps", 1, "--eval_steps", 1]
     flags = [*runs.TINY, *texts, *frozen, "--output_dir", tmp_path / "run"]
     results = nlp.main(options.parse(nlp.Config, list(map(str, flags))))
     (before,) = [line for line in runs.metrics(alone) if "eval_loss" in line]

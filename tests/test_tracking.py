@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from shared import tracking
 from shared.curves import draw_curves, find_panels, short_power
 from shared.errors import UserError
-from shared.tracking import Tracker, cut_metrics, flat, read_metrics, require_tracker, wandb_mode
+from shared.tracking import Tracker, cut_metrics, flat, read_metrics, require_trackers, wandb_mode
 
 TRAINING = {
     "loss": 0.43211,
@@ -49,7 +50,7 @@ def start(accelerator, tmp_path, monkeypatch):
     started = []
 
     def start(**changes):
-        arguments = {"report_to": "none", "project": "p", "run_name": None, "run_id": None, "step": 0}
+        arguments = {"report_to": ["none"], "project": "p", "run_name": None, "run_id": None, "step": 0}
         config = {"seed": 1, "nested": {"rate": 1e-4, "none": None}}
         cut_metrics(tmp_path / "metrics.jsonl", changes.get("step", 0))
         tracker = Tracker(accelerator, tmp_path, total_steps=1000, config=config, **(arguments | changes))
@@ -79,7 +80,7 @@ def test_every_value_comes_back_and_every_line_is_valid_json(tmp_path_factory, l
     tracker = Tracker(
         Accelerator(cpu=True),
         folder,
-        report_to="none",
+        report_to=["none"],
         project="p",
         run_name=None,
         run_id=None,
@@ -269,7 +270,7 @@ def test_an_id_is_kept_or_new_whatever_the_seed(start):
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=f"--report_to {name}: .*pip install {name}"):
-        require_tracker(name)
+        require_trackers([name])
 
 
 def test_a_folder_named_like_a_tracker_is_not_the_tracker(tmp_path, monkeypatch):
@@ -277,12 +278,12 @@ def test_a_folder_named_like_a_tracker_is_not_the_tracker(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tracking, "TRACKERS", ("tracker_of_tomorrow",))
     with pytest.raises(UserError, match="not installed"):
-        require_tracker("tracker_of_tomorrow")
+        require_trackers(["tracker_of_tomorrow"])
 
 
 def test_an_unknown_tracker_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match="--report_to mlflow is unknown: use none, wandb, tensorboard, trackio"):
-        require_tracker("mlflow")
+        require_trackers(["mlflow"])
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])
@@ -292,10 +293,10 @@ def test_tensorboard_and_trackio_work_where_they_are_installed_and_are_refused_w
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     if importlib.util.find_spec(name) is None:
         with pytest.raises(UserError, match=f"pip install {name}"):
-            require_tracker(name)
+            require_trackers([name])
         return
     for step in (0, 2):  # the second is a resumed run
-        tracker = start(report_to=name, step=step, run_id="abcd1234")
+        tracker = start(report_to=[name], step=step, run_id="abcd1234")
         assert tracker.state.startswith(name)
         tracker.log(step + 1, TRAINING)
         tracker.finish(step + 1, {"train_runtime": 3.0})
@@ -307,6 +308,33 @@ def test_tensorboard_and_trackio_work_where_they_are_installed_and_are_refused_w
         assert [(e.step, e.value) for e in events.Scalars("loss")] == [
             (n, pytest.approx(TRAINING["loss"])) for n in (1, 3)
         ]
+
+
+def test_several_trackers_get_the_numbers_and_one_that_does_not_start_stops_no_other(
+    start, accelerator, monkeypatch, capsys
+):
+    recorders = {name: Recorder() for name in tracking.TRACKERS}
+
+    def starts(name):
+        def begin(accelerator, *_):
+            accelerator.trackers = [recorders[name]]  # as Accelerate's init_trackers, which begins anew
+            if name == "trackio":
+                raise OSError("no server")
+            return f"{name} (here)"
+
+        return begin
+
+    for name in recorders:
+        monkeypatch.setattr(tracking, f"start_{name}", starts(name))
+    tracker = start(report_to=["wandb", "trackio", "tensorboard"])
+    assert tracker.state == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
+    assert "--report_to trackio did not start: OSError: no server" in capsys.readouterr().err
+    tracker.log(1, {"loss": 0.5})
+    tracker.finish(1, {"train_runtime": 3.0})
+    seen = [(1, {"loss": 0.5}), (1, {"train_runtime": 3.0})]
+    assert recorders["tensorboard"].seen == seen
+    assert [values for _, values in recorders["wandb"].seen] == [values for _, values in seen]
+    assert [recorder.finished for recorder in recorders.values()] == [1, 1, 0]
 
 
 def test_settings_become_flat_for_tensorboard():
@@ -344,7 +372,7 @@ def test_wandb_offline_leaves_its_files_in_the_run_folder_and_no_key_in_any(
     key = "5ec2e7" * 7
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = start(report_to="wandb")
+    tracker = start(report_to=["wandb"])
     parts = f"{tmp_path}/wandb/offline-run-*-{tracker.run_id}"
     assert tracker.state == f"wandb (offline: WANDB_MODE=offline; sync later with `wandb sync {parts}`)"
     run = accelerator.get_tracker("wandb", unwrap=True)
@@ -357,15 +385,29 @@ def test_wandb_offline_leaves_its_files_in_the_run_folder_and_no_key_in_any(
     tracker.finish(7, {"train_runtime": 3.0})
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert folder / f"run-{tracker.run_id}.wandb" in files
-    assert b"learning_rate" in (folder / f"run-{tracker.run_id}.wandb").read_bytes()  # so a key would be seen, too
+    written, deadline = folder / f"run-{tracker.run_id}.wandb", time.monotonic() + 20
+    while b"learning_rate" not in written.read_bytes():  # so a key would be seen, too; wandb's other process writes it
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     assert [path for path in files if key.encode() in path.read_bytes()] == []
 
 
-def test_wandb_without_a_key_and_without_a_terminal_is_offline_and_says_why(clean_wandb):
+def test_wandb_without_a_network_is_offline_at_once_key_or_not(clean_wandb, monkeypatch):
+    with socket.socket() as free:  # a port at which nobody listens
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+        assert wandb_mode() == ("offline", f"there is no network to 127.0.0.1:{port} (Connection refused)")
+
+
+def test_wandb_without_a_key_and_without_a_terminal_is_offline_and_says_why(clean_wandb, monkeypatch):
+    monkeypatch.setattr(tracking, "unreachable", lambda _: None)
     assert wandb_mode() == ("offline", "no API key and no terminal")
 
 
 def test_wandb_with_a_key_is_online(clean_wandb, monkeypatch):
+    monkeypatch.setattr(tracking, "unreachable", lambda _: None)
     (Path(os.environ["HOME"])).mkdir()
     host = clean_wandb.setup().settings.base_url.removeprefix("https://")
     Path(os.environ["NETRC"]).write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
@@ -385,7 +427,7 @@ def test_wandb_that_cannot_start_is_told_on_every_process_and_ends_nothing(tmp_p
         "from shared.tracking import Tracker\n"
         "accelerator = Accelerator(cpu=True)\n"
         "assert accelerator.num_processes == 2\n"
-        "tracker = Tracker(accelerator, Path(sys.argv[1]), report_to='wandb', project='p', run_name=None,\n"
+        "tracker = Tracker(accelerator, Path(sys.argv[1]), report_to=['wandb'], project='p', run_name=None,\n"
         "    run_id=None, config={}, step=0, total_steps=1)\n"
         "tracker.log(1, {'loss': 1.0})\n"
         "tracker.finish(1, {'train_runtime': 1.0})\n"

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from shared import endings, lock, memory, options, signals, waiting
+from shared import endings, environment, lock, memory, options, signals, waiting
 from shared.batches import hash64
 from shared.errors import Preempted, UserError
 
@@ -126,7 +126,7 @@ def start(config: options.Options) -> Any:
 
 def told_to_use_cpu() -> bool:
     """use_cpu in the launcher's YAML, or a debug_launcher, which says yes."""
-    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+    return environment.says_yes(os.environ, "ACCELERATE_USE_CPU")
 
 
 def check_environment(config: options.Options, on_cpu: bool) -> None:
@@ -136,10 +136,12 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         UserError: names the setting and the fix.
     """
     env = os.environ
-    if (steps := env.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":
+    environment.check(env)
+    unread = env.get("MIXED_PRECISION", "no") if "NPROC" in env and "ACCELERATE_MIXED_PRECISION" not in env else "no"
+    if unread != "no" and config.mixed_precision == "launcher":
         raise UserError(
-            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS is {steps} (gradient_accumulation_steps in the launcher's YAML): "
-            "it divides the loss behind the loop's back; remove it there and use --gradient_accumulation_steps"
+            f"mixed_precision {unread} of notebook_launcher never reaches Accelerate: give the recipe's "
+            f'Config(mixed_precision="{unread}") instead'
         )
     started = next((name for name in TASKS_STARTED if int(env.get(name, 1)) > 1), None)
     if started and "WORLD_SIZE" not in env:

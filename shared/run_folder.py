@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 
-from shared import checkpoints, lock, memory, options, signals
+from shared import checkpoints, exported, lock, memory, options, signals
+from shared.checkpoint_writer import usual_permissions
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import gather, on_main_process
@@ -237,10 +238,12 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
         logging.disable_progress_bar()  # a bar for one file
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
-            accelerator.unwrap_model(model).save_pretrained(partial, state_dict=weights)
+            unwrapped = accelerator.unwrap_model(model)
+            unwrapped.save_pretrained(partial, state_dict=weights)
+            exported.check_loads(partial, unwrapped)
             processor.save_pretrained(partial)
             (partial / "README.md").write_text(model_card(config, progress))
-            partial.chmod(0o755)  # mkdtemp keeps others out
+            usual_permissions(partial)
             shutil.rmtree(output_dir / "model", ignore_errors=True)
             partial.rename(output_dir / "model")
         finally:

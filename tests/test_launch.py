@@ -395,6 +395,13 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
             {},
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 4 .*remove",
         ),
+        (0, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "ACCELERATE_DYNAMO_BACKEND .*use --torch_compile"),
+        (
+            0,
+            {"NPROC": "2", "MIXED_PRECISION": "bf16"},
+            {},
+            r'bf16 of notebook_launcher .*Config\(mixed_precision="bf16"',
+        ),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no, or bf16"),
         (0, {}, {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
@@ -428,6 +435,8 @@ def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, availa
         (1, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {"mixed_precision": "bf16"}),  # the flag wins
         (0, {"ACCELERATE_USE_FSDP": "false"}, {}),
+        (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
+        (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own, for a script of theirs
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # told of each other by a launcher

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from shared.checkpoint_writer import sync
+from shared.checkpoint_writer import sync, usual_permissions
 from shared.errors import UserError
 
 
@@ -39,6 +39,7 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
                 partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
                 try:
                     build(partial)
+                    usual_permissions(partial)
                     for path in (*partial.rglob("*"), partial):
                         sync(path)
                     partial.rename(folder)

@@ -3,7 +3,6 @@
 import atexit
 import math
 import os
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared import endings
 from shared.batches import MicroBatch
 from shared.errors import UserError
 from shared.launch import on_main_process
@@ -262,7 +262,8 @@ def load(source: str, config_name: str | None) -> Any:
         return evaluate.load(source, config_name=config_name, module_type="metric", keep_in_memory=True)
     if "evaluate_modules" not in sys.modules:
         copies = tempfile.mkdtemp(prefix="evaluate-")
-        atexit.register(shutil.rmtree, copies, ignore_errors=True)
+        endings.temporary.append(Path(copies))
+        atexit.register(endings.clean_up)
         evaluate.config.HF_MODULES_CACHE = copies
     with tempfile.TemporaryDirectory() as unused:  # it makes a folder for rows even where it keeps them in memory
         return evaluate.load(

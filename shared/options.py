@@ -151,6 +151,10 @@ class Options:
     )
     """Fields that change nothing that is trained."""
 
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "expect_processes", "peak_tflops"})
+    """Fields that each process of a launch may have its own value of. Any other must be the same on all, even one that
+    never matters: processes that save or log at different steps would wait for each other in different calls."""
+
     CHOOSES_THE_MODEL: ClassVar[frozenset[str]] = frozenset(
         {
             "load_best_model_at_end",

@@ -155,10 +155,11 @@ def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
     """
     everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
-    for host, others in everybody:
+    for rank, (host, others) in enumerate(everybody):
         if others != digests:
             raise UserError(
-                f"{host} has other data than {main}: copy the files, and install the same versions of the libraries"
+                f"rank {rank} on {host} has other data than rank 0 on {main}: copy the files, and install the same "
+                "versions of the libraries"
             )
     if progress.data not in (None, digests):
         raise UserError(

@@ -72,8 +72,12 @@ LAUNCHES = {
 @pytest.mark.parametrize("launcher", LAUNCHES)
 def test_two_processes_of_a_launcher_give_the_run_of_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
-    said = runs.succeed([*LAUNCHES[launcher](), *flags], CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    (tmp_path / "tmp").mkdir()
+    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
+    said = runs.succeed([*LAUNCHES[launcher](), *flags], **environment)
     check(tmp_path / "run", said, 2, alone)
+    left = [path.name for path in (tmp_path / "tmp").iterdir()]
+    assert not [name for name in left if not name.startswith("torch")]  # torchrun's folder of logs, torch's of caches
 
 
 # The same up to the first step: a dry run has built the model, formed the group and gone forward and backward once.

@@ -139,6 +139,7 @@ def write_file(path: Path, content: bytes | memoryview) -> dict[str, Any]:
 def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
     """Make a checkpoint of a folder whose files are on disk: the manifest comes last, then it gets its name."""
     write_file(partial / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
+    usual_permissions(partial)
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     replaced = None
@@ -150,6 +151,19 @@ def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> N
         remove(replaced)
     elif replaced:  # a file or a link is not ours
         complain(f"{final} was no checkpoint, and is now {replaced.name}")
+
+
+def usual_permissions(folder: Path) -> None:
+    """Give `folder` and all in it the permissions that this process's umask gives to new files and folders.
+
+    safetensors keeps what it writes from everybody but its owner, and so does Python's tempfile.
+    """
+    probe = folder / ".permissions"
+    probe.touch()
+    of_files = probe.stat().st_mode & 0o666
+    probe.unlink()
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(of_files | (of_files & 0o444) >> 2 if path.is_dir() else of_files)
 
 
 def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | None = None) -> None:

@@ -6,6 +6,7 @@ speaks; the others wait for it, because torchrun kills the rest a tenth of a sec
 
 import ctypes
 import errno
+import functools
 import gc
 import os
 import runpy
@@ -13,13 +14,14 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from shared import endings, lock, memory, options, signals, waiting
+from shared import agreement, endings, environment, lock, meeting, memory, options, signals, waiting
+from shared.accelerate_state import new_accelerator
 from shared.batches import hash64
 from shared.errors import Preempted, UserError
 
@@ -42,6 +44,8 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     config = config_class()
     try:
         require_numbers()
+        if endings.local_processes() > 1:
+            endings.join()
         config = options.parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, leave, endings.peer_failed)
         main(config)
@@ -54,13 +58,17 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
             raise
         refuse(UserError(f"the disk is full ({error}): free space and start again; a run goes on from its checkpoint"))
     except Exception as error:
-        if endings.peer_failed():  # which has said why; this process has only lost the connection to it
-            leave(signals.EXIT_FAILED)
-        if endings.peer_said("preempted"):  # with nothing to save, and so at once
-            leave(signals.EXIT_PREEMPTED)
+        if peer := endings.of_peer(error):  # this process has only lost the connection to it
+            if peer.line:
+                print(f"error: {peer.line}", file=sys.stderr, flush=True)
+            endings.say("failed")
+            leave(peer.code)
         endings.say("failed")
+        endings.forget()
         if not memory.ran_out(error):
+            endings.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
             raise
+        endings.tell_all_machines(EXIT_USER_ERROR, memory.advice(config))
         print(f"error: {memory.advice(config)}", file=sys.stderr, flush=True)
         leave(EXIT_USER_ERROR)
     end()
@@ -97,12 +105,19 @@ def start(config: options.Options) -> Any:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     # Accelerate can only say broadcast_buffers by that old name, about which torch warns.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-    accelerator = Accelerator(
+    device = "cpu" if on_cpu else "gpu"
+    method = agreement.init_method(config, device)
+    has_met = torch.distributed.is_initialized()
+    make = functools.partial(
+        Accelerator,
         cpu=on_cpu,  # without it two processes on a machine without a GPU each believe they are alone
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT, init_method=init_method())],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT, init_method=method)],
     )
+    accelerator = new_accelerator(make)
+    if has_met:
+        agreement.compare(*meeting.place_met(), config, device, waiting.SILENT)
     # Among kwargs_handlers only Accelerate's own class may stand, which cannot have a hook of ours.
     accelerator.ddp_handler = DDPSettings(config.gradient_compression)
     launched = int(os.environ.get("WORLD_SIZE", 1))
@@ -126,7 +141,7 @@ def start(config: options.Options) -> Any:
 
 def told_to_use_cpu() -> bool:
     """use_cpu in the launcher's YAML, or a debug_launcher, which says yes."""
-    return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+    return environment.says_yes(os.environ, "ACCELERATE_USE_CPU")
 
 
 def check_environment(config: options.Options, on_cpu: bool) -> None:
@@ -136,10 +151,12 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         UserError: names the setting and the fix.
     """
     env = os.environ
-    if (steps := env.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")) != "1":
+    environment.check(env)
+    unread = env.get("MIXED_PRECISION", "no") if "NPROC" in env and "ACCELERATE_MIXED_PRECISION" not in env else "no"
+    if unread != "no" and config.mixed_precision == "launcher":
         raise UserError(
-            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS is {steps} (gradient_accumulation_steps in the launcher's YAML): "
-            "it divides the loss behind the loop's back; remove it there and use --gradient_accumulation_steps"
+            f"mixed_precision {unread} of notebook_launcher never reaches Accelerate: give the recipe's "
+            f'Config(mixed_precision="{unread}") instead'
         )
     started = next((name for name in TASKS_STARTED if int(env.get(name, 1)) > 1), None)
     if started and "WORLD_SIZE" not in env:
@@ -206,25 +223,6 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             f"{processes} processes on a machine with "
             f"{torch.accelerator.device_count()} GPU(s): lower --num_processes (--nproc-per-node) to the number of GPUs"
         )
-
-
-def init_method() -> str | None:
-    """How the processes find each other: as the launcher says (None), but apart from those that it had started before.
-
-    `torchrun --max-restarts` without a c10d rendezvous keeps one store for all its starts, and torch 2.13 does not tell
-    them apart: a process that is early finds the address of one that is dead, and both wait for ever. Agents of several
-    machines count their restarts apart, so there it has to be a c10d rendezvous, which makes a store for each start.
-    """
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if restarts == "0" or os.environ.get("GROUP_WORLD_SIZE") != "1":
-        return None
-
-    def find(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[torch.distributed.Store, int, int]]:
-        store, rank, world_size = next(torch.distributed.rendezvous("env://", timeout=timeout))
-        yield torch.distributed.PrefixStore(f"restart-{restarts}", store), rank, world_size
-
-    torch.distributed.register_rendezvous_handler("restarted", find)
-    return "restarted://"
 
 
 def threads_per_process() -> int:
@@ -330,9 +328,10 @@ def refuse(error: UserError) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: leave(EXIT_USER_ERROR))  # the launcher's, once another process has left
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    endings.say("failed")
+    endings.say("refused")
+    endings.tell_all_machines(EXIT_USER_ERROR, str(error))
     awaited = range(1, endings.local_processes()) if here == 0 else [0]
-    while not all(endings.said(rank, "failed") for rank in awaited):
+    while not all(map(endings.ended, awaited)):
         if time.monotonic() > deadline:
             if here != 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
@@ -346,6 +345,7 @@ def leave(code: int) -> NoReturn:
     lock.release_all()
     if code == signals.EXIT_PREEMPTED:
         endings.say("preempted")
+    endings.clean_up()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -364,6 +364,7 @@ def end() -> None:
         waiting.for_all(PartialState())  # the main process may be uploading
         torch.distributed.barrier()
         waiting.close()
+        endings.known.store = None
         PartialState().destroy_process_group()
 
 

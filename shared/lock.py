@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TypeVar
 
+from shared import accelerate_state
 from shared.errors import UserError
 from shared.options import Options
 
@@ -80,7 +81,8 @@ def release_all() -> None:
 def released_after(main: Callable[[Config], Result]) -> Callable[[Config], Result]:
     """Decorate a recipe's `main`: however it ends, the folder that it locked is free again.
 
-    A folder that it made is removed if nothing is in it, as after a dry run and a refusal.
+    A folder that it made is removed if nothing is in it, as after a dry run and a refusal. Accelerate's state ends with
+    the run, so that the process can start another.
     """
 
     @functools.wraps(main)
@@ -90,6 +92,7 @@ def released_after(main: Callable[[Config], Result]) -> Callable[[Config], Resul
             return main(config)
         finally:
             release_all()
+            accelerate_state.forget()
             if is_new:
                 with contextlib.suppress(OSError):
                     Path(config.output_dir).rmdir()

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ import psutil
 import torch
 from torch import distributed as dist
 
-from shared import launch
-from shared.errors import UserError
+from shared import endings, environment
+from shared.errors import Preempted, UserError
+
+SAID_AFTER = 30.0  # seconds of waiting after which a process says for whom it waits
 
 
 @dataclass(frozen=True)
@@ -49,21 +50,11 @@ class Place:
         return f"{self.address}:{self.port}"
 
 
-@contextlib.contextmanager
-def ended_after(seconds: float, why: str) -> Iterator[None]:
-    """End this process with `why` if the block takes longer: a collective call cannot be interrupted in another way."""
-
-    def end() -> None:
-        print(f"error: {why}", file=sys.stderr, flush=True)
-        launch.leave(launch.EXIT_USER_ERROR)
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def place_met() -> tuple[dist.Store, Place]:
+    """The store and this process's place where the default process group is there already, by whomever it was made."""
+    rank, address = dist.get_rank(), os.environ.get("MASTER_ADDR", "")
+    place = Place(rank, dist.get_world_size(), address, int(os.environ.get("MASTER_PORT", 0)), serves=rank == 0)
+    return dist.distributed_c10d._get_default_store(), place
 
 
 def meet(place: Place, seconds: float) -> dist.TCPStore:
@@ -79,8 +70,15 @@ def meet(place: Place, seconds: float) -> dist.TCPStore:
     else:
         reach(place, deadline)
     left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    try:
+    with explained(place):
         return dist.TCPStore(place.address, place.port, place.processes, place.serves, left, wait_for_workers=False)
+
+
+@contextlib.contextmanager
+def explained(place: Place) -> Iterator[None]:
+    """Say in one line why the store at the meeting point cannot be opened or joined in this block."""
+    try:
+        yield
     except dist.DistError as error:
         if place.serves:
             raise UserError(
@@ -135,12 +133,14 @@ def owner(port: int) -> str:
 
 
 def reach(place: Place, deadline: float) -> None:
-    """Return once something listens at the meeting point.
+    """Return once something listens at the meeting point; say why it does not, if that takes long.
 
     Raises:
-        UserError: why not, as far as the last attempt tells.
+        UserError: why not, as far as the last attempt tells; or another process of this machine has ended.
+        Preempted: another process of this machine was told to end.
     """
     here, why = socket.gethostname(), ""
+    begun, said = time.monotonic(), False
     while True:
         try:
             socket.create_connection((place.address, place.port), max(0.1, min(5, deadline - time.monotonic()))).close()
@@ -167,39 +167,69 @@ def reach(place: Place, deadline: float) -> None:
             )
         if time.monotonic() >= deadline:
             raise UserError(why)
+        end_with_peers()
+        said = said or say_if_long(begun, f"waiting for rank 0: {why}")
         time.sleep(0.2)
 
 
-def exchange(store: dist.TCPStore, place: Place, own: Mapping[str, Any], seconds: float) -> list[dict[str, Any]]:
-    """What every process says of itself, by rank.
+def say_if_long(begun: float, what: str) -> bool:
+    """Say for whom this process waits, once that takes long, on one process of each machine; whether it is said."""
+    if time.monotonic() - begun < SAID_AFTER:
+        return False
+    if endings.local_rank() == 0 or endings.local_processes() <= 2:
+        print(what, file=sys.stderr, flush=True)
+    return True
+
+
+def end_with_peers() -> None:
+    """Wait for nobody any more when another process of this launch has ended: raise what ends this one as well."""
+    if peer := endings.found():
+        raise UserError(peer.line) if peer.line else Preempted
+
+
+def exchange(
+    store: dist.Store, place: Place, own: Mapping[str, Any], seconds: float, room: str = "preflight"
+) -> list[dict[str, Any]]:
+    """What every process says of itself in a `room` that they use once, by rank.
 
     Raises:
-        UserError: a rank came twice or not at all.
+        UserError: a rank came twice or not at all, or another process has ended.
+        Preempted: another process was told to end.
     """
-    room = dist.PrefixStore(f"preflight-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    if room.add(f"came-{place.rank}", 1) > 1:
+    inside = dist.PrefixStore(room, store)
+    if inside.add(f"came-{place.rank}", 1) > 1:
         raise UserError(
             f"two processes have RANK {place.rank}, one of them on {socket.gethostname()}: give every machine its own "
             "--machine_rank (--node-rank), every process its own RANK"
         )
-    room.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
+    inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
     keys = [f"facts-{rank}" for rank in range(place.processes)]
-    try:
-        room.wait(keys, timedelta(seconds=seconds))
-    except dist.DistError:
-        came = [rank for rank, key in enumerate(keys) if room.check([key])]
-        missing = sorted({*range(place.processes)} - {*came})
-        raise UserError(
-            f"of {place.processes} processes rank {listed(missing)} did not come to {place.where} within {seconds:g} s "
-            f"(rank {listed(came)} did): not started, started with another MASTER_ADDR or MASTER_PORT, given this "
-            "machine's rank, or behind a firewall; see what they say"
-        ) from None
-    facts = [json.loads(room.get(key)) for key in keys]
-    room.add("read", 1)
-    while place.serves and room.add("read", 0) < place.processes and seconds > 0:
-        time.sleep(0.05)  # the store ends with the process that opened it: all have to have read the same
-        seconds -= 0.05
+    begun, said = time.monotonic(), False
+    while not all_there(inside, keys, min(1.0, seconds)):
+        end_with_peers()
+        came = [rank for rank, key in enumerate(keys) if inside.check([key])]
+        missing = listed(sorted({*range(place.processes)} - {*came}))
+        said = said or say_if_long(begun, f"waiting for rank {missing} to come to {place.where}: see what they say")
+        if time.monotonic() - begun >= seconds:
+            raise UserError(
+                f"of {place.processes} processes rank {missing} did not come to {place.where} within {seconds:g} s "
+                f"(rank {listed(came)} did): not started, started with another MASTER_ADDR or MASTER_PORT, given this "
+                "machine's rank, or behind a firewall; see what they say"
+            )
+    facts = [json.loads(inside.get(key)) for key in keys]
+    inside.add("read", 1)
+    while place.serves and inside.add("read", 0) < place.processes and seconds > 0:
+        time.sleep(0.01)  # the store ends with the process that opened it: all have to have read the same
+        seconds -= 0.01
     return facts
+
+
+def all_there(store: dist.Store, keys: list[str], seconds: float) -> bool:
+    """Whether all these keys are in the store, or come into it within so many seconds."""
+    with contextlib.suppress(dist.DistError):
+        store.wait(keys, timedelta(seconds=seconds))
+        return True
+    return False
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -213,7 +243,11 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
     Raises:
         UserError: they cannot, with the likely cause.
     """
-    backend = "gloo" if not torch.accelerator.is_available() or launch.told_to_use_cpu() else "cpu:gloo,cuda:nccl"
+    backend = (
+        "gloo"
+        if not torch.accelerator.is_available() or environment.says_yes(os.environ, "ACCELERATE_USE_CPU")
+        else "cpu:gloo,cuda:nccl"
+    )
     try:
         dist.init_process_group(
             backend,

@@ -2,12 +2,12 @@
 
 import atexit
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from shared import endings
 from shared.errors import UserError
 
 METRICS_FOLDER = Path(__file__).resolve().parent / "metrics"
@@ -93,7 +93,8 @@ def load(source: str, config_name: str | None) -> Any:
         return evaluate.load(source, config_name=config_name, module_type="metric", keep_in_memory=True)
     if "evaluate_modules" not in sys.modules:
         copies = tempfile.mkdtemp(prefix="evaluate-")
-        atexit.register(shutil.rmtree, copies, ignore_errors=True)
+        endings.temporary.append(Path(copies))
+        atexit.register(endings.clean_up)
         evaluate.config.HF_MODULES_CACHE = copies
     with tempfile.TemporaryDirectory() as unused:  # it makes a folder for rows even where it keeps them in memory
         return evaluate.load(

@@ -186,6 +186,10 @@ class Options:
     )
     """Fields that change nothing that is trained."""
 
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "expect_processes", "peak_tflops"})
+    """Fields that each process of a launch may have its own value of. Any other must be the same on all, even one that
+    never matters: processes that save or log at different steps would wait for each other in different calls."""
+
     CHOOSES_THE_MODEL: ClassVar[frozenset[str]] = frozenset(
         {
             "load_best_model_at_end",
@@ -304,8 +308,8 @@ def check(config: Options) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as one writes it behind its flag."""
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """A value, or what config.yaml holds of it, as one writes it behind its flag."""
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def base_learning_rate(config: Options) -> float:

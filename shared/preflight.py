@@ -10,17 +10,17 @@ with the likely cause when not.
 A module beside launch.py and not in it: a recipe that trains needs none of this.
 """
 
+import contextlib
 import glob
 import hashlib
 import importlib.util
-import os
-import platform
 import secrets
 import socket
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,11 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from shared import card, launch, meeting, options, run_folder, signals
+from shared import agreement, card, launch, meeting, options, run_folder, signals
 from shared.datasets import docstrings
 from shared.errors import UserError
 from shared.tracking import require_trackers
 
-PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
 WHOLE = 64 << 20  # bytes; of a larger file only so many at its start and end are compared
 ROUNDS = 5
 ENOUGH = 0.1  # seconds; an all-reduce that takes longer is not made larger
@@ -78,12 +77,12 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     place = meeting.Place.of_environment()
     launch.check_environment(config, launch.told_to_use_cpu() or not torch.accelerator.is_available())
     if place.processes > 1:
-        with meeting.ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
+        with ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
             store = meeting.meet(place, seconds)
             facts = meeting.exchange(store, place, own_facts(recipe, config), seconds)
-            refuse_differences(facts)
+            agreement.refuse_differences(facts)
             meeting.connect(store, place, seconds)
-    with meeting.ended_after(60, f"the all-reduce did not end: {meeting.unconnected()}"):
+    with ended_after(60, f"the all-reduce did not end: {meeting.unconnected()}"):
         accelerator = launch.start(config)
         rows = card.hardware(accelerator)
         if place.processes > 1:
@@ -91,12 +90,29 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             rows |= {"machines": card.machines(hosts), "meet at": place.where}
         if recipe:
             rows |= resolved(accelerator, config)
-        rows["versions"] = ", ".join(f"{name} {version}" for name, version in versions().items())
+        rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())
         if place.processes > 1:
             rows["all-reduce"] = bandwidth(accelerator)
     width = max(map(len, rows))
     accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
     accelerator.print(f"ready: {place.processes} process{'es' * (place.processes > 1)}")
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, why: str) -> Iterator[None]:
+    """End this process with `why` if the block takes longer: a collective call cannot be interrupted in another way."""
+
+    def end() -> None:
+        print(f"error: {why}", file=sys.stderr, flush=True)
+        launch.leave(launch.EXIT_USER_ERROR)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def config_class(recipe: Path) -> type[options.Options]:
@@ -115,31 +131,16 @@ def config_class(recipe: Path) -> type[options.Options]:
 
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
-    """What has to be the same everywhere, as {kind: {name: value}}, and this process's host."""
-    package = Path(__file__).parent
-    sources = {f"shared/{path.relative_to(package)}": path for path in package.rglob("*.py")}
-    if recipe:
-        sources[recipe.name] = recipe
-    settings = {name: value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS}
-    given = [(name, one) for name, value in settings.items() for one in (value if isinstance(value, list) else [value])]
-    words = [(name, word) for name, word in given if isinstance(word, str)]
-    files = [(name, path) for name, word in words for path in ([word] if Path(word).exists() else matches(word))]
-    said = {
-        "WORLD_SIZE": os.environ["WORLD_SIZE"],
-        "launcher's precision": os.environ.get("ACCELERATE_MIXED_PRECISION"),
-    }
-    return {
-        "host": socket.gethostname(),
-        "setting": said | {f"--{name}": str(value) for name, value in settings.items()},
-        "version": versions() | (embedded_data(config) if recipe else {}),
-        "code": {name: digest(path) for name, path in sources.items()},
-        "data": {f"of --{name} {path}": digest(Path(path)) for name, path in files},
-    }
-
-
-def versions() -> dict[str, str]:
-    """Python's version and those of the packages that decide a run."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
+    """What `agreement` compares for a run, and the data, as {kind: {name: value}}, and this process's host."""
+    on_cpu = launch.told_to_use_cpu() or not torch.accelerator.is_available()
+    facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
+    settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
+    words = [one for value in settings for one in (value if isinstance(value, list) else [value])]
+    texts = [word for word in words if isinstance(word, str)]
+    files = [path for word in texts for path in ([word] if Path(word).exists() else matches(word))]
+    facts["version"] |= embedded_data(config) if recipe else {}
+    facts["data"] = {f"of {path}": digest(Path(path)) for path in files}
+    return facts | {"host": socket.gethostname()}
 
 
 def embedded_data(config: options.Options) -> dict[str, str]:
@@ -172,23 +173,6 @@ def digest(path: Path) -> str:
         file.seek(max(WHOLE, size - WHOLE))
         found.update(file.read(WHOLE))
     return found.hexdigest()
-
-
-def refuse_differences(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UserError when what has to be the same everywhere is not: what, and where which value is."""
-    found = []
-    for kind in ("setting", "version", "code", "data"):
-        for name in sorted({name for fact in facts for name in fact[kind]}):
-            where: dict[str, str] = {}
-            for fact in facts:
-                where.setdefault(fact[kind].get(name, "absent"), f"{fact['host']} (rank {fact['rank']})")
-            if len(where) > 1 and kind in ("code", "data"):
-                found.append(f"{kind} {name} differs between {' and '.join(where.values())}")
-            elif len(where) > 1:
-                found.append(f"{name} is {', '.join(f'{value} on {host}' for value, host in where.items())}")
-    if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise UserError("; ".join(found[:5]) + more + ": make it the same on all machines")
 
 
 # What a recipe's flags resolve to here, and how fast the processes are together

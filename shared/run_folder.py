@@ -15,7 +15,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from shared import checkpoints, lock, memory, options, signals
+from shared import checkpoints, exported, lock, memory, options, signals
+from shared.checkpoint_writer import usual_permissions
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import gather, on_main_process
@@ -247,9 +248,10 @@ def export(
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
             unwrapped.save_pretrained(partial, state_dict=weights)
+            exported.check_loads(partial, unwrapped)
             processor.save_pretrained(partial)
             (partial / "README.md").write_text(model_card(config, progress, note))
-            partial.chmod(0o755)  # mkdtemp keeps others out
+            usual_permissions(partial)
             shutil.rmtree(output_dir / "model", ignore_errors=True)
             partial.rename(output_dir / "model")
         finally:

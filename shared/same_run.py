@@ -48,8 +48,7 @@ def refuse_another_run(
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """What `options.differences` found, as words in brackets; nothing for no difference."""
-    values = ((name, *(" ".join(map(str, v)) if isinstance(v, list) else v for v in pair)) for name, pair in changed.items())
-    words = ", ".join(f"--{name} was {old}, is {new}" for name, old, new in values)
+    words = ", ".join(f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items())
     return f" ({words})" if words else ""
 
 
@@ -117,10 +116,11 @@ def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
             )
     everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
-    for host, others in everybody:
+    for rank, (host, others) in enumerate(everybody):
         if others != digests:
             raise UserError(
-                f"{host} has other data than {main}: copy the files, and install the same versions of the libraries"
+                f"rank {rank} on {host} has other data than rank 0 on {main}: copy the files, and install the same "
+                "versions of the libraries"
             )
     if progress.data not in (None, digests):
         raise UserError(

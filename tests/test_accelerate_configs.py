@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import accelerate
 import psutil
 import pytest
 import torch.distributed.run
@@ -23,6 +24,9 @@ from accelerate.commands import launch
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils import launch as launch_environment
+
+from shared import environment
+from shared.errors import UserError
 
 FOLDER = Path(__file__).parents[1] / "accelerate_configs"
 CONFIGS = sorted(path.name for path in FOLDER.glob("*.yaml"))
@@ -118,12 +122,137 @@ def test_the_check_finds_keys_that_accelerate_ignores(tmp_path: Path) -> None:
 
 def test_the_keys_that_the_readme_calls_ineffective_are(tmp_path: Path) -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `(\w+)` \|", page.partition("## Keys that do nothing")[2], re.MULTILINE)
-    values = {"rdzv_backend": "c10d", "same_network": "true", "max_restarts": "3", "main_training_function": "main"}
+    rows = re.findall(r"^\| (`\w+`.*?) \|", page.split("\n## ")[2], re.MULTILINE)
+    listed = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+    values: dict[str, Any] = {
+        **{"rdzv_backend": "c10d", "same_network": True, "max_restarts": 3, "main_training_function": "main"},
+        **{"downcast_bf16": True, "tpu_name": "a", "tpu_zone": "a", "tpu_use_cluster": True, "tpu_use_sudo": True},
+        **{"tpu_vm": "a", "tpu_env": "a", "command_file": "a", "commands": "a"},
+        "fsdp_config": {"fsdp_version": 2, "fsdp_offload_params": True},
+        "fp8_config": {"backend": "TE"},
+        "deepspeed_config": {"zero_stage": 2, "gradient_clipping": 1.0},
+        "megatron_lm_config": {"megatron_lm_tp_degree": 2},
+        "mpirun_config": {"mpirun_hostfile": "a"},
+    }
     assert listed == list(values)
-    lines = ["distributed_type: MULTI_GPU", "num_machines: 2", "num_processes: 4"]
-    (tmp_path / "all.yaml").write_text("\n".join([*lines, *(f"{key}: {values[key]}" for key in listed)]))
-    assert ignored_keys(tmp_path / "all.yaml", tmp_path).keys() == set(listed)
+    given = {"distributed_type": "MULTI_GPU", "num_machines": 2, "num_processes": 4} | values
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump(given))
+    ignored = ignored_keys(tmp_path / "all.yaml", tmp_path).keys()
+    assert {key.partition(".")[0] for key in ignored} == set(listed)
+    # No other key of Accelerate's is ignored.
+    known = {*ClusterConfig.__dataclass_fields__} - set(listed) - {"compute_environment", "mixed_precision"}
+    assert known == {
+        *("distributed_type", "use_cpu", "debug", "num_processes", "machine_rank", "num_machines", "gpu_ids"),
+        *("main_process_ip", "main_process_port", "enable_cpu_affinity", "parallelism_config", "dynamo_config"),
+    }
+
+
+# What the launcher makes of its keys, and what a recipe says to that
+
+
+FSDP = {"distributed_type": "FSDP", "num_processes": 2}
+FSDP2 = {"fsdp_version": 2, "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"dynamo_config": {"dynamo_backend": "INDUCTOR"}},
+        "DYNAMO_BACKEND is INDUCTOR .* use --torch_compile",
+    ),
+    ({"dynamo_backend": "EAGER"}, "ACCELERATE_DYNAMO_BACKEND is EAGER"),  # the older way to write it
+    ({"dynamo_config": {"dynamo_mode": "max-autotune"}}, "ACCELERATE_DYNAMO_MODE is max-autotune .* has no effect"),
+    ({"dynamo_config": {"dynamo_use_fullgraph": True}}, "ACCELERATE_DYNAMO_USE_FULLGRAPH is True .*--torch_compile"),
+    ({"dynamo_config": {"dynamo_use_dynamic": True}}, "ACCELERATE_DYNAMO_USE_DYNAMIC is True"),
+    (
+        {"dynamo_config": {"dynamo_use_regional_compilation": True}},
+        "DYNAMO_USE_REGIONAL_COMPILATION is True",
+    ),
+    ({"parallelism_config": {"parallelism_config_tp_size": 2}}, "ACCELERATE_USE_PARALLELISM_CONFIG is true"),
+    (FSDP | {"fsdp_config": FSDP2 | {"fsdp_ignored_modules": ".*head"}}, r"FSDP_IGNORED_MODULES is \.\*head"),
+    (
+        FSDP | {"fsdp_config": FSDP2 | {"fsdp_activation_checkpointing": True}},
+        "FSDP_ACTIVATION_CHECKPOINTING is true .*--gradient_checkpointing",
+    ),
+    (
+        FSDP | {"fsdp_config": FSDP2 | {"fsdp_state_dict_type": "FULL_STATE_DICT"}},
+        "FSDP_STATE_DICT_TYPE is FULL_STATE_DICT .*: give SHARDED",
+    ),
+    (FSDP | {"fsdp_config": FSDP2 | {"fsdp_sharding_strategy": "SHARD_GRAD_OP"}}, "FSDP_SHARDING_STRATEGY .*ignores"),
+    (
+        FSDP | {"fsdp_config": FSDP2 | {"fsdp_backward_prefetch": "BACKWARD_POST"}},
+        "FSDP_BACKWARD_PREFETCH .*ignores",
+    ),
+    (FSDP | {"fsdp_config": FSDP2 | {"fsdp_forward_prefetch": True}}, "FSDP_FORWARD_PREFETCH is true .*ignores it"),
+    (FSDP | {"fsdp_config": FSDP2 | {"fsdp_use_orig_params": False}}, "FSDP_USE_ORIG_PARAMS is false .*ignores it"),
+    (
+        FSDP | {"fsdp_config": FSDP2 | {"fsdp_sync_module_states": False, "fsdp_cpu_ram_efficient_loading": False}},
+        "FSDP_SYNC_MODULE_STATES is false",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED_KEYS, ids=lambda one: str(one)[-50:])
+def test_a_key_that_would_change_the_run_or_do_nothing_is_refused(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = {"distributed_type": "MULTI_GPU", "num_processes": 2} | keys
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
+    with pytest.raises(UserError, match=message):
+        environment.check(what_starts(tmp_path / "given.yaml")["environment"])
+
+
+VARIABLES = [
+    ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "2"}, "it divides the loss .*--gradient_accumulation_steps"),
+    ({"ACCELERATE_GRADIENT_CLIPPING": "1.0"}, "only DeepSpeed has it: .*--max_grad_norm"),
+    ({"ACCELERATE_DYNAMO_BACKEND": "inductor"}, "use --torch_compile"),
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "made for DDP and FSDP2"),
+    ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "made for DDP and FSDP2"),
+    ({"ACCELERATE_USE_SAGEMAKER": "true"}, "made for DDP and FSDP2"),
+    ({"ACCELERATE_TORCH_DEVICE": "cuda:1"}, "ACCELERATE_TORCH_DEVICE is cuda:1: every process would use that one"),
+    ({"ACCELERATE_DOWNCAST_BF16": "true"}, "only TPUs have it"),
+    ({"ACCELERATE_IN_TPU_POD": "1"}, "only TPUs have it"),
+    (
+        {"FSDP_OFFLOAD_PARAMS": "true"},
+        "FSDP_OFFLOAD_PARAMS is true, which has no effect without .*: FSDP",
+    ),
+    ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, "no effect without parallelism_config"),
+    ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "no effect without distributed_type: DEEPSPEED"),
+    ({"ACCELERATE_MIXED_PRECISION": "FP16"}, "ACCELERATE_MIXED_PRECISION is 'FP16': expected one of no, fp16, bf16"),
+    ({"ACCELERATE_USE_FSDP": "1"}, "ACCELERATE_USE_FSDP is '1': expected one of true, false"),
+    ({"ACCELERATE_USE_CPU": "maybe"}, "ACCELERATE_USE_CPU is 'maybe': expected one of"),
+]
+
+
+@pytest.mark.parametrize(("variables", "message"), VARIABLES, ids=lambda one: str(one)[:40])
+def test_a_variable_that_would_change_the_run_or_do_nothing_is_refused(variables: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        environment.check(variables)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_the_configs_set_is_not_refused(name: str) -> None:
+    environment.check(what_starts(FOLDER / name)["environment"] | {"ACCELERATE_USE_CPU": "False", "FORK_LAUNCHED": "1"})
+
+
+def test_of_every_variable_that_accelerate_reads_it_is_decided_what_a_recipe_does() -> None:
+    package = Path(accelerate.__file__).parent
+    source = "\n".join(path.read_text() for path in package.rglob("*.py") if "test_utils" not in path.parts)
+    found = {*re.findall(r'"((?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM|FORK)_[A-Z0-9_]*[A-Z0-9])"', source)}
+    found |= {f"FSDP_{name}" for name in re.findall(r'env_prefix \+ "([A-Z_]+)"', source)}
+    assert len(found) > 50
+    does_its_work = {
+        *("FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD", "FSDP_OFFLOAD_PARAMS", "FSDP_MIN_NUM_PARAMS"),
+        *("FSDP_AUTO_WRAP_POLICY", "FSDP_TRANSFORMER_CLS_TO_WRAP", "FSDP_CPU_RAM_EFFICIENT_LOADING"),
+        *("ACCELERATE_LOG_LEVEL", "ACCELERATE_ENABLE_RICH", "ACCELERATE_BYPASS_DEVICE_MAP"),
+        "ACCELERATE_DEBUG_RDV_FILE",  # of debug_launcher
+    }
+    never_comes_to_it = {
+        *("ACCELERATE_ALLOW_CP_STANDALONE", "ACCELERATE_CONFIG_DS_FIELDS"),  # of engines that are refused
+        *("ACCELERATE_FP8_BACKEND", "ACCELERATE_FP8_OPT_LEVEL"),  # fp8 is refused
+        "ACCELERATE_INIT_INCLUDE_BUFFERS",  # of a function that neither a recipe nor transformers calls
+    }
+    undecided = found - environment.REFUSED.keys() - environment.ANSWERS.keys() - does_its_work - never_comes_to_it
+    assert {name for name in undecided if not name.startswith((*environment.NEEDS, "MEGATRON_LM"))} == set()
+    for name in ("FSDP_VERSION", "PARALLELISM_CONFIG_CP_SIZE"):  # the search finds both ways to write them
+        assert name in found
 
 
 @pytest.mark.parametrize("name", CONFIGS)

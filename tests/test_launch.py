@@ -3,12 +3,17 @@
 import errno
 import gc
 import hashlib
+import json
 import os
 import re
 import signal
+import socket
+import struct
+import subprocess
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import accelerate
@@ -17,7 +22,7 @@ import pytest
 import runs
 import torch
 
-from shared import endings, launch, options, signals, waiting
+from shared import agreement, endings, launch, options, signals, waiting
 from shared.errors import Preempted, UserError
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -67,8 +72,12 @@ LAUNCHES = {
 @pytest.mark.parametrize("launcher", LAUNCHES)
 def test_two_processes_of_a_launcher_give_the_run_of_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
-    said = runs.succeed([*LAUNCHES[launcher](), *flags], CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    (tmp_path / "tmp").mkdir()
+    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
+    said = runs.succeed([*LAUNCHES[launcher](), *flags], **environment)
     check(tmp_path / "run", said, 2, alone)
+    left = [path.name for path in (tmp_path / "tmp").iterdir()]
+    assert not [name for name in left if not name.startswith("torch")]  # torchrun's folder of logs, torch's of caches
 
 
 # The same up to the first step: a dry run has built the model, formed the group and gone forward and backward once.
@@ -239,9 +248,10 @@ def test_an_error_that_only_one_process_met_is_said_by_it(leaving, monkeypatch, 
         refuse(monkeypatch, 1 - rank)
         capsys.readouterr()
         leaving.waited = 0
-        (path,) = tmp_path.iterdir()
         if mark == "of an earlier launch":
-            os.utime(path, (psutil.Process().create_time() - 60,) * 2)
+            (path,) = tmp_path.iterdir()
+            long_ago = struct.pack("<d", psutil.Process().create_time() - 60)
+            path.write_bytes(long_ago * (path.stat().st_size // 8))
         else:
             monkeypatch.setenv("MASTER_PORT", "23456")
     refuse(monkeypatch, rank)
@@ -307,50 +317,82 @@ def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):
     assert leaving.codes == []
 
 
-def test_a_process_whose_peer_was_told_to_end_ends_like_it(leaving, monkeypatch, tmp_path, capsys):
+def of_rank(monkeypatch, rank, what):
+    """Local process `rank` says why it ends."""
+    with monkeypatch.context() as there:
+        there.setenv("LOCAL_RANK", str(rank))
+        endings.say(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "line"),
+    [
+        ("preempted", 143, ""),
+        ("failed", 1, "error: rank 1 on {} has ended: its output says why\n"),
+        ("refused", 2, "error: rank 1 on {} has ended: its output says why\n"),
+    ],
+)
+def test_a_process_whose_peer_ended_ends_like_it_and_names_it(leaving, monkeypatch, capsys, what, code, line):
     def main(_):
-        raise RuntimeError("Connection closed by peer")
+        raise RuntimeError("ours")
 
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
-    endings.mark_of("preempted", 1).touch()
+    of_rank(monkeypatch, 1, what)
     with pytest.raises(Left):
         launch.run(main, Options)
-    assert leaving.codes == [143]
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # by the launcher at once: the mark is hardly older than it
-    with pytest.raises(RuntimeError, match="Connection closed"):
+    assert leaving.codes == [code]
+    assert capsys.readouterr().err == line.format(socket.gethostname())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # by the launcher at once: the word is hardly older than it
+    with pytest.raises(RuntimeError, match="ours"):
         launch.run(main, Options)
+
+
+def test_a_lost_connection_is_explained_by_who_is_gone_and_otherwise_said_in_one_line(monkeypatch):
+    gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:24601\nframe #0")
+    monkeypatch.setattr(endings, "PATIENCE", 0.1)
+    monkeypatch.setattr(endings, "known", endings.Launch())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert endings.of_peer(ValueError("Connection closed by peer")) is None
+    assert endings.of_peer(RuntimeError("a shape that does not fit")) is None
+    peer = endings.of_peer(gloo)
+    assert peer.code == 1
+    assert re.fullmatch(r"the connection to another process is lost \(.*Connection closed .*\): see .*", peer.line)
+
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    endings.known.processes = [endings.me(), endings.me() | {"pid": dead.pid, "host": "there"}]
+    peer = endings.of_peer(gloo)
+    assert peer.code == 1
+    assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a word: it was killed")
+    endings.known.processes[1]["machine"] = "another"  # where that number is another process's
+    assert endings.of_peer(gloo).line.startswith("the connection to another process is lost")
+
+    endings.known.store = torch.distributed.HashStore()
+    endings.tell_all_machines(2, "--seed x: give a number")
+    assert endings.found() is None, "it was this process's own word"
+    word = endings.me() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
+    endings.known.store.set(endings.WORD, json.dumps(word))
+    peer = endings.of_peer(gloo)
+    assert (peer.code, peer.line) == (2, "rank 3 on there has ended: --train_file a.csv does not exist")
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
-def test_a_process_that_was_told_to_end_says_so_to_its_peers(monkeypatch, tmp_path, code):
+def test_a_process_that_was_told_to_end_says_so_to_its_peers_and_leaves_no_file(monkeypatch, tmp_path, code):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
+    endings.join()
+    (tmp_path / "copies").mkdir()
+    endings.temporary.append(tmp_path / "copies")
     launch.leave(code)
     assert ended == [code]
     assert endings.said(1, "preempted") == (code == 143)
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert endings.peer_said("preempted") == (code == 143)
     assert not endings.peer_failed()
-
-
-def test_what_other_launches_said_long_ago_is_removed_and_nothing_else(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    long_ago = time.time() - 2 * endings.FORGOTTEN
-    kept = [tmp_path / "mine", endings.mark_of("failed", 0).with_name("accelerate-recipes-failed-another-user")]
-    for port in ("1", "2"):
-        monkeypatch.setenv("MASTER_PORT", port)
-        endings.mark_of("failed", 1).touch()
-    recent = endings.mark_of("failed", 1)
-    for path in (*kept, tmp_path / endings.mark_of("failed", 1).name.replace("-2-", "-1-")):
-        path.touch()
-        os.utime(path, (long_ago, long_ago))
-    endings.say("failed")
-    assert {*tmp_path.iterdir()} == {*kept, recent, endings.mark_of("failed", 0)}
+    assert not list(tmp_path.iterdir())
 
 
 def test_freed_memory_is_kept_for_the_next_step():
@@ -395,6 +437,13 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
             {},
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 4 .*remove",
         ),
+        (0, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "ACCELERATE_DYNAMO_BACKEND .*use --torch_compile"),
+        (
+            0,
+            {"NPROC": "2", "MIXED_PRECISION": "bf16"},
+            {},
+            r'bf16 of notebook_launcher .*Config\(mixed_precision="bf16"',
+        ),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no, or bf16"),
         (0, {}, {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
@@ -428,6 +477,8 @@ def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, availa
         (1, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}),
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {"mixed_precision": "bf16"}),  # the flag wins
         (0, {"ACCELERATE_USE_FSDP": "false"}, {}),
+        (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
+        (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own, for a script of theirs
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # told of each other by a launcher
@@ -448,7 +499,8 @@ def test_fewer_processes_than_expected_are_refused():
 
 def stand_in(monkeypatch, processes, kind="NO"):
     """Accelerate reports so many processes of this kind."""
-    found = SimpleNamespace(num_processes=processes, distributed_type=accelerate.DistributedType(kind))
+    kind = accelerate.DistributedType(kind)
+    found = SimpleNamespace(num_processes=processes, distributed_type=kind, state=SimpleNamespace())
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: found)
 
 
@@ -511,14 +563,30 @@ def test_a_launcher_s_variable_that_is_no_number_is_refused_and_forgotten(monkey
     launch.require_numbers()
 
 
-@pytest.mark.parametrize(
-    ("restarts", "machines", "method"), [("0", "1", None), ("2", "1", "restarted://"), ("2", "3", None)]
-)
-def test_restarted_processes_of_one_machine_look_for_each_other_apart(monkeypatch, restarts, machines, method):
-    monkeypatch.setattr(torch.distributed, "register_rendezvous_handler", lambda *_: None)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", machines)
-    assert launch.init_method() == method
+@pytest.mark.parametrize(("restarts", "machines", "apart"), [("0", "1", False), ("2", "1", True), ("2", "3", False)])
+def test_restarted_processes_of_one_machine_look_for_each_other_apart(monkeypatch, restarts, machines, apart):
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines}
+    for name, value in (environment | {"MASTER_PORT": str(runs.free_port())}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(endings, "known", endings.Launch())
+    method = agreement.init_method(Options(), "cpu")
+    store, rank, processes = next(torch.distributed.rendezvous(method, 0, 1, timeout=timedelta(seconds=20)))
+    assert (rank, processes) == (0, 1)
+    store.set("address", "mine")
+    inner = store.underlying_store if apart else store
+    assert inner.check(["restart-2/address" if apart else "address"])
+
+
+def test_a_port_in_use_ends_a_launch_of_shells_in_one_line(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in (ALONE_OF_TWO | {"LOCAL_RANK": "0", "MASTER_PORT": str(port)}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=rf"port {port} is in use on \S+ by process {os.getpid()} "):
+            launch.start(Options())
 
 
 def test_dropout_depends_on_seed_step_and_micro_batch_and_on_nothing_before():

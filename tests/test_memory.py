@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shared import checkpoints, endings, launch, memory
+from shared import checkpoints, launch, memory
 from shared.batches import Plan
 from shared.errors import UserError
 from shared.options import Options
@@ -229,17 +229,3 @@ def test_one_process_runs_out_of_memory_and_all_end_with_one_line_and_the_checkp
     assert checkpoints.problem_with(saved[max(saved)]) is None
     assert not (tmp_path / "run/PREEMPTED").exists()
     assert not (tmp_path / "run/.lock").exists()
-
-
-def test_a_process_whose_peer_has_failed_ends_in_silence(monkeypatch, capsys):
-    left = []
-    monkeypatch.setattr(endings, "peer_failed", lambda: True)
-    monkeypatch.setattr(launch, "leave", lambda code: left.append(code) or (_ for _ in ()).throw(SystemExit))
-    monkeypatch.setattr(
-        launch, "signals", SimpleNamespace(listen=lambda *_: None, die_with_launcher=lambda: None, EXIT_FAILED=1)
-    )
-    monkeypatch.setattr("sys.argv", ["recipe.py"])
-    with pytest.raises(SystemExit):
-        launch.run(lambda _: (_ for _ in ()).throw(RuntimeError("Connection closed by peer")), Options)
-    assert left == [1]
-    assert capsys.readouterr().err == ""

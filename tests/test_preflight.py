@@ -14,7 +14,7 @@ import pytest
 import runs
 import torch
 
-from shared import card, meeting, preflight
+from shared import agreement, card, endings, meeting, preflight
 from shared.batches import Plan
 from shared.errors import UserError
 from shared.meeting import Place
@@ -125,7 +125,7 @@ def test_a_host_whose_name_is_a_loopback_address_in_its_own_file(monkeypatch):
 
 
 def test_a_call_that_never_ends_is_ended():
-    script = "from shared import meeting\nimport time\nwith meeting.ended_after(0.2, 'stood still'): time.sleep(60)"
+    script = "from shared import preflight\nimport time\nwith preflight.ended_after(0.2, 'stood still'): time.sleep(60)"
     done = runs.run([sys.executable, "-c", script])
     assert (done.returncode, done.stderr) == (2, "error: stood still\n")
 
@@ -138,28 +138,31 @@ def fact(host, rank, **changes):
         "setting": {"--seed": "0"},
         "version": {"torch": "2.13.0"},
         "code": {"shared/launch.py": "aa"},
-        "data": {"of --train_file train.csv": "bb"},
+        "data": {"of train.csv": "bb"},
     }
     return {"host": host, "rank": rank} | {kind: kinds[kind] | changes.get(kind, {}) for kind in kinds}
 
 
 def test_processes_that_agree_pass():
-    preflight.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2)])
+    agreement.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2)])
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"setting": {"--seed": "1"}}, r"--seed is 0 on a \(rank 0\), 1 on b \(rank 2\): make it the same"),
-        ({"version": {"torch": "2.12.0"}}, r"torch is 2.13.0 on a \(rank 0\), 2.12.0 on b \(rank 2\)"),
-        ({"code": {"shared/launch.py": "ab"}}, r"code shared/launch.py differs between a \(rank 0\) and b \(rank 2\)"),
+        ({"setting": {"--seed": "1"}}, r"--seed is 0 on a \(rank 0, 1\), 1 on b \(rank 2\): make it the same"),
+        ({"version": {"torch": "2.12.0"}}, r"torch is 2.13.0 on a \(rank 0, 1\), 2.12.0 on b \(rank 2\)"),
+        (
+            {"code": {"shared/launch.py": "ab"}},
+            r"shared/launch.py differs between a \(rank 0, 1\) and b \(rank 2\)",
+        ),
         ({"code": {"shared/new.py": "ab"}}, "code shared/new.py differs"),
-        ({"data": {"of --train_file train.csv": "bc"}}, "data of --train_file train.csv differs between"),
+        ({"data": {"of train.csv": "bc"}}, "data of train.csv differs between"),
     ],
 )
 def test_machines_that_differ_are_told_in_what(changes, said):
     with pytest.raises(UserError, match=said):
-        preflight.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2, **changes)])
+        agreement.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2, **changes)])
 
 
 def test_machines_whose_libraries_make_other_embedded_data_are_refused(monkeypatch):
@@ -173,9 +176,65 @@ def test_machines_whose_libraries_make_other_embedded_data_are_refused(monkeypat
     for config, why in ((nlp(), "sklearn, whose docstrings are data,"), (images(), "scikit-learn, whose digits")):
         facts = [of("a", 0, config, "1.9"), of("b", 1, config, "1.8")]
         with pytest.raises(UserError, match=rf"{why}.* is 1.9 on a \(rank 0\), 1.8 on b \(rank 1\)"):
-            preflight.refuse_differences(facts)
+            agreement.refuse_differences(facts)
     own = nlp(train_file="no.csv")  # data of one's own: it makes no difference
-    preflight.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
+    agreement.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
+
+
+def in_a_launch(accelerator, folder):
+    """What each of two processes is told of settings, code or versions that they have of their own."""
+    rank, told = accelerator.process_index, {}
+    cases = {
+        "nothing": ({}, {}),
+        "workers": ({"dataloader_num_workers": 1}, {"dataloader_num_workers": 2}),
+        "seed": ({"seed": 1}, {"seed": 2}),
+        "logging": ({"logging_steps": 1}, {"report_to": "wandb", "dry_run": True}),
+        "folders": ({"output_dir": "a"}, {"output_dir": "b"}),
+        "own folders": [{"output_dir": each, "save_on_each_node": True} for each in "ab"],
+        "precision": ({"mixed_precision": "bf16"}, {}),
+    }
+    for name, settings in cases.items():
+        me = endings.me() | ({"host": f"machine-{rank}"} if name == "own folders" else {})
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(endings, "me", lambda me=me: me)
+            if name == "precision":
+                changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
+            told[name] = compared(Options(**settings[rank]))
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(agreement, "versions", lambda: {"torch": f"2.1{rank}"})
+        changed.setattr(agreement, "code", lambda _: {"shared/card.py": "ab"[rank]})
+        told["version and code"] = compared(Options())
+    return told
+
+
+def compared(config):
+    try:
+        agreement.compare(*meeting.place_met(), config, "cpu", 30)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_processes_of_one_launch_that_would_train_a_mixture_are_refused_before_they_train(tmp_path):
+    found = runs.in_group(in_a_launch, 2, tmp_path)
+    assert found[0] == found[1], "every process is told"
+    told, host = found[0], socket.gethostname()
+    for name in ("nothing", "workers", "own folders", "precision"):
+        assert told[name] is None, told[name]
+    assert told["seed"] == f"--seed is 1 on {host} (rank 0), 2 on {host} (rank 1): make it the same on all processes"
+    for part in ("--logging_steps is 1 on", "--report_to is none on", "--dry_run is False on"):
+        assert part in told["logging"]
+    assert f"--output_dir is a on {host} (rank 0), b on" in told["folders"]
+    assert f"torch is 2.10 on {host} (rank 0), 2.11 on" in told["version and code"]
+    assert f"code shared/card.py differs between {host} (rank 0) and {host} (rank 1)" in told["version and code"]
+
+
+def test_the_code_of_a_run_is_its_recipe_and_shared_and_a_cell_of_a_notebook_has_no_file():
+    found = agreement.code(runs.load_recipe("nlp").Config())
+    assert {"nlp.py", "shared/launch.py", "shared/datasets/text.py"} <= found.keys()
+    assert not [name for name in agreement.code(Options()) if not name.startswith("shared/")]
+    cell = type("Config", (Options,), {"__module__": "a notebook"})
+    assert agreement.code(cell()) == agreement.code(Options())
 
 
 def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
@@ -298,9 +357,27 @@ def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(te
             r"--seed is 0 on \S+ \(rank 0\), 1 on \S+ \(rank 1\)",
             r"accelerate is 1\.\S+ on \S+ \(rank 0\), 0\.0\.1 on",
             r"code shared/card\.py differs",
-            r"data of --train_file train\.csv differs",
+            r"data of train\.csv differs",
         ):
             assert re.search(part, one), one
+
+
+def test_a_machine_without_the_data_ends_the_others_with_its_reason(texts, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    shutil.copy(texts[1], tmp_path / "here/train.csv")
+    flags = [*runs.TINY, "--train_file", "train.csv", "--save_on_each_node", "--output_dir", "run"]
+    command = [sys.executable, runs.ROOT / "recipes/nlp.py", *flags]
+    said, codes = shells(
+        command, [{"folder": tmp_path / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")]
+    )
+    assert codes == [2, 2], said
+    reason = "--train_file train.csv: no such file"
+    assert said[1].startswith(f"error: {reason}")
+    assert f"error: rank 1 on {socket.gethostname()} has ended: {reason}" in said[0]
+    for one in said:
+        assert one.count("rror") == 1, one
+        assert "Traceback" not in one
 
 
 def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout():

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import math
+import os
+import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,13 +171,27 @@ def finished_progress():
     return Progress(step=8, results={"eval_accuracy": 0.5}, best_step=4, best_results={"eval_accuracy": 0.75})
 
 
-def test_an_export_is_complete_and_replaces_the_older_one(tmp_path, finished_progress):
+@pytest.mark.parametrize("umask", [0o022, 0o007])
+def test_an_export_is_complete_and_replaces_the_older_one_with_the_usual_permissions(
+    tmp_path, finished_progress, umask
+):
+    class Private(Processor):
+        def save_pretrained(self, folder):
+            super().save_pretrained(folder)
+            (folder / "tokenizer").chmod(0o600)  # as safetensors does
+            (folder / "more").mkdir(0o700)
+
     config = Options(output_dir=str(tmp_path))
     (tmp_path / "model").mkdir()
     (tmp_path / "model/old").write_text("old")
-    run_folder.export(accelerator(), config, finished_progress, Model(), Processor())
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {"weights", "tokenizer", "README.md"}
-    assert (tmp_path / "model").stat().st_mode & 0o777 == 0o755
+    before = os.umask(umask)
+    try:
+        run_folder.export(accelerator(), config, finished_progress, Model(), Private())
+    finally:
+        os.umask(before)
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"weights", "tokenizer", "README.md", "more"}
+    for path in (tmp_path / "model", *(tmp_path / "model").iterdir()):
+        assert path.stat().st_mode & 0o777 == (0o777 if path.is_dir() else 0o666) & ~umask
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -213,6 +230,27 @@ def test_a_model_that_is_not_finite_is_not_exported(tmp_path, weight, loss, best
     with pytest.raises(UserError, match=f"^{said}"):
         run_folder.export(accelerator(), config, progress, Model(weight), Processor())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", ["_orig_mod.{}", "{}.old"])
+def test_an_export_that_would_not_load_as_it_was_trained_leaves_no_model(tmp_path, finished_progress, wrong):
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
+    model = BertForMaskedLM(BertConfig(**sizes, num_attention_heads=1))  # some of its weights are tied
+    config = Options(output_dir=str(tmp_path))
+    run_folder.export(accelerator(), config, finished_progress, model, Processor())
+    shutil.rmtree(tmp_path / "model")
+
+    (tmp_path / "checkpoints").mkdir()
+    launched = accelerator()
+    last = "bert.embeddings.LayerNorm.bias"
+    renamed = {wrong.format(name) if name == last else name: value for name, value in model.state_dict().items()}
+    launched.get_state_dict = lambda _: renamed
+    said = rf"1 missing \({re.escape(last)}\), 1 unexpected .*checkpoints are kept"
+    with pytest.raises(UserError, match=said):
+        run_folder.export(launched, config, finished_progress, model, Processor())
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_the_model_card_has_the_numbers_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress):

@@ -176,6 +176,9 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
     monkeypatch.setattr(checkpoint_buffers, "available_memory", lambda: 100)
     Saver(run.accelerator, run.config, PLAN).save(run.progress, {})
     assert {path.name for path in kept.iterdir()} == {path.name for path in background.iterdir()}
+    (run.folder / "usual").touch()
+    usual = (run.folder / "usual").stat().st_mode
+    assert {path.stat().st_mode for folder in (kept, background) for path in folder.iterdir()} == {usual}
     assert (kept / "model.safetensors").read_bytes() == (background / "model.safetensors").read_bytes()
     ours, torchs = (torch.load(folder / "optimizer.bin", weights_only=True) for folder in (kept, background))
     assert str(ours) == str(torchs)

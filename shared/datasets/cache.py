@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from shared.checkpoint_writer import sync
+from shared.checkpoint_writer import sync, usual_permissions
 from shared.errors import UserError
 
 RECORD = "complete.json"  # what `fingerprints` found when the folder was built
@@ -48,6 +48,7 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
                 try:
                     build(partial)
                     (partial / RECORD).write_text(json.dumps(fingerprints(partial)))
+                    usual_permissions(partial)
                     for path in (*partial.rglob("*"), partial):
                         sync(path)
                     partial.rename(folder)

@@ -142,7 +142,7 @@ def main(config: Config) -> dict[str, float]:
         checkpoints.load(accelerator, checkpoint)
     statistics = batch_norm.RunningAverages(accelerator, model)
     evaluated = average.model or model
-    data = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
+    data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
     notes = batch_norm.notes(model, plan, progress.step)
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:

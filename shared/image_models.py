@@ -51,6 +51,7 @@ def load_processor(config: Any) -> tuple[Any, Geometry]:
         geometry = geometry_of(given, config)
         if geometry.resize is None:
             given.size = {"height": geometry.size, "width": geometry.size}
+            given.do_convert_rgb = True  # as images are read here: see decoding.to_rgb
             return given, geometry
     processor = BitImageProcessorPil(
         size={"shortest_edge": geometry.resize},  # type: ignore[dict-item]  # a number: a new model always has one

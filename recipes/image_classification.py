@@ -24,13 +24,13 @@ from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
 from shared.card import print_card
 from shared.datasets.images import Images, collate, load_images, worst
-from shared.image_models import for_device, freeze_backbone, load_processor, new_classifier
+from shared.image_models import for_device, freeze_backbone, load_processor, make_classifier
 from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
-from shared.pretrained import checkpoint_activations, load_pretrained
+from shared.pretrained import checkpoint_activations
 from shared.rehearsal import freeze_unreached, rehearse
 from shared.saving import Saver
 from shared.tracking import Tracker
@@ -45,7 +45,7 @@ class Config(AugmentationOptions):
     validation_dir: str | None = None
     """Validation images that go with --train_dir. None: --validation_split_percentage of the training images."""
     image_column_name: str = "image"
-    """The column of the images in --dataset_name or --train_file."""
+    """The column of the images in --dataset_name or --train_file: bytes, or paths from the file's folder."""
     label_column_name: str = "label"
     """The column of the classes there."""
     skip_corrupt_images: bool = False
@@ -117,7 +117,7 @@ def main(config: Config) -> dict[str, float]:
     classes = len(train.source.names)
     metrics = evaluation.resolve("image_classification", config.metric_name, config.trust_remote_code, classes)
     best_by = evaluation.best_by(config, metrics)
-    model = for_device(accelerator, config, build_model(config, train.source.names))
+    model = for_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
     average = WeightAverage(accelerator, model, config.ema_decay)
     plan = Plan.of_run(config, accelerator, num_samples=len(train))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -236,18 +236,14 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, augmenta
 def load_data(config: Config) -> tuple[Images, Images, Any, Augmentation]:
     """Training and validation images, the image processor, and what is done to images on the device."""
     processor, geometry = load_processor(config)
-    train, validation = load_images(config, config.decode_size or geometry.resize or geometry.size)
+    train, validation = load_images(config, config.decode_size or geometry.whole_size, geometry.interpolation)
     return train, validation, processor, Augmentation.of_run(config, geometry)
 
 
 def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
     """A pretrained classifier with a head for the classes `names`, or a new one."""
     torch.manual_seed(config.seed)
-    head = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    if config.model_name_or_path and not config.from_scratch:
-        model = load_pretrained("AutoModelForImageClassification", config.model_name_or_path, **head)
-    else:
-        model = new_classifier(config, head)
+    model = make_classifier(config, names)
     if config.freeze_backbone:
         freeze_backbone(model)
     if config.gradient_checkpointing:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
@@ -262,6 +263,43 @@ def test_parquet_with_an_image_column(tmp_path, image_type):
     for data in (train, validation):
         for pixels, _, target in (data[i] for i in range(len(data))):
             assert (pixels[0, 0, 0] // 25) % 2 == target
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_column_of_paths_begins_in_the_folder_of_the_file(tmp_path, monkeypatch, kind, absolute):
+    root = folders(tmp_path / "photos", count=5)
+    files = sorted(root.rglob("*.png"))
+    rows = {"file": [str(file if absolute else file.relative_to(root)) for file in files]}
+    rows["kind"] = [file.parent.name for file in files]
+    write = pyarrow.csv.write_csv if kind == "csv" else pyarrow.parquet.write_table
+    write(pa.table(rows), root / f"rows.{kind}")
+    columns = {"image_column_name": "file", "label_column_name": "kind"}
+    given = config(train_file=str(root / f"rows.{kind}"), **columns)
+    train, validation = load_images(given, 8)
+    expected, held_out = load_images(config(train_dir=str(root)), 8)
+    assert (train.source.names, len(train), len(validation)) == (("cat", "dog"), 8, 2)
+    assert [train.digest(), validation.digest()] == [expected.digest(), held_out.digest()]
+    assert [train[i][0].tolist() for i in range(8)] == [expected[i][0].tolist() for i in range(8)]
+    monkeypatch.chdir(root)
+    again, _ = load_images(config(train_file=f"rows.{kind}", cache="uint8", **columns), 8)
+    assert again.digest() == train.digest()
+    files[3].write_bytes(b"broken")
+    with pytest.raises(UserError, match=rf"row 4 of --train_file .*: {'' if absolute else '.*'}{files[3]} is corrupt"):
+        load_images(given, 8)
+    files[3].unlink()
+    with pytest.raises(
+        UserError, match=r"row 4 of --train_file .* names '.*cat/3.png', and there is no file .*cat/3.png"
+    ):
+        load_images(given, 8)
+
+
+def test_structs_of_datasets_that_hold_paths_only(tmp_path):
+    root = folders(tmp_path / "photos", count=5)
+    cells = [{"bytes": None, "path": str(file)} for file in sorted(root.rglob("*.png"))]
+    pyarrow.parquet.write_table(pa.table({"image": cells, "label": [0] * 5 + [1] * 5}), tmp_path / "rows.parquet")
+    train, _ = load_images(config(train_file=str(tmp_path / "rows.parquet")), 8)
+    assert train[0][0].shape == (8, 8, 3)
 
 
 def test_folders_of_save_to_disk_with_their_class_names(tmp_path):

@@ -20,8 +20,8 @@ class CorruptImage(Exception):
     """Bytes that are no image, or only the beginning of one; says what the decoder said."""
 
 
-def decode(stored: bytes | Path, size: int) -> tuple[Pixels, float]:
-    """The image in `stored`, scaled to a square of `size` (bilinear): (pixels, width over height).
+def decode(stored: bytes | Path, size: int, interpolation: str = "bilinear") -> tuple[Pixels, float]:
+    """The image in `stored`, scaled to a square of `size`: (pixels, width over height).
 
     It is turned upright and made RGB as a pipeline of transformers does it. The whole image is squeezed into the
     square, so that crops can later be taken anywhere. A JPEG is decoded at 1/2, 1/4 or 1/8 where that is still twice
@@ -35,7 +35,7 @@ def decode(stored: bytes | Path, size: int) -> tuple[Pixels, float]:
         image.draft(None, (2 * size, 2 * size))
         upright = ImageOps.exif_transpose(image)
         aspect = upright.width / upright.height
-        square = to_rgb(upright).resize((size, size), Image.Resampling.BILINEAR)
+        square = to_rgb(upright).resize((size, size), Image.Resampling[interpolation.upper()])
     return np.asarray(square), aspect
 
 

@@ -18,7 +18,7 @@ from shared.datasets.image_sources import Source
 FORMAT = 2  # raise it when what is written for the same images changes: it is part of the cache's names
 
 
-def build(source: Source, size: int, keep_pixels: bool) -> Path:
+def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> Path:
     """The folder with the images of a source as squares of `size`, or with the list of its corrupt images only.
 
     Threads decode, as many as there are cores for this process: Pillow does not hold Python's lock.
@@ -31,7 +31,7 @@ def build(source: Source, size: int, keep_pixels: bool) -> Path:
 
         def one(i: int) -> tuple[int, str] | None:
             try:
-                square, aspects[i] = decode(source.stored(i), size)
+                square, aspects[i] = decode(source.stored(i), size, interpolation)
             except CorruptImage as problem:
                 return i, str(problem)
             if pixels is not None:
@@ -47,7 +47,7 @@ def build(source: Source, size: int, keep_pixels: bool) -> Path:
         np.save(folder / "aspects.npy", aspects)
         (folder / "corrupt.json").write_text(json.dumps(corrupt))
 
-    settings = (FORMAT, PIL.__version__, size, keep_pixels, source.key())
+    settings = (FORMAT, PIL.__version__, size, interpolation, keep_pixels, source.key())
     name = hashlib.blake2b(repr(settings).encode() + source.rows.tobytes(), digest_size=16).hexdigest()
     return build_once(f"images-{name}", write)
 

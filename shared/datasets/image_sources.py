@@ -6,7 +6,6 @@ A source has images by number, their class ids and the names of the classes; it 
 import hashlib
 import json
 import os
-import sys
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from shared.datasets.image_check import Checked, check, key_of_column, key_of_fi
 from shared.datasets.labels import Labels
 from shared.datasets.tables import column_of, read_dataset, read_file, source_of, where
 from shared.errors import UserError
+from shared.notes import say
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")
 TRAINING = ("train", "training")
@@ -129,12 +129,6 @@ def checked(source: Source) -> Source:
             "convert them to 8 bits if theirs are larger, or fractions"
         )
     return source
-
-
-def say(line: str) -> None:
-    """Tell the user what was decided for them: every process comes here, one speaks."""
-    if os.environ.get("RANK", "0") == "0":
-        print(line, file=sys.stderr)
 
 
 def subfolders(root: Path) -> list[str]:

@@ -12,8 +12,9 @@ from torch.utils.data import Dataset
 from shared.curves import Picture
 from shared.datasets import image_cache
 from shared.datasets.decoding import CorruptImage, Pixels, decode
-from shared.datasets.image_sources import Source, load_sources, say
+from shared.datasets.image_sources import Source, load_sources
 from shared.errors import UserError
+from shared.notes import say
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Images(Dataset):
     pixels: Pixels | None = None
     aspects: NDArray[np.float32] | None = None
     places: NDArray[np.int64] | None = None
+    interpolation: str = "bilinear"
 
     def __len__(self) -> int:
         return len(self.source)
@@ -39,7 +41,7 @@ class Images(Dataset):
             row = self.places[i]
             return self.pixels[row], self.aspects[row], target
         try:
-            return *decode(self.source.stored(i), self.size), target
+            return *decode(self.source.stored(i), self.size, self.interpolation), target
         except CorruptImage as problem:
             raise UserError(refusal(self.source, i, problem)) from None
 
@@ -82,8 +84,10 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def load_images(config: Any, size: int) -> tuple[Images, Images]:
+def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tuple[Images, Images]:
     """Training and validation images of a config, their squares `size` pixels wide.
+
+    `interpolation` is that of the model's image processor, "bilinear" or "bicubic".
 
     One that is corrupt by its header, or cut off, ends the run here; damage within a file does when its turn comes, or
     here under --cache. With --skip_corrupt_images each is decoded once, and what cannot be is left out and listed.
@@ -92,11 +96,11 @@ def load_images(config: Any, size: int) -> tuple[Images, Images]:
         UserError: data that cannot be read, or a corrupt image.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")  # odd metadata, sizes and palettes, in Pillow's own words
-    train, validation = (prepare(source, config, size) for source in load_sources(config))
+    train, validation = (prepare(source, config, size, interpolation) for source in load_sources(config))
     return train, validation
 
 
-def prepare(source: Source, config: Any, size: int) -> Images:
+def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:
     """The images of a source, cached or checked as the config says."""
     if source.arrays is not None:
         side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)
@@ -104,8 +108,8 @@ def prepare(source: Source, config: Any, size: int) -> Images:
     if not config.skip_corrupt_images:
         refuse_corrupt(source, source.corrupt())
         if config.cache == "none":
-            return Images(source, size)
-    folder = image_cache.build(source, size, keep_pixels=config.cache == "uint8")
+            return Images(source, size, interpolation=interpolation)
+    folder = image_cache.build(source, size, interpolation, keep_pixels=config.cache == "uint8")
     corrupt = image_cache.corrupt_images(folder)
     if not config.skip_corrupt_images:
         refuse_corrupt(source, corrupt)
@@ -118,7 +122,7 @@ def prepare(source: Source, config: Any, size: int) -> Images:
     if len(np.unique(source.targets[good])) < len(np.unique(source.targets)):
         raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
     if config.cache == "none":
-        return Images(source.take(good), size)
+        return Images(source.take(good), size, interpolation=interpolation)
     return Images(source.take(good), size, *image_cache.read(folder), np.flatnonzero(good))
 
 

@@ -22,7 +22,7 @@ class Images(Dataset):
     """Items are (uint8 [side, side, 3], width over height, class id).
 
     `pixels` and `aspects` are there when all are decoded already: the digits, or a memory-mapped cache. Image i is then
-    in their row `places[i]`.
+    in their row `places[i]`; None: where the source has it.
     """
 
     source: Source
@@ -31,6 +31,10 @@ class Images(Dataset):
     aspects: NDArray[np.float32] | None = None
     places: NDArray[np.int64] | None = None
     interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if self.places is None:
+            self.places = self.source.rows
 
     def __len__(self) -> int:
         return len(self.source)
@@ -104,7 +108,7 @@ def prepare(source: Source, config: Any, size: int, interpolation: str = "biline
     """The images of a source, cached or checked as the config says."""
     if source.arrays is not None:
         side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)
-        return Images(source, side, source.arrays, aspects, source.rows)
+        return Images(source, side, source.arrays, aspects)
     if not config.skip_corrupt_images:
         refuse_corrupt(source, source.corrupt())
         if config.cache == "none":

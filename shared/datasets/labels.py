@@ -33,7 +33,8 @@ class Labels:
     values: tuple[str, ...] = ()  # what the column holds for each of them, as text
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.num_labels} labels"
+        names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
+        return f"{self.kind}, {self.num_labels} labels{names}"
 
     @property
     def num_labels(self) -> int:

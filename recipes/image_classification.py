@@ -24,14 +24,14 @@ from shared.averaging import WeightAverage
 from shared.batches import MicroBatch, Plan
 from shared.card import print_card
 from shared.datasets.images import Images, collate, load_images, worst
-from shared.image_models import for_device, freeze_backbone, load_processor, new_classifier
+from shared.image_models import for_device, freeze_backbone, load_processor, make_classifier
 from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Limits, Options, ScheduleType
-from shared.pretrained import checkpoint_activations, load_classifier
-from shared.rehearsal import rehearse
+from shared.pretrained import checkpoint_activations
+from shared.rehearsal import freeze_unreached, rehearse
 from shared.saving import Saver
 from shared.tracking import Tracker
 
@@ -45,7 +45,7 @@ class Config(AugmentationOptions):
     validation_dir: str | None = None
     """Validation images that go with --train_dir. None: --validation_split_percentage of the training images."""
     image_column_name: str = "image"
-    """The column of the images in --dataset_name or --train_file."""
+    """The column of the images in --dataset_name or --train_file: bytes, or paths from the file's folder."""
     label_column_name: str = "label"
     """The column of the classes there."""
     skip_corrupt_images: bool = False
@@ -100,10 +100,8 @@ class Config(AugmentationOptions):
     LEARNING_RATES: ClassVar = (0.2, 0.01)
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
     NEEDS: ClassVar = (
-        *AugmentationOptions.NEEDS,
-        ("validation_dir", "train_dir"),
-        ("from_scratch", "model_name_or_path"),
-        ("freeze_backbone", "model_name_or_path"),
+        *(*AugmentationOptions.NEEDS, ("validation_dir", "train_dir")),
+        *(("from_scratch", "model_name_or_path"), ("freeze_backbone", "model_name_or_path")),
     )
 
 
@@ -118,13 +116,11 @@ def main(config: Config) -> dict[str, float]:
     classes = len(train.source.names)
     metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
     best_by = evaluation.best_by(config, metrics)
-    model = for_device(accelerator, config, build_model(config, train.source.names))
+    model = for_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
     average = WeightAverage(accelerator, model, config.ema_decay)
     plan = Plan.of_run(config, accelerator, num_samples=len(train))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
-    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
-    parameters = list(model.parameters())
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
         """A micro-batch's share of the mean loss of its global batch."""
@@ -134,6 +130,9 @@ def main(config: Config) -> dict[str, float]:
         return losses.sum() / micro_batch.normalizer
 
     model.train()
+    freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
+    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
+    parameters = list(model.parameters())
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
@@ -141,7 +140,7 @@ def main(config: Config) -> dict[str, float]:
         checkpoints.load(accelerator, checkpoint)
     statistics = batch_norm.RunningAverages(accelerator, model)
     evaluated = average.model or model
-    data = f"{len(train):,} training and {len(validation):,} validation images, {classes} classes"
+    data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
     notes = batch_norm.notes(model, plan, progress.step) | metrics.notes
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
@@ -237,18 +236,14 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
 def load_data(config: Config) -> tuple[Images, Images, Any, Augmentation]:
     """Training and validation images, the image processor, and what is done to images on the device."""
     processor, geometry = load_processor(config)
-    train, validation = load_images(config, config.decode_size or geometry.resize or geometry.size)
+    train, validation = load_images(config, config.decode_size or geometry.whole_size, geometry.interpolation)
     return train, validation, processor, Augmentation.of_run(config, geometry)
 
 
 def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
     """A pretrained classifier with a head for the classes `names`, or a new one."""
     torch.manual_seed(config.seed)
-    head = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    if config.model_name_or_path and not config.from_scratch:
-        model = load_classifier("AutoModelForImageClassification", config.model_name_or_path, **head)
-    else:
-        model = new_classifier(config, head)
+    model = make_classifier(config, names)
     if config.freeze_backbone:
         freeze_backbone(model)
     if config.gradient_checkpointing:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shared import gradients
 from shared.options import Options, base_learning_rate
+from shared.pretrained import backbone
 
 Schedule = Callable[[int], float]
 BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
@@ -77,9 +78,9 @@ def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
     The first layers ("embeddings", "embedder") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One
     learning rate does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
     """
-    inside = {f"{model.base_model_prefix}.{name}" for name, _ in model.base_model.named_parameters()}
+    inside = {id(p) for p in backbone(model).parameters()}
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    hidden = {name for name, p in trainable if p.ndim >= 2 and name in inside and "embed" not in name}
+    hidden = {name for name, p in trainable if p.ndim >= 2 and id(p) in inside and "embed" not in name}
     outer = [p for name, p in trainable if name not in hidden]
     groups = [
         {"params": [p for name, p in trainable if name in hidden], "weight_decay": weight_decay, "use_muon": True},

@@ -143,6 +143,14 @@ def reason(error: Exception) -> str:
     return text[:300] or type(error).__name__
 
 
+def backbone(model: Any) -> torch.nn.Module:
+    """The part below the head: the base model, or, where a classifier of transformers names none, its largest part."""
+    if model.base_model is not model:
+        return model.base_model
+    parts = [part for part in model.children() if not isinstance(part, torch.nn.Linear)]  # CLIP's, SigLIP's
+    return max(parts, key=lambda part: sum(p.numel() for p in part.parameters()))
+
+
 def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True) -> None:
     """Refuse sizes of a new encoder whose heads would be of no whole, or with rotary positions of no even, width.
 

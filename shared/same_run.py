@@ -48,7 +48,9 @@ def refuse_another_run(
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """What `options.differences` found, as words in brackets; nothing for no difference."""
-    words = ", ".join(f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items())
+    words = ", ".join(
+        f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items()
+    )
     return f" ({words})" if words else ""
 
 

@@ -20,6 +20,7 @@ import pytest
 import runs
 import yaml
 from accelerate.commands.launch import launch_command_parser
+from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
 from shared import options
@@ -98,13 +99,20 @@ def config_class(recipe):
 
 
 def make_files(flags, folder):
-    """The .csv files that a command names as its input, with the columns that it names."""
+    """The .csv files that a command names as its input, with the columns that it names, and images that those name."""
     given = {flag.removeprefix("--"): flags[i + 1] for i, flag in enumerate(flags[:-1]) if flag.startswith("--")}
-    columns = [given.get("text_column_names", "text"), given.get("label_column_name", "label")]
+    columns = [given.get("image_column_name") or given.get("text_column_names", "text")]
+    columns += [given.get("label_column_name", "label")]
+    samples = [f"sample number {i} of many" for i in range(40)]
     for name in ("train_file", "validation_file"):
         if given.get(name, "").endswith(".csv"):
+            (folder / given[name]).parent.mkdir(exist_ok=True)
+            if "image_column_name" in given:
+                samples = [f"{i}.png" for i in range(40)]
+                for i, image in enumerate(samples):
+                    Image.new("L", (8, 8), 6 * i).save((folder / given[name]).parent / image)
             with (folder / given[name]).open("w", newline="") as file:
-                csv.writer(file).writerows([columns, *([f"sample number {i} of many", "ab"[i % 2]] for i in range(40))])
+                csv.writer(file).writerows([columns, *([sample, "ab"[i % 2]] for i, sample in enumerate(samples))])
 
 
 def out_of_reach(variables, launcher, recipe, flags, folder):

@@ -267,6 +267,44 @@ def test_images_of_a_users_folders_are_trained_on_in_worker_processes(train, tmp
         assert "\n" not in str(caught.value)
 
 
+def test_a_run_goes_on_with_the_same_images_cached_or_not_and_with_no_others(train, tmp_path, capsys):
+    def write(colors):
+        for label, color in colors.items():
+            (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
+            for i in range(8):
+                Image.new("L", (9, 9), color + i).save(tmp_path / "images" / label / f"{i}.bmp")
+
+    write({"dark": 20, "light": 220})
+    flags = ["--train_dir", tmp_path / "images", "--lr_scheduler_type", "constant", "--warmup_ratio", None]
+    flags += ["--global_batch_size", 8, "--eval_steps", 99]
+    for steps, cache in enumerate(("none", "uint8", "none"), 1):
+        train(tmp_path / "run", *flags, "--max_train_steps", steps, "--cache", cache)
+        assert f"{'resumed from' if steps > 1 else 'from the start'}" in capsys.readouterr().out
+    write({"dark": 30})
+    for cache in ("none", "uint8"):
+        with pytest.raises(UserError, match="the data are not those that this run began with"):
+            train(tmp_path / "run", *flags, "--max_train_steps", 4, "--cache", cache)
+
+
+def test_the_launch_card_names_the_first_ten_classes(train, tmp_path, capsys):
+    for i in range(12):
+        (tmp_path / f"images/class {i:02}").mkdir(parents=True)
+        for j in range(2):
+            Image.new("L", (9, 9), 10 * i).save(tmp_path / f"images/class {i:02}/{j}.png")
+    train(
+        tmp_path / "run",
+        "--train_dir",
+        tmp_path / "images",
+        "--dry_run",
+        "--validation_split_percentage",
+        50,
+        "--global_batch_size",
+        4,
+    )
+    names = ", ".join(f"class {i:02}" for i in range(10))
+    assert f"12 training and 12 validation images, 12 classes: {names}, ...\n" in capsys.readouterr().out
+
+
 def test_what_a_user_can_get_wrong_is_refused_in_one_line(train, trained, tmp_path):
     for flags, said in (
         (["--validation_dir", "x"], "--validation_dir x has no effect without --train_dir"),

@@ -1,24 +1,32 @@
 """Images of every kind come out right; what cannot be read is named, or left out before the run."""
 
+import errno
 import io
 import json
+import os
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 
-from shared.datasets import image_cache
-from shared.datasets.decoding import CorruptImage, decode
+from shared.augmentation import Augmentation
+from shared.datasets import image_cache, image_check
+from shared.datasets.decoding import CorruptImage, decode, inspect
+from shared.datasets.image_check import key_of_column
 from shared.datasets.image_sources import class_folders, digits, hold_out, load_sources
 from shared.datasets.images import collate, load_images, prepare, worst
 from shared.datasets.splits import by_class
 from shared.errors import UserError
+from shared.image_models import load_processor
 
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
 
@@ -83,26 +91,86 @@ def test_palette_grey_cmyk_and_two_colors_come_out():
     assert corners(decode(encoded(bits), 32)[0]) == [(255, 255, 255)] * 4
 
 
-def test_transparent_pixels_are_white_whatever_color_hides_there():
+def test_transparent_pixels_have_the_color_that_is_stored_there_as_in_a_pipeline():
     image = quarters().convert("RGBA")
     image.paste((255, 0, 255, 0), (0, 0, 20, 20))
-    assert close(corners(decode(encoded(image), 32)[0]), [(255, 255, 255), GREEN, BLUE, GREY])
-    palette = Image.new("P", (40, 40), 0)
-    palette.putpalette([9, 9, 9, 200, 0, 0])
-    palette.paste(1, (20, 0, 40, 40))
-    found = corners(decode(encoded(palette, transparency=0), 32)[0])
-    assert close(found, [(255, 255, 255), (200, 0, 0), (255, 255, 255), (200, 0, 0)])
+    assert close(corners(decode(encoded(image), 32)[0]), [(255, 0, 255), GREEN, BLUE, GREY])
     half = Image.new("LA", (40, 40), (0, 128))
-    assert close(corners(decode(encoded(half), 32)[0]), [(127, 127, 127)] * 4)
+    assert close(corners(decode(encoded(half), 32)[0]), [(0, 0, 0)] * 4)
 
 
-def test_sixteen_bits_are_scaled_and_not_cut():
-    deep = np.repeat(np.linspace(0, 65535, 40).astype(np.uint16)[None], 40, axis=0)
-    for kind in ("PNG", "TIFF"):
-        pixels, _ = decode(encoded(Image.fromarray(deep), kind), 40)
-        assert close(pixels[:, :, 0], deep >> 8, 2)
-    floats = Image.fromarray((deep / 65535).astype(np.float32))
-    assert close(decode(encoded(floats, "TIFF"), 40)[0][:, :, 1], deep >> 8, 3)
+def stored_images():
+    """{mode and file format: bytes}, images of 16 x 16 in every mode that a file can have."""
+    rng = np.random.default_rng(0)
+    color = Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8))
+    deep = rng.integers(0, 400, (16, 16))
+    transparent = color.copy()
+    transparent.putalpha(Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)))
+    palette = color.quantize(16)
+    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    saved = {
+        "1": (color.convert("1"), "PNG", {}),
+        "L": (color.convert("L"), "PNG", {}),
+        "L JPEG": (color.convert("L"), "JPEG", {"quality": 100}),
+        "LA": (transparent.convert("LA"), "PNG", {}),
+        "P": (palette, "PNG", {}),
+        "P, one color transparent": (palette, "PNG", {"transparency": 3}),
+        "P, each color its own": (palette, "PNG", {"transparency": bytes(range(0, 160, 10))}),
+        "P GIF": (palette, "GIF", {"transparency": 3}),
+        "GIF of two": (palette, "GIF", {"save_all": True, "append_images": [palette.rotate(90)]}),
+        "RGB": (color, "PNG", {}),
+        "RGB, one color transparent": (color, "PNG", {"transparency": color.getpixel((0, 0))}),
+        "RGBA": (transparent, "PNG", {}),
+        "RGBA WebP": (transparent, "WEBP", {"lossless": True}),
+        "WebP of two": (color, "WEBP", {"save_all": True, "append_images": [color.rotate(90)], "lossless": True}),
+        "TIFF of two": (color, "TIFF", {"save_all": True, "append_images": [color.rotate(90)]}),
+        "CMYK": (color.convert("CMYK"), "TIFF", {}),
+        "CMYK JPEG": (color.convert("CMYK"), "JPEG", {"quality": 100}),
+        "YCbCr": (color.convert("YCbCr"), "TIFF", {}),
+        "LAB": (ImageCms.profileToProfile(color, *profiles, outputMode="LAB"), "TIFF", {}),
+        "I": (Image.fromarray(deep.astype(np.int32)), "TIFF", {}),
+        "F": (Image.fromarray(deep.astype(np.float32)), "TIFF", {}),
+        "I;16": (Image.fromarray(deep.astype(np.uint16)), "PNG", {}),
+        "I;16 TIFF": (Image.fromarray(deep.astype(np.uint16)), "TIFF", {}),
+    }
+    exif = Image.Exif()
+    for orientation in range(1, 9):
+        exif[0x0112] = orientation
+        saved[f"rotated {orientation}"] = (color, "PNG", {"exif": exif.tobytes()})
+    return {name: encoded(image, kind, **options) for name, (image, kind, options) in saved.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Palette images")
+@pytest.mark.parametrize(("mode", "stored"), [pytest.param(*item, id=item[0]) for item in stored_images().items()])
+def test_every_mode_is_evaluated_as_a_pipeline_loads_it(mode, stored, tmp_path):
+    """The tensor of transformers' load_image and the exported image processor, against that of the evaluation."""
+    from transformers import AutoImageProcessor
+    from transformers.image_utils import load_image
+
+    config = SimpleNamespace(model_name_or_path=None, image_size=16, resize_size=None)
+    processor, geometry = load_processor(config)
+    processor.save_pretrained(tmp_path)
+    (tmp_path / "image").write_bytes(stored)
+    loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    expected = loaded(images=load_image(str(tmp_path / "image")), return_tensors="pt")["pixel_values"]
+    pixels, aspect = decode(stored, 16)
+    found = Augmentation(seed=0, geometry=geometry).evaluation(collate([(pixels, aspect, 0)]))
+    assert torch.allclose(found, expected, atol=1e-5), mode
+
+
+@pytest.mark.parametrize("mode", ["La", "RGBa", "RGBX", "PA", "HSV", "I;16B"])
+def test_modes_that_no_file_has_are_converted_as_load_image_does_or_refused_with_it(mode, monkeypatch):
+    from transformers.image_utils import load_image
+
+    image = Image.new(mode, (16, 16))
+    monkeypatch.setattr(Image, "open", lambda _: image)
+    try:
+        expected = np.asarray(load_image(image))
+    except ValueError:
+        with pytest.raises(CorruptImage, match="not supported"):
+            decode(b"", 16)
+    else:
+        assert np.array_equal(decode(b"", 16)[0], expected)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -194,7 +262,8 @@ def tables(tmp_path, image_type="struct", rows=10):
     images = [encoded(Image.new("RGB", (8, 8), (25 * i, 0, 0))) for i in range(rows)]
     column = [{"bytes": image, "path": None} for image in images] if image_type == "struct" else images
     labels = ["odd" if i % 2 else "even" for i in range(rows)]
-    pyarrow.parquet.write_table(pa.table({"image": column, "label": labels}), tmp_path / "images.parquet")
+    columns = {"image": column, "label": labels, "row": range(rows)}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "images.parquet")
     return str(tmp_path / "images.parquet")
 
 
@@ -206,6 +275,43 @@ def test_parquet_with_an_image_column(tmp_path, image_type):
     for data in (train, validation):
         for pixels, _, target in (data[i] for i in range(len(data))):
             assert (pixels[0, 0, 0] // 25) % 2 == target
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_column_of_paths_begins_in_the_folder_of_the_file(tmp_path, monkeypatch, kind, absolute):
+    root = folders(tmp_path / "photos", count=5)
+    files = sorted(root.rglob("*.png"))
+    rows = {"file": [str(file if absolute else file.relative_to(root)) for file in files]}
+    rows["kind"] = [file.parent.name for file in files]
+    write = pyarrow.csv.write_csv if kind == "csv" else pyarrow.parquet.write_table
+    write(pa.table(rows), root / f"rows.{kind}")
+    columns = {"image_column_name": "file", "label_column_name": "kind"}
+    given = config(train_file=str(root / f"rows.{kind}"), **columns)
+    train, validation = load_images(given, 8)
+    expected, held_out = load_images(config(train_dir=str(root)), 8)
+    assert (train.source.names, len(train), len(validation)) == (("cat", "dog"), 8, 2)
+    assert [train.digest(), validation.digest()] == [expected.digest(), held_out.digest()]
+    assert [train[i][0].tolist() for i in range(8)] == [expected[i][0].tolist() for i in range(8)]
+    monkeypatch.chdir(root)
+    again, _ = load_images(config(train_file=f"rows.{kind}", cache="uint8", **columns), 8)
+    assert again.digest() == train.digest()
+    files[3].write_bytes(b"broken")
+    with pytest.raises(UserError, match=rf"row 4 of --train_file .*: {'' if absolute else '.*'}{files[3]} is corrupt"):
+        load_images(given, 8)
+    files[3].unlink()
+    with pytest.raises(
+        UserError, match=r"row 4 of --train_file .* names '.*cat/3.png', and there is no file .*cat/3.png"
+    ):
+        load_images(given, 8)
+
+
+def test_structs_of_datasets_that_hold_paths_only(tmp_path):
+    root = folders(tmp_path / "photos", count=5)
+    cells = [{"bytes": None, "path": str(file)} for file in sorted(root.rglob("*.png"))]
+    pyarrow.parquet.write_table(pa.table({"image": cells, "label": [0] * 5 + [1] * 5}), tmp_path / "rows.parquet")
+    train, _ = load_images(config(train_file=str(tmp_path / "rows.parquet")), 8)
+    assert train[0][0].shape == (8, 8, 3)
 
 
 def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
@@ -255,7 +361,7 @@ def test_what_a_user_can_get_wrong_is_refused(tmp_path):
         ({"train_dir": good, "train_file": parquet}, "give one of them"),
         ({"train_dir": good, "validation_split_percentage": 1}, "too few to hold out 1 % of each class"),
         ({"train_file": parquet, "image_column_name": "photo"}, "--image_column_name photo"),
-        ({"train_file": parquet, "image_column_name": "label"}, "holds string there, not images as bytes"),
+        ({"train_file": parquet, "image_column_name": "row"}, "holds int64 there, not images as bytes"),
         ({"train_file": parquet, "label_column_name": "class"}, "--label_column_name class"),
     ):
         with pytest.raises(UserError) as caught:
@@ -264,6 +370,146 @@ def test_what_a_user_can_get_wrong_is_refused(tmp_path):
             )
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+# Splits inside a folder, and what is no image there
+
+
+def test_a_folder_with_splits_inside_is_used_as_such_and_said(tmp_path, capsys):
+    for split in ("Train", "val", "test"):
+        folders(tmp_path / "shapes" / split, ("disc", "square"), count=3 if split == "Train" else 2)
+    (tmp_path / "shapes/notes").mkdir()
+    train, validation = load_sources(config(train_dir=str(tmp_path / "shapes")))
+    assert train.names == validation.names == ("disc", "square")
+    assert (len(train), len(validation)) == (6, 4)
+    assert validation.stored(0) == tmp_path / "shapes/val/disc/0.png"
+    assert "Train is trained on, val validates; not used: notes, test" in capsys.readouterr().err
+    by_name, _ = load_sources(config(dataset_name=str(tmp_path / "shapes")))
+    given, other = load_sources(
+        config(train_dir=str(tmp_path / "shapes/Train"), validation_dir=str(tmp_path / "shapes"))
+    )
+    assert train.digest() == by_name.digest() == given.digest()
+    assert validation.digest() == other.digest()
+
+
+def test_splits_are_told_from_classes(tmp_path):
+    for name in ("train", "bus"):
+        folders(tmp_path / "vehicles", (name,), count=3)
+    (tmp_path / "vehicles/train/steam").mkdir()
+    assert load_sources(config(train_dir=str(tmp_path / "vehicles"), validation_split_percentage=40))[0].names == (
+        "bus",
+        "train",
+    )
+    folders(tmp_path / "alone/training", ("disc", "square"), count=3)
+    train, validation = load_sources(config(train_dir=str(tmp_path / "alone"), validation_split_percentage=40))
+    assert train.names == ("disc", "square")
+    assert len(validation) == 2
+    folders(tmp_path / "flat", ("train", "val"))
+    folders(tmp_path / "trainless/val")
+    folders(tmp_path / "trainless/test")
+    for folder, said in (
+        ("flat", "its folders train and val are named like splits and have no folders inside"),
+        ("trainless", "holds the splits test, val and no train"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_sources(config(train_dir=str(tmp_path / folder)))
+
+
+def test_what_is_hidden_or_no_regular_file_is_passed_over_and_counted(tmp_path, capsys):
+    root = folders(tmp_path / "train", count=4)
+    (root / "cat/._1.jpg").write_bytes(b"a resource fork")
+    (root / "cat/.ipynb_checkpoints").mkdir()
+    (root / "cat/.ipynb_checkpoints/0-checkpoint.png").write_bytes(b"")
+    (root / "dog/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (root / "dog/folder.png").mkdir()
+    (root / "dog/notes.txt").write_text("no image")
+    (root / ".DS_Store").write_bytes(b"")
+    (root / "loose.png").write_bytes(b"")
+    source = class_folders(str(root), "--train_dir")
+    assert len(source) == 8
+    assert not source.corrupt()
+    assert capsys.readouterr().err == (
+        f"--train_dir {root}: passed over 3 hidden, 1 in no class's folder, 2 no regular file (a folder, or a link "
+        "that is broken or leads to one), 1 not named like an image (.txt)\n"
+    )
+
+
+# What tells other data from these
+
+
+def replaced(path, color):
+    """Other pixels in a file of the same length, with the same times of access and modification."""
+    before = path.stat()
+    path.write_bytes(encoded(Image.new("RGB", (20, 16), color), "BMP"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+
+
+def bitmaps(root, names=("0", "1", "2", "3", "4"), classes=("cat", "dog"), first=0):
+    for label, kind in enumerate(classes):
+        (root / kind).mkdir(parents=True)
+        for i, name in enumerate(names):
+            pixels = Image.new("RGB", (20, 16), (100 * label, 10 * i + first, 50))
+            (root / kind / f"{name}.bmp").write_bytes(encoded(pixels, "BMP"))
+    return root
+
+
+def digests(root, **changed):
+    return [data.digest() for data in load_images(config(train_dir=str(root), **changed), 8)]
+
+
+def test_a_digest_is_that_of_the_images_wherever_they_lie_and_however_they_are_read(tmp_path, monkeypatch):
+    expected = digests(bitmaps(tmp_path / "here"))
+    assert digests(tmp_path / "here", cache="uint8") == expected
+    assert digests(tmp_path / "here", skip_corrupt_images=True) == expected
+    shutil.copytree(tmp_path / "here", tmp_path / "copied", copy_function=shutil.copyfile)  # with times of its own
+    assert digests(tmp_path / "copied") == digests(tmp_path / "copied", cache="uint8") == expected
+    (tmp_path / "here").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    assert digests("moved") == digests("./copied") == digests("copied/../moved") == expected
+    (tmp_path / "linked").symlink_to("moved")
+    assert digests("linked", cache="uint8") == expected
+
+
+@pytest.mark.parametrize("cache", ["none", "uint8"])
+def test_a_digest_tells_other_images_names_and_classes(tmp_path, cache):
+    seen = [digests(bitmaps(tmp_path / "here"), cache=cache)]
+    bitmaps(tmp_path / "other", names="abcde", first=100)
+    seen.append(digests(tmp_path / "other", cache=cache))
+    seen.append(digests(bitmaps(tmp_path / "named", names="abcde"), cache=cache))
+    seen.append(digests(bitmaps(tmp_path / "classes", classes=("cow", "dog")), cache=cache))
+    replaced(tmp_path / "here/cat/0.bmp", (1, 2, 3))
+    replaced(tmp_path / "here/dog/0.bmp", (1, 2, 3))
+    train, validation = load_images(config(train_dir=str(tmp_path / "here"), cache=cache), 8)
+    seen.append([train.digest(), validation.digest()])
+    assert len({tuple(found) for found in seen}) == len(seen)
+    assert [train[0][0][0, 0].tolist(), train[4][0][0, 0].tolist()] == [[1, 2, 3]] * 2  # nor is the cache the old one
+
+
+@pytest.mark.parametrize("image_type", ["struct", "bytes"])
+def test_a_digest_tells_a_table_with_other_images_of_the_same_size(tmp_path, image_type):
+    seen = []
+    for blue in (0, 0, 9):
+        images = [encoded(Image.new("RGB", (8, 8), (25 * i, 0, blue if i == 3 else 0)), "BMP") for i in range(10)]
+        column = [{"bytes": image, "path": None} for image in images] if image_type == "struct" else images
+        table = pa.table({"image": column, "label": [i % 2 for i in range(10)]})
+        pyarrow.parquet.write_table(table, tmp_path / "images.parquet", row_group_size=4 + len(seen))
+        seen.append(tuple(d.digest() for d in load_images(config(train_file=str(tmp_path / "images.parquet")), 8)))
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_the_sizes_and_bytes_of_a_column_tell_it_from_others_in_parts_too(monkeypatch):
+    cells = [bytes([i]) * (i + 1) for i in range(50)]
+    whole = pa.chunked_array([pa.array(cells)])
+    views = pa.chunked_array([pa.array([b"", *cells]).slice(1).cast(pa.binary_view())])
+    assert key_of_column(whole) == key_of_column(views)
+    longer, other = [*cells[:20], bytes(30), *cells[21:]], [*cells[:20], bytes(21), *cells[21:]]
+    for hashed in (1 << 30, 600):  # all bytes; about half of them
+        monkeypatch.setattr(image_check, "PIECE", 7)
+        monkeypatch.setattr(image_check, "HASHED", hashed)
+        keys = [key_of_column(pa.chunked_array([pa.array(column)])) for column in (cells, longer, other)]
+        assert len(set(keys)) == 3
+    assert key_of_column(pa.chunked_array([pa.array([b"", None], pa.binary())]))
 
 
 # Corrupt images, and the cache
@@ -322,8 +568,89 @@ def test_a_table_that_changes_gets_another_cache(tmp_path):
     names = set()
     for rows in (10, 11):
         (source, _) = load_sources(config(train_file=tables(tmp_path, rows=rows)))
-        names.add(image_cache.digest(source, b""))
+        names.add(source.key())
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("cache", ["none", "uint8"])
+def test_headers_are_looked_at_before_the_run_once_per_machine(tmp_path, monkeypatch, cache):
+    root = folders(tmp_path / "train")
+    (root / "cat/0.png").write_bytes(b"")
+    (root / "cat/1.png").write_bytes(b"no image")
+    for name in ("2", "3", "4"):
+        (root / f"cat/{name}.png").unlink()
+    (root / "cat/2.jpg").write_bytes(encoded(quarters(), "JPEG")[:-200])
+    given = config(train_dir=str(root), validation_dir=str(root), cache=cache)
+    looked = []
+    monkeypatch.setattr(image_check, "inspect", lambda stored: looked.append(stored) or inspect(stored))
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are 2 more, such as .*1.png.*2.jpg"
+        ):
+            load_images(given, 8)
+    assert len(looked) == 18
+    for name in ("0.png", "1.png", "2.jpg"):
+        (root / f"cat/{name}").write_bytes(encoded(quarters(), "JPEG"))
+    load_images(given, 8)
+    assert len(looked) == 2 * 18
+
+
+def test_corrupt_images_of_a_table_are_named_before_the_run(tmp_path):
+    images = [encoded(quarters())[: 60 if i == 4 else None] for i in range(10)]
+    table = pa.table({"image": images, "label": [i % 2 for i in range(10)]})
+    pyarrow.parquet.write_table(table, tmp_path / "images.parquet")
+    with pytest.raises(UserError, match=r"row 5 of --train_file .* is corrupt"):
+        load_images(config(train_file=str(tmp_path / "images.parquet")), 8)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch):
+    root = folders(tmp_path / "train")
+    whole = Path.open
+
+    def fail(path, *args, **kwargs):
+        if path.name == "7.png":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(UserError, match=r"the image .*/7\.png cannot be read \(Input/output error\)"):
+        load_images(config(train_dir=str(root)), 8)
+
+
+def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
+    root = folders(tmp_path / "train")
+    Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "cat/1.png")
+    load_images(config(train_dir=str(root)), 8)
+    assert f"1 images have more than 8 bits per pixel and channel, such as --train_dir {root}: {root}/cat/1.png" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1)])
+def test_images_of_any_shape_give_squares(size):
+    pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), 8)
+    assert (pixels.shape, aspect) == ((8, 8, 3), size[0] / size[1])
+    geometry = load_processor(SimpleNamespace(model_name_or_path=None, image_size=8, resize_size=10))[1]
+    batch = collate([(pixels, aspect, 0)])
+    found = Augmentation(seed=0, geometry=geometry).evaluation(batch)
+    assert found.std((0, 2, 3)).max() < 1e-6
+
+
+def test_images_that_are_too_large_for_pillow_are_named_as_such(monkeypatch, recwarn):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with pytest.raises(CorruptImage, match="more than 1,000 pixels, which Pillow refuses to decode: scale it down"):
+        decode(encoded(quarters()), 8)
+    with pytest.raises(CorruptImage, match="more than 1,000 pixels"):
+        inspect(encoded(quarters()))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "caf\udce9"])
+def test_classes_whose_names_are_no_text_are_refused(tmp_path, name):
+    folders(tmp_path / "train", ("dog", name))
+    with pytest.raises(UserError, match="whose name is not text: rename the folder"):
+        load_sources(config(train_dir=str(tmp_path / "train")))
+    names = ("\u732b", "a b\u3000c", "d\u2019or")
+    assert class_folders(str(folders(tmp_path / "other", names)), "--train_dir").names == tuple(sorted(names))
 
 
 def test_batches_and_the_worst_images():

@@ -444,3 +444,11 @@ def test_a_number_that_is_not_finite_in_float32_is_refused(bad):
 def test_a_column_of_ids_is_not_taken_for_classes():
     assert "too many for classes" in refused(Labels.from_table, table_of(list(range(150))), "label")
     assert Labels.from_table(table_of([i % 150 for i in range(300)]), "label").num_labels == 150
+
+
+def test_the_launch_card_names_the_first_ten_classes():
+    few, many = (Labels.from_table(table_of(2 * [f"class {i:02}" for i in range(n)]), "label") for n in (2, 12))
+    assert str(few) == "classification, 2 labels: class 00, class 01"
+    assert str(many).startswith("classification, 12 labels: class 00, ")
+    assert str(many).endswith("class 09, ...")
+    assert str(Labels("regression", "score")) == "regression, 1 labels"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import PIL
-import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -16,11 +15,10 @@ from shared.datasets.cache import build_once
 from shared.datasets.decoding import CorruptImage, Pixels, decode
 from shared.datasets.image_sources import Source
 
-FORMAT = 1  # raise it when what is written for the same images changes: it is part of the cache's names
-SAMPLED = 1000  # encoded images of a table of which the bytes, and not only the length, enter the name
+FORMAT = 2  # raise it when what is written for the same images changes: it is part of the cache's names
 
 
-def build(source: Source, size: int, keep_pixels: bool) -> Path:
+def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> Path:
     """The folder with the images of a source as squares of `size`, or with the list of its corrupt images only.
 
     Threads decode, as many as there are cores for this process: Pillow does not hold Python's lock.
@@ -33,7 +31,7 @@ def build(source: Source, size: int, keep_pixels: bool) -> Path:
 
         def one(i: int) -> tuple[int, str] | None:
             try:
-                square, aspects[i] = decode(source.stored(i), size)
+                square, aspects[i] = decode(source.stored(i), size, interpolation)
             except CorruptImage as problem:
                 return i, str(problem)
             if pixels is not None:
@@ -49,8 +47,9 @@ def build(source: Source, size: int, keep_pixels: bool) -> Path:
         np.save(folder / "aspects.npy", aspects)
         (folder / "corrupt.json").write_text(json.dumps(corrupt))
 
-    settings = (FORMAT, PIL.__version__, size, keep_pixels)
-    return build_once(f"images-{digest(source, repr(settings).encode())}", write)
+    settings = (FORMAT, PIL.__version__, size, interpolation, keep_pixels, source.key())
+    name = hashlib.blake2b(repr(settings).encode() + source.rows.tobytes(), digest_size=16).hexdigest()
+    return build_once(f"images-{name}", write)
 
 
 def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
@@ -61,25 +60,3 @@ def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
 def corrupt_images(folder: Path) -> list[tuple[int, str]]:
     """The images that could not be decoded: their numbers, and why."""
     return [(i, problem) for i, problem in json.loads((folder / "corrupt.json").read_text())]
-
-
-def digest(source: Source, settings: bytes) -> str:
-    """What the cache of a source depends on: of files path, size and time; of a table the lengths and some content.
-
-    A table of images may be too large to be read at each start, so of its bytes only `SAMPLED` images count.
-    """
-    state = hashlib.sha256(settings)
-    state.update(source.rows.tobytes())
-    if source.table is None:
-        for path in source.paths:
-            stat = path.stat()
-            state.update(repr((str(path.resolve()), stat.st_size, stat.st_mtime_ns)).encode())
-        return state.hexdigest()[:32]
-    column = source.table[source.column]
-    for chunk in column.chunks:
-        content = chunk.field("bytes") if pa.types.is_struct(chunk.type) else chunk
-        state.update(np.asarray(pa.compute.binary_length(content).fill_null(-1)).tobytes())
-    for i in np.unique(np.linspace(0, len(source) - 1, SAMPLED).astype(int)):
-        stored = source.stored(int(i))
-        state.update(stored if isinstance(stored, bytes) else str(stored).encode())
-    return state.hexdigest()[:32]

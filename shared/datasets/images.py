@@ -1,7 +1,6 @@
 """Images as the loader reads them: squares of RGB bytes, decoded when asked for or once for all, and their targets."""
 
-import os
-import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,31 +13,38 @@ from shared.curves import Picture
 from shared.datasets import image_cache
 from shared.datasets.decoding import CorruptImage, Pixels, decode
 from shared.datasets.image_sources import Source, limited, load_sources
-from shared.errors import UserError
+from shared.errors import UserError, say
 
 
 @dataclass
 class Images(Dataset):
     """Items are (uint8 [side, side, 3], width over height, class id).
 
-    `pixels` and `aspects` are there when all are decoded already: the digits, or a memory-mapped cache.
+    `pixels` and `aspects` are there when all are decoded already: the digits, or a memory-mapped cache. Image i is then
+    in their row `places[i]`; None: where the source has it.
     """
 
     source: Source
     size: int
     pixels: Pixels | None = None
     aspects: NDArray[np.float32] | None = None
+    places: NDArray[np.int64] | None = None
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if self.places is None:
+            self.places = self.source.rows
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, i: int) -> tuple[Pixels, float, int]:
         target = int(self.source.targets[i])
-        if self.pixels is not None and self.aspects is not None:
-            row = self.source.rows[i]
+        if self.pixels is not None and self.aspects is not None and self.places is not None:
+            row = self.places[i]
             return self.pixels[row], self.aspects[row], target
         try:
-            return *decode(self.source.stored(i), self.size), target
+            return *decode(self.source.stored(i), self.size, self.interpolation), target
         except CorruptImage as problem:
             raise UserError(refusal(self.source, i, problem)) from None
 
@@ -47,10 +53,14 @@ class Images(Dataset):
 
         They are the same in every epoch: augmentation comes later (shared/augmentation.py).
         """
-        if self.pixels is None or self.aspects is None:
+        if self.pixels is None or self.aspects is None or self.places is None:
             return [self[i] for i in samples.tolist()]
-        rows = self.source.rows[samples]
+        rows = self.places[samples]
         return self.pixels[rows], self.aspects[rows], self.source.targets[samples]
+
+    def __str__(self) -> str:
+        names = self.source.names
+        return f"{len(names)} classes: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
 
     def digest(self) -> str:
         """See `Source.digest`."""
@@ -77,47 +87,63 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def load_images(config: Any, size: int) -> tuple[Images, Images]:
+def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tuple[Images, Images]:
     """Training and validation images of a config, their squares `size` pixels wide.
 
-    With --skip_corrupt_images each is decoded once, and what cannot be is left out and listed; without it, and without
-    --cache, a corrupt image ends the run when its turn comes.
+    `interpolation` is that of the model's image processor, "bilinear" or "bicubic".
+
+    One that is corrupt by its header, or cut off, ends the run here; damage within a file does when its turn comes, or
+    here under --cache. With --skip_corrupt_images each is decoded once, and what cannot be is left out and listed.
 
     Raises:
         UserError: data that cannot be read, or a corrupt image.
     """
-    train, validation = (prepare(source, config, size) for source in limited(load_sources(config), config))
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # odd metadata, sizes and palettes, in Pillow's own words
+    sources = limited(load_sources(config), config)
+    train, validation = (prepare(source, config, size, interpolation) for source in sources)
     return train, validation
 
 
-def prepare(source: Source, config: Any, size: int) -> Images:
+def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:
     """The images of a source, cached or checked as the config says."""
     if source.arrays is not None:
-        return Images(source, source.arrays.shape[1], source.arrays, np.ones(len(source.arrays), np.float32))
-    if config.cache == "none" and not config.skip_corrupt_images:
-        return Images(source, size)
-    folder = image_cache.build(source, size, keep_pixels=config.cache == "uint8")
+        side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)
+        return Images(source, side, source.arrays, aspects)
+    if not config.skip_corrupt_images:
+        refuse_corrupt(source, source.corrupt())
+        if config.cache == "none":
+            return Images(source, size, interpolation=interpolation)
+    folder = image_cache.build(source, size, interpolation, keep_pixels=config.cache == "uint8")
     corrupt = image_cache.corrupt_images(folder)
-    if corrupt and not config.skip_corrupt_images:
-        raise UserError(refusal(source, corrupt[0][0], corrupt[0][1]))
-    if corrupt and os.environ.get("RANK", "0") == "0":  # every process comes here, one speaks
-        print(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:", file=sys.stderr)
+    if not config.skip_corrupt_images:
+        refuse_corrupt(source, corrupt)
+    if corrupt:
+        say(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:")
         for i, problem in corrupt:
-            print(f"  {source.where(i)} ({problem})", file=sys.stderr)
+            say(f"  {source.where(i)} ({problem})")
     good = np.ones(len(source), bool)
     good[[i for i, _ in corrupt]] = False
     if len(np.unique(source.targets[good])) < len(np.unique(source.targets)):
         raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
     if config.cache == "none":
-        return Images(source.take(good), size)
-    pixels, aspects = image_cache.read(folder)
-    source = Source(source.name, source.names, source.targets, np.arange(len(source)))  # row i of the cache
-    return Images(source.take(good), size, pixels, aspects)
+        return Images(source.take(good), size, interpolation=interpolation)
+    return Images(source.take(good), size, *image_cache.read(folder), np.flatnonzero(good))
 
 
-def refusal(source: Source, i: int, problem: object) -> str:
+def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
+    """Raise UserError, which names the first few, if there are corrupt images."""
+    if corrupt:
+        others = [str(source.where(i)) for i, _ in corrupt[1:4]]
+        more = f", and so are {len(corrupt) - 1:,} more, such as {', '.join(others)}" if others else ""
+        raise UserError(refusal(source, *corrupt[0], more))
+
+
+def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
     """How a corrupt image ends a run."""
-    return f"{source.where(i)} is corrupt ({problem}): replace it, or leave such images out with --skip_corrupt_images"
+    return (
+        f"{source.where(i)} is corrupt ({problem}){more}: replace it, or leave such images out with "
+        "--skip_corrupt_images"
+    )
 
 
 def worst(data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16) -> list[Picture]:

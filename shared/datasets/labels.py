@@ -39,7 +39,8 @@ class Labels:
     delimiter: str | None = None  # what stands between the labels of a text
 
     def __str__(self) -> str:
-        return f"{self.kind}, {self.num_labels} labels"
+        names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
+        return f"{self.kind}, {self.num_labels} labels{names}"
 
     @property
     def num_labels(self) -> int:

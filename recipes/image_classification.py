@@ -31,7 +31,7 @@ from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options import Options, ScheduleType
 from shared.pretrained import checkpoint_activations, load_pretrained
-from shared.rehearsal import rehearse
+from shared.rehearsal import freeze_unreached, rehearse
 from shared.saving import Saver
 from shared.tracking import Tracker
 
@@ -100,10 +100,8 @@ class Config(AugmentationOptions):
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
     RATIOS: ClassVar = AugmentationOptions.RATIOS | {"ema_decay"}
     NEEDS: ClassVar = (
-        *AugmentationOptions.NEEDS,
-        ("validation_dir", "train_dir"),
-        ("from_scratch", "model_name_or_path"),
-        ("freeze_backbone", "model_name_or_path"),
+        *(*AugmentationOptions.NEEDS, ("validation_dir", "train_dir")),
+        *(("from_scratch", "model_name_or_path"), ("freeze_backbone", "model_name_or_path")),
     )
 
 
@@ -124,8 +122,6 @@ def main(config: Config) -> dict[str, float]:
     plan = Plan.of_run(config, accelerator, num_samples=len(train))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
-    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
-    parameters = list(model.parameters())
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
         """A micro-batch's share of the mean loss of its global batch."""
@@ -135,6 +131,9 @@ def main(config: Config) -> dict[str, float]:
         return losses.sum() / micro_batch.normalizer
 
     model.train()
+    freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
+    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
+    parameters = list(model.parameters())
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))

@@ -35,7 +35,7 @@ from shared.optimization import make_optimizer, make_schedule, set_learning_rate
 from shared.options import ScheduleType
 from shared.packing import arrange
 from shared.pretrained import checkpoint_activations, load_pretrained
-from shared.rehearsal import rehearse
+from shared.rehearsal import freeze_unreached, rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
 from shared.text_options import TextOptions
@@ -101,8 +101,6 @@ def main(config: Config) -> dict[str, float]:
     plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
-    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
-    parameters = list(model.parameters())
 
     def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
         """A micro-batch's share of the mean loss of its global batch."""
@@ -111,6 +109,9 @@ def main(config: Config) -> dict[str, float]:
         return losses.sum() / micro_batch.normalizer
 
     model.train()
+    freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
+    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
+    parameters = list(model.parameters())
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))

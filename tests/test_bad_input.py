@@ -143,7 +143,9 @@ def test_sizes_that_make_no_model_are_refused(train, tmp_path):
     assert message.startswith("--hidden_size 32 is not a multiple of twice --num_attention_heads 3")
 
 
-def test_parameters_that_would_never_be_trained_are_named(train, nlp, monkeypatch, tmp_path):
+def test_parameters_that_the_loss_does_not_reach_are_frozen_said_and_the_run_resumes(
+    train, nlp, monkeypatch, tmp_path, capsys
+):
     import torch
 
     build_model = nlp.build_model
@@ -154,9 +156,13 @@ def test_parameters_that_would_never_be_trained_are_named(train, nlp, monkeypatc
         return model
 
     monkeypatch.setattr(nlp, "build_model", build_with_a_forgotten_layer)
-    message = refusal(train, tmp_path, "--seed", 1)
-    assert "parameters, so they would never be trained: forgotten.weight, forgotten.bias" in message
-    assert not files(tmp_path)
+    flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path / "whole", *flags, 4)
+    said = "frozen, because the loss does not depend on them: forgotten.weight, forgotten.bias\n"
+    assert said in capsys.readouterr().out
+    train(tmp_path / "resumed", *flags, 2)
+    train(tmp_path / "resumed", *flags, 4)
+    assert torch.equal(runs.weights(tmp_path / "whole"), runs.weights(tmp_path / "resumed"))
 
 
 # Batches and metrics

@@ -40,6 +40,7 @@ from shared.saving import Saver
 from shared.text_models import for_device
 from shared.text_options import TextOptions
 from shared.tracking import Tracker
+from shared.vocabulary import load_tokenizer
 
 TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
 EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs that train otherwise can be compared
@@ -201,7 +202,7 @@ def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:
     """Training and validation data, and the tokenizer."""
     parts = load_documents(config, config.text_column_name)
     if config.model_name_or_path:
-        tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
+        tokenizer = load_tokenizer(config.model_name_or_path)
     else:
         sample = first_texts(parts[0], TOKENIZER_BYTES)
         tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)

@@ -34,6 +34,7 @@ from shared.saving import Saver
 from shared.text_models import for_device
 from shared.text_options import TextOptions
 from shared.tracking import Tracker
+from shared.vocabulary import load_tokenizer, share_padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     columns = config.text_column_names
     labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
     if config.model_name_or_path:
-        tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
+        tokenizer = load_tokenizer(config.model_name_or_path)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
     texts = [tokenize(t, columns, tokenizer, config.max_length).with_targets(labels.encode(t)) for t in tables]
@@ -238,6 +239,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
             **head,
         )
         model = ModernBertForSequenceClassification(sizes)
+    share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     if config.gradient_checkpointing:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.attention import attend
-from shared.datasets.text import OFFSET_POSITIONS, Padding
+from shared.datasets.text import Padding
 from shared.errors import UserError
+from shared.vocabulary import OFFSET_POSITIONS
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # what FlashAttention, which it calls, is made for

@@ -97,9 +97,9 @@ def main(config: Config) -> dict[str, float]:
     train, validation, tokenizer = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)
     model = for_device(accelerator, config, build_model(config, tokenizer))
-    collate, sequences = arrange(model, tokenizer, accelerator, config)
+    collate, sequences = arrange(model, train, tokenizer, accelerator, config)
     lengths = collate.padded_lengths(train.lengths)
-    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
+    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=collate.packed)
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
 

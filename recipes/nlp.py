@@ -24,6 +24,7 @@ from shared.card import print_card
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.isolation import padding_for
 from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
@@ -73,7 +74,8 @@ def main(config: Config) -> dict[str, float]:
     metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
-    collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
+    multiple, padding = padding_for(model, train[0][0], tokenizer, config, train[0][1])
+    collate = Padding(tokenizer.pad_token_id, multiple, config.max_length)
     plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
@@ -93,7 +95,7 @@ def main(config: Config) -> dict[str, float]:
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}"
+    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{padding}"
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data)
     if config.dry_run:
         return {}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from safetensors import SafetensorError
 
-from shared import checkpoints, lock, memory, options, signals
+from shared import checkpoints, lock, memory, options, own_models, signals
 from shared.errors import UserError
 from shared.hub import require_upload
 from shared.launch import gather, on_main_process
@@ -23,6 +23,7 @@ from shared.progress import Progress
 from shared.tracking import cut_metrics, read_metrics, require_tracker
 
 Config = TypeVar("Config", bound=options.Options)
+CARD = "README.md"  # of a model
 
 
 def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
@@ -195,7 +196,8 @@ def finished(accelerator: Any, config: options.Options) -> dict[str, float] | No
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, float] | None:
-        if not (output_dir / "model" / "config.json").is_file() or not (output_dir / "metrics.jsonl").is_file():
+        exported = any((output_dir / "model" / name).is_file() for name in ("config.json", CARD))
+        if not exported or not (output_dir / "metrics.jsonl").is_file():
             return None
         lines = read_metrics(output_dir / "metrics.jsonl")
         stored = options.load(output_dir / "config.yaml")
@@ -212,6 +214,7 @@ def finished(accelerator: Any, config: options.Options) -> dict[str, float] | No
 def export(accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any) -> None:
     """Write `model/`, complete or not at all: weights in full, config, tokenizer or image processor, model card.
 
+    A model that is any `nn.Module`, without a `save_pretrained`, has no config; the card says how to load it.
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
 
     Raises:
@@ -220,7 +223,7 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
     from transformers.utils import logging
 
     output_dir = Path(config.output_dir)
-    weights = accelerator.get_state_dict(model)
+    weights, trained = accelerator.get_state_dict(model), accelerator.unwrap_model(model)
 
     def write() -> None:
         try:
@@ -237,9 +240,10 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
         logging.disable_progress_bar()  # a bar for one file
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
-            accelerator.unwrap_model(model).save_pretrained(partial, state_dict=weights)
-            processor.save_pretrained(partial)
-            (partial / "README.md").write_text(model_card(config, progress))
+            own_models.save(trained, weights, partial)
+            if hasattr(processor, "save_pretrained"):
+                processor.save_pretrained(partial)
+            (partial / CARD).write_text(model_card(config, progress, trained))
             partial.chmod(0o755)  # mkdtemp keeps others out
             shutil.rmtree(output_dir / "model", ignore_errors=True)
             partial.rename(output_dir / "model")
@@ -249,8 +253,9 @@ def export(accelerator: Any, config: options.Options, progress: Progress, model:
     on_main_process(accelerator, write)
 
 
-def model_card(config: options.Options, progress: Progress) -> str:
+def model_card(config: options.Options, progress: Progress, model: Any = None) -> str:
     """The README.md of an exported model: what it is, its numbers, and the command that made it."""
+    own = model is not None and own_models.is_own(model)
     step, results = progress.step, progress.results
     if config.load_best_model_at_end and progress.best_step is not None:
         step, results = progress.best_step, progress.best_results
@@ -260,7 +265,7 @@ def model_card(config: options.Options, progress: Progress) -> str:
     return "\n".join(
         [
             "---",
-            "library_name: transformers",
+            *([] if own else ["library_name: transformers"]),
             "tags: [accelerate-recipes]",
             *([f"base_model: {base}"] if base and not Path(base).exists() else []),  # the Hub knows no folders
             "---",
@@ -274,6 +279,7 @@ def model_card(config: options.Options, progress: Progress) -> str:
             "|---|---|",
             rows,
             "",
+            *([own_models.how_to_load(model)] if own else []),
             "Command:",
             "",
             f"    {shlex.join(sys.argv)}",

@@ -19,11 +19,25 @@ def for_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module
         UserError: see `compile_layers`.
     """
     shorten_last_layer(model)
+    attend_to_all(accelerator, model)
     if accelerator.device.type == "cuda":
         mask_on_device(model)
     elif accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16":
         attend_by_products(model)
     return compile_layers(accelerator, config, model)
+
+
+def attend_to_all(accelerator: Any, model: Any) -> None:
+    """Have a BigBird attend to all tokens, in the exported config too.
+
+    Under its block-sparse attention the first short batch switches it over for all later ones, so that what it computes
+    would depend on the order in which a process sees its batches.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        model.base_model.set_attention_type("original_full")
+        config.attention_type = "original_full"
+        accelerator.print(f"{type(model).__name__} attends to all tokens: a batch decides if it is block-sparse")
 
 
 def attend_by_products(model: Any) -> None:

@@ -245,7 +245,7 @@ def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
     torch.manual_seed(config.seed)
     head = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     if config.model_name_or_path and not config.from_scratch:
-        model = load_pretrained("AutoModelForImageClassification", config.model_name_or_path, **head)
+        model = load_pretrained("AutoModelForImageClassification", config.model_name_or_path, config.revision, **head)
     else:
         model = new_classifier(config, head)
     if config.freeze_backbone:

@@ -202,7 +202,7 @@ def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:
     """Training and validation data, and the tokenizer."""
     parts = load_documents(config, config.text_column_name)
     if config.model_name_or_path:
-        tokenizer = load_tokenizer(config.model_name_or_path)
+        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         sample = first_texts(parts[0], TOKENIZER_BYTES)
         tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
@@ -219,7 +219,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     """A pretrained model with its head, or a new one without dropout."""
     torch.manual_seed(config.seed)
     if config.model_name_or_path:
-        model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path)
+        model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path, config.revision)
     else:
         from transformers import AutoModelForMaskedLM
 

@@ -203,7 +203,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     columns = config.text_column_names
     labels = Labels.from_table(tables[0], config.label_column_name, config.problem_type)
     if config.model_name_or_path:
-        tokenizer = load_tokenizer(config.model_name_or_path)
+        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
     texts = [tokenize(t, columns, tokenizer, config.max_length).with_targets(labels.encode(t)) for t in tables]
@@ -220,7 +220,9 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
         "problem_type": labels.problem_type,
     }
     if config.model_name_or_path:
-        model = load_pretrained("AutoModelForSequenceClassification", config.model_name_or_path, **head)
+        model = load_pretrained(
+            "AutoModelForSequenceClassification", config.model_name_or_path, config.revision, **head
+        )
     else:
         from transformers import ModernBertConfig, ModernBertForSequenceClassification
 

@@ -47,7 +47,7 @@ def load_processor(config: Any) -> tuple[Any, Geometry]:
         size = config.image_size or 16
         geometry = Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
     else:
-        given = load_pretrained("AutoImageProcessor", config.model_name_or_path, backend="pil")
+        given = load_pretrained("AutoImageProcessor", config.model_name_or_path, config.revision, backend="pil")
         geometry = geometry_of(given, config)
         if geometry.resize is None:
             given.size = {"height": geometry.size, "width": geometry.size}
@@ -105,7 +105,7 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
     if config.freeze_backbone:
         raise UserError("--freeze_backbone with --from_scratch would never train the new backbone: leave out one")
     if config.model_name_or_path:
-        sizes = load_pretrained("AutoConfig", config.model_name_or_path, **head)
+        sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision, **head)
     else:
         if len(config.depths) != len(config.hidden_sizes):
             raise UserError(

@@ -1,6 +1,7 @@
 """Loading what `save_pretrained` wrote, from a folder or the Hub, with errors that a user can act on."""
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from shared.hub import require_model
 ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
 
 
-def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
+def load_pretrained(auto_class: str, name: str, revision: str | None = None, **kwargs: Any) -> Any:
     """`transformers.AUTO_CLASS.from_pretrained(name)`; models in float32, with a new head where the old does not fit.
 
     transformers takes the dtype of the file by default, and half-precision master weights lose small updates: mixed
@@ -20,16 +21,19 @@ def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
     Raises:
         UserError: nothing there, no network, or not a model of this kind; names --model_name_or_path.
     """
-    local_files_only = require_model(name)
+    local_files_only = require_model(name, revision)
     import transformers
 
+    if revision is not None:
+        kwargs["revision"] = revision
     if auto_class.startswith("AutoModel"):
         kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
     try:
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
     except Exception as error:  # files and code of other people: whatever it raises, the choice of model is the cause
+        given = f"{name} --revision {revision}" if revision else name
         raise UserError(
-            f"--model_name_or_path {name} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
+            f"--model_name_or_path {given} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
             "the recipe, saved with its tokenizer or image processor"
         ) from None
     if isinstance(loaded, torch.nn.Module):
@@ -53,6 +57,8 @@ def reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if match := re.search(r"configuration class <class '[\w.]*?(\w+)Config'>", text):
         return f"a {match[1]} is no such model"
+    if "tiktoken" in text and find_spec("sentencepiece") is None:  # what transformers tries next
+        return "sentencepiece is not installed: pip install -r requirements.txt"
     if "instantiate the backend tokenizer" in text:
         return "there is no tokenizer that can be read"
     return text[:300] or type(error).__name__

@@ -20,13 +20,13 @@ OFFSET_POSITIONS = (
 )  # fmt: skip
 
 
-def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+def load_tokenizer(name: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
     """The tokenizer of a pretrained model, with a token to pad with.
 
     Raises:
         UserError: there is none, it knows no words, or it has no token that could pad.
     """
-    tokenizer = load_pretrained("AutoTokenizer", name)
+    tokenizer = load_pretrained("AutoTokenizer", name, revision)
     if not ordinary_tokens(tokenizer):
         files = ", ".join(sorted({"tokenizer.json", *type(tokenizer).vocab_files_names.values()}))
         raise UserError(
@@ -34,7 +34,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
             f"({files}): add the files of the tokenizer that the model was trained with"
         )
     if tokenizer.pad_token_id is None:
-        pad_with_another(tokenizer, name)
+        pad_with_another(tokenizer, name, revision)
     return tokenizer
 
 
@@ -45,13 +45,13 @@ def ordinary_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     return sorted({i for token, i in vocabulary.items() if token not in MARKS_OF_SPACE} - others)
 
 
-def pad_with_another(tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
+def pad_with_another(tokenizer: "PreTrainedTokenizerBase", name: str, revision: str | None) -> None:
     """Give a tokenizer without a padding token the one that the model was trained with, or the end-of-sequence token.
 
     Raises:
         UserError: there is neither.
     """
-    config = load_pretrained("AutoConfig", name).get_text_config()
+    config = load_pretrained("AutoConfig", name, revision).get_text_config()
     of_model = getattr(config, "pad_token_id", None)
     token = None
     if of_model is not None and 0 <= of_model < len(tokenizer):

@@ -60,6 +60,46 @@ def train(recipe, output, *flags):
     module.main(options.parse(module.Config, [*map(str, (*runs.TINY, *flags)), "--output_dir", str(output)]))
 
 
+def test_a_model_with_a_sentencepiece_file_only_has_its_tokenizer(texts, tmp_path, monkeypatch):
+    import sentencepiece
+
+    from shared import pretrained
+
+    with texts[1].open(newline="") as stream:
+        sentences = iter([row["text"] for row in csv.DictReader(stream)])
+    pieces = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"}
+    with (tmp_path / "spm.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences, model_writer=file, vocab_size=200, minloglevel=2, **pieces
+        )
+    AutoConfig.for_model("deberta-v2").save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.unk_token_id not in tokenizer("the test of a message")["input_ids"]
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    error = ValueError("`tiktoken` is required to read a `tiktoken` file. Install it with `pip install tiktoken`.")
+    assert pretrained.reason(error) == "sentencepiece is not installed: pip install -r requirements.txt"
+
+
+def test_a_revision_reaches_the_hub(monkeypatch):
+    """The config, the weights and the tokenizer of a branch, and no other."""
+    import transformers
+
+    from shared import pretrained
+
+    asked = []
+    monkeypatch.setattr(pretrained, "require_model", lambda name, revision: asked.append(("hub", revision)) or False)
+    for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
+        found = classmethod(lambda cls, name, **given: asked.append((name, given.get("revision"))))
+        monkeypatch.setattr(getattr(transformers, auto), "from_pretrained", found)
+        pretrained.load_pretrained(auto, "someone/model", "v2")
+    assert asked == [("hub", "v2"), ("someone/model", "v2")] * 2
+    pretrained.load_pretrained("AutoTokenizer", "someone/model")
+    assert asked[-2:] == [("hub", None), ("someone/model", None)]
+    mlm = runs.load_recipe("mlm")
+    with pytest.raises(UserError, match="--revision v2 has no effect without --model_name_or_path"):
+        options.parse(mlm.Config, ["--revision", "v2"])
+
+
 # Unknown words
 
 

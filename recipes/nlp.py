@@ -24,7 +24,7 @@ from shared.card import print_card
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
-from shared.isolation import padding_for
+from shared.isolation import pad_rows
 from shared.loading import Loader, feed
 from shared.memory import find_budget
 from shared.monitoring import Monitor
@@ -74,8 +74,7 @@ def main(config: Config) -> dict[str, float]:
     metrics = evaluation.resolve(labels.kind, config.metric_name, config.trust_remote_code, labels.num_labels)
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
-    multiple, padding = padding_for(model, train[0][0], tokenizer, config, train[0][1])
-    collate = Padding(tokenizer.pad_token_id, multiple, config.max_length)
+    collate, padding = pad_rows(model, train, validation, tokenizer, config)
     plan = Plan.of_run(config, accelerator, lengths=collate.padded_lengths(train.lengths))
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)

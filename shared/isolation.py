@@ -7,11 +7,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shared.datasets.text import Padding, TokenizedText
 from shared.errors import UserError
 from shared.own_models import checked
 
 TOLERANCE = 1e-4  # of two computations of the same in float32, relative to the largest logit: rounding is a tenth of it
 TRIED, PADDED = 13, 8  # tokens of the row that is tried, and by how many it is padded; an odd number shows pooling
+
+
+def pad_rows(
+    model: Any, train: TokenizedText, validation: TokenizedText, tokenizer: Any, config: Any
+) -> tuple[Padding, str]:
+    """What makes batches of tokenized texts for a model, and what is to be said of it: see `padding_for`.
+
+    Raises:
+        UserError: see `padding_for` and `check_ends`.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        check_ends(model, train, validation)
+    row, types, _ = train[0]
+    multiple, said = padding_for(model, row, tokenizer, config, types)
+    return Padding(tokenizer.pad_token_id, multiple, config.max_length), said
+
+
+def check_ends(model: Any, *datasets: TokenizedText) -> None:
+    """Classifiers made of an encoder and a decoder (T5, BART) read the end-of-sequence token, one in each text.
+
+    Raises:
+        UserError: some text has none, or several.
+    """
+    for data in datasets:
+        ends = np.add.reduceat(data.input_ids == model.config.eos_token_id, data.offsets[:-1])
+        if len(wrong := np.flatnonzero(ends != 1)):
+            raise UserError(
+                f"--model_name_or_path: a {type(model).__name__} reads the end-of-sequence token (id "
+                f"{model.config.eos_token_id}), of which each text must have one; row {wrong[0]} has {ends[wrong[0]]}: "
+                "take a tokenizer that ends texts with it, and leave out rows that spell it"
+            )
 
 
 def padding_for(

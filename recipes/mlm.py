@@ -40,6 +40,7 @@ from shared.saving import Saver
 from shared.text_models import for_device
 from shared.text_options import TextOptions
 from shared.tracking import Tracker
+from shared.vocabulary import load_tokenizer
 
 TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
 EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs that train otherwise can be compared
@@ -97,9 +98,9 @@ def main(config: Config) -> dict[str, float]:
     train, validation, tokenizer = load_data(config)
     run_folder.same_data(accelerator, progress, train, validation)
     model = for_device(accelerator, config, build_model(config, tokenizer))
-    collate, sequences = arrange(model, tokenizer, accelerator, config)
+    collate, sequences = arrange(model, train, tokenizer, accelerator, config)
     lengths = collate.padded_lengths(train.lengths)
-    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=config.packing)
+    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=collate.packed)
     loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
     schedule = make_schedule(config, plan.total_steps)
 
@@ -203,7 +204,7 @@ def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:
     """Training and validation data, and the tokenizer."""
     parts = load_documents(config, config.text_column_name)
     if config.model_name_or_path:
-        tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
+        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         sample = first_texts(parts[0], TOKENIZER_BYTES)
         tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
@@ -220,7 +221,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     """A pretrained model with its head, or a new one without dropout."""
     torch.manual_seed(config.seed)
     if config.model_name_or_path:
-        model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path)
+        model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path, config.revision)
     else:
         from transformers import AutoModelForMaskedLM
 

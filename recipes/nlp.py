@@ -24,17 +24,19 @@ from shared.card import print_card
 from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
 from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.isolation import pad_rows
 from shared.loading import Loader, feed
 from shared.losses import LossOptions, shape_of_run
 from shared.memory import find_budget
 from shared.monitoring import Monitor
 from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.pretrained import check_heads, checkpoint_activations, load_classifier, load_pretrained
+from shared.pretrained import check_heads, checkpoint_activations, load_classifier
 from shared.regression import Scale
 from shared.rehearsal import freeze_unreached, rehearse
 from shared.saving import Saver
 from shared.text_models import for_device
 from shared.tracking import Tracker
+from shared.vocabulary import load_tokenizer, share_padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ def main(config: Config) -> dict[str, float]:
     best_by = evaluation.best_by(config, metrics)
     model = for_device(accelerator, config, build_model(config, labels, tokenizer))
     scale = Scale.of_run(labels, train.targets, model)
-    collate = Padding(tokenizer.pad_token_id, 8 if config.mixed_precision != "no" else 1, config.max_length)
+    collate, padding = pad_rows(model, train, validation, tokenizer, config)
     shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
     lengths = collate.padded_lengths(train.lengths)
     plan = Plan.of_run(config, accelerator, lengths=lengths, weights=shape.sample_weights)
@@ -99,7 +101,7 @@ def main(config: Config) -> dict[str, float]:
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
         checkpoints.load(accelerator, checkpoint)
-    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}"
+    data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{padding}"
     notes = metrics.notes | shape.notes
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
     if config.dry_run:
@@ -205,7 +207,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     *tables, labels = load_labeled(config)
     columns = config.text_column_names
     if config.model_name_or_path:
-        tokenizer = load_pretrained("AutoTokenizer", config.model_name_or_path)
+        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
     texts = [tokenize(t, columns, tokenizer, config.max_length).with_targets(labels.encode(t)) for t in tables]
@@ -222,7 +224,8 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
         "problem_type": labels.problem_type,
     }
     if config.model_name_or_path:
-        model = load_classifier("AutoModelForSequenceClassification", config.model_name_or_path, **head)
+        name, revision = config.model_name_or_path, config.revision
+        model = load_classifier("AutoModelForSequenceClassification", name, revision=revision, **head)
     else:
         from transformers import ModernBertConfig, ModernBertForSequenceClassification
 
@@ -243,6 +246,7 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
             **head,
         )
         model = ModernBertForSequenceClassification(sizes)
+    share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     if config.gradient_checkpointing:

@@ -29,7 +29,7 @@ def require_upload() -> None:
         raise UserError(f"--push_to_hub: {reason}: {later}")
 
 
-def require_model(name: str) -> bool:
+def require_model(name: str, revision: str | None = None) -> bool:
     """Raises UserError unless the model `name` can be loaded; returns the local_files_only to pass to from_pretrained.
 
     A local folder and a cached model pass without a network; with one, a cached model may still fetch what is missing.
@@ -37,6 +37,8 @@ def require_model(name: str) -> bool:
     flag = "--model_name_or_path"
     folder = Path(name)
     if folder.is_dir():
+        if revision is not None:
+            raise UserError(f"--revision {revision} has no effect on a local folder ({flag} {name}): leave it out")
         if not (folder / "config.json").is_file():
             raise UserError(f"{flag} {name} holds no config.json: give a folder that save_pretrained wrote")
         return True
@@ -45,7 +47,7 @@ def require_model(name: str) -> bool:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{flag} {name}: no such folder")
     try:
-        cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str)
+        cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str)
     except ValueError:
         raise UserError(f"{flag} {name!r} is neither a folder nor a valid name on the Hub (namespace/name)") from None
     if cached:

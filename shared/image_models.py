@@ -11,6 +11,7 @@ from torch import nn
 from shared.batch_norm import synchronize
 from shared.compiling import compile_layers
 from shared.errors import UserError, say
+from shared.exported import check_names
 from shared.first_token import shorten_last_layer
 from shared.pretrained import backbone, load_classifier, load_pretrained, reason
 
@@ -74,11 +75,12 @@ def pretrained_geometry(config: Any) -> Geometry:
     """
     name = f"--model_name_or_path {config.model_name_or_path}"
     try:
-        return geometry_of(load_pretrained("AutoImageProcessor", config.model_name_or_path, backend="pil"), config)
+        given = load_pretrained("AutoImageProcessor", config.model_name_or_path, config.revision, backend="pil")
+        return geometry_of(given, config)
     except UserError as error:
         if "Can't load image processor" not in str(error):  # as transformers says it of a missing file
             raise
-    sizes = load_pretrained("AutoConfig", config.model_name_or_path)
+    sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision)
     known = getattr(getattr(sizes, "vision_config", sizes), "image_size", None)
     known = known[0] if isinstance(known, list | tuple) and len({*known}) == 1 else known
     size = config.image_size or known
@@ -155,7 +157,8 @@ def make_classifier(config: Any, names: tuple[str, ...]) -> nn.Module:
     head = head_of(names)
     if config.from_scratch or not config.model_name_or_path:
         return new_classifier(config, head)
-    return load_classifier("AutoModelForImageClassification", config.model_name_or_path, **head)
+    name, revision = config.model_name_or_path, config.revision
+    return load_classifier("AutoModelForImageClassification", name, revision=revision, **head)
 
 
 def head_of(names: tuple[str, ...]) -> dict[str, Any]:
@@ -175,7 +178,7 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
     if config.freeze_backbone:
         raise UserError("--freeze_backbone with --from_scratch would never train the new backbone: leave out one")
     if config.model_name_or_path:
-        sizes = load_pretrained("AutoConfig", config.model_name_or_path, **head)
+        sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision, **head)
         if config.image_size and hasattr(sizes, "image_size"):
             sizes.image_size = config.image_size
     else:
@@ -210,10 +213,11 @@ def for_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geomet
     Nothing is computed that no head reads. A pretrained model is first tried on images of the `geometry`.
 
     Raises:
-        UserError: see `require_logits`, `batch_norm.synchronize` and `compile_layers`.
+        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize` and `compile_layers`.
     """
     if geometry and config.model_name_or_path:
         require_logits(model, geometry.size, f"--model_name_or_path {config.model_name_or_path}")
+    check_names(model)
     shorten_last_layer(model)
     if config.sync_batchnorm:
         model = synchronize(accelerator, model)

@@ -100,6 +100,10 @@ def masking_for(
     special = set(tokenizer.all_special_ids)
     vocabulary = tokenizer.get_vocab()
     ordinary = np.array(sorted(set(vocabulary.values()) - special), np.int64)
+    if not len(ordinary):
+        raise UserError(
+            "--model_name_or_path: its tokenizer knows no words, so there is nothing to fill in: take another"
+        )
     continues = _continues_word(vocabulary) if whole_words else None
     return Masking(probability, mask_share, random_share, tokenizer.mask_token_id, ordinary, continues)
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from shared.datasets.text import OFFSET_POSITIONS
 from shared.errors import UserError
 from shared.pretrained import check_heads
+from shared.vocabulary import OFFSET_POSITIONS
 
 
 def sizes_of(config: Any, tokenizer: Any) -> Any:

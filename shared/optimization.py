@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from shared import gradients
+from shared.errors import UserError
 from shared.options import Options, base_learning_rate
 from shared.pretrained import backbone
 
@@ -77,7 +78,15 @@ def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
 
     The first layers ("embeddings", "embedder") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One
     learning rate does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
+
+    Raises:
+        UserError: the model does not tell what its head is.
     """
+    if not hasattr(model, "base_model"):
+        raise UserError(
+            f"--optim muon: a {type(model).__name__} does not tell its head (base_model, base_model_prefix) from the "
+            "rest, for which Muon is meant: use adamw"
+        )
     inside = {id(p) for p in backbone(model).parameters()}
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     hidden = {name for name, p in trainable if p.ndim >= 2 and id(p) in inside and "embed" not in name}

@@ -22,6 +22,10 @@ class Options:
     have the same value, unless one of the sets at the end of the class names it.
     """
 
+    # Model
+    revision: str | None = None
+    """Branch, tag or commit of --model_name_or_path on the Hub. None: its main branch."""
+
     # Data
     dataset_name: str | None = None
     """Data set on the Hub, or a folder written by save_to_disk. None: the recipe's embedded data, or --train_file."""
@@ -291,6 +295,10 @@ def check(config: Options) -> None:
     for name, other in config.NEEDS:
         if name in given and other not in given:
             raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")
+    if "revision" in given and getattr(config, "model_name_or_path", None) is None:  # a field of the recipes
+        raise UserError(
+            f"--revision {config.revision} has no effect without --model_name_or_path: give both, or neither"
+        )
     for name, other in (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio")):
         if name in given and other in given:
             raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")

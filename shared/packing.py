@@ -9,8 +9,9 @@ would not do: under the default attention every token sees the whole row.
   sorts by length, so little is padded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.attention import attend
-from shared.datasets.text import OFFSET_POSITIONS, Padding
-from shared.errors import UserError
+from shared.datasets.text import Padding
+from shared.isolation import TRIED, logits_of, padding_for, same
+from shared.vocabulary import OFFSET_POSITIONS
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # what FlashAttention, which it calls, is made for
@@ -31,6 +33,7 @@ class Packing:
     """Makes what `MaskedDocuments.read_micro_batch` gives a batch: one row without padding."""
 
     first_position: int = 0
+    packed: ClassVar[bool] = True
 
     @classmethod
     def for_model(cls, config: Any) -> "Packing":
@@ -66,6 +69,8 @@ class Packing:
 class OnePerRow(Padding):
     """Makes a batch of what `MaskedDocuments.read_micro_batch` gives: a document per row, as long as the longest."""
 
+    packed: ClassVar[bool] = False
+
     def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # other items than those of a table
         """input_ids and attention_mask [rows, longest]; masked [n], places in the flattened rows, and labels [n]."""
         tokens, lengths, masked, labels = read
@@ -85,30 +90,44 @@ class OnePerRow(Padding):
         }
 
 
-def arrange(model: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
-    """What makes batches of documents as --packing says, and how that is done, in words.
+def arrange(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
+    """What makes batches of the pieces of `data` as --packing says, and how that is done, in words.
 
-    Raises:
-        UserError: the model's attention cannot be replaced.
+    A model in which packed documents would see each other gets one per row.
     """
-    if config.packing:
+    how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
+    if config.packing and packs(model, [row[:TRIED] for row in rows]):
         attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
         return Packing.for_model(model.config), attention
-    multiple = 8 if config.mixed_precision != "no" else 1
-    return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), "one document per row, sorted by length"
+    if config.packing:
+        how += f" (packed, the documents would see each other in a {type(model).__name__})"
+    multiple, padding = padding_for(model, rows[0], tokenizer, config)
+    return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
+
+
+def packs(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether packed documents, given as their token ids, give what each gives alone.
+
+    A few documents are computed both ways. Not all models that take an attention of ours look at nothing else: in a
+    MobileBERT each token also sees the embeddings of its neighbours.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        return False
+    alone = [logits_of(model, {"input_ids": torch.from_numpy(ids)[None]})[0] for ids in rows]
+    lengths = np.array([len(ids) for ids in rows])
+    everywhere = np.arange(lengths.sum())
+    packed = Packing.for_model(model.config)((np.concatenate(rows), lengths, everywhere, everywhere))
+    before = model.config._attn_implementation
+    use_packed_attention(model, torch.device("cpu"), "no")
+    try:
+        together = logits_of(model, {name: value for name, value in packed.items() if name not in ("labels", "masked")})
+    finally:
+        model.set_attn_implementation(before)
+    return same(together[0], torch.cat(alone))
 
 
 def use_packed_attention(model: Any, device: torch.device, mixed_precision: str) -> str:
-    """Have `model` attend within documents only; returns how, in words.
-
-    Raises:
-        UserError: the model's attention cannot be replaced.
-    """
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UserError(
-            f"--packing: the attention of {type(model).__name__} cannot be replaced, so documents would see each "
-            "other: add --no_packing"
-        )
+    """Have `model` attend within documents only; returns how, in words."""
     from transformers import AttentionInterface
 
     AttentionInterface.register("packed_varlen", varlen_attention)
@@ -161,6 +180,7 @@ def varlen_attention(
     """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width]."""
     from torch.nn.attention.varlen import varlen_attn
 
+    key, value = for_each_head(query, key, value)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
     out = varlen_attn(
@@ -188,6 +208,7 @@ def padded_attention(
 
     `sliding_window` - 1 is the farthest that a token sees to either side, as in transformers' FlashAttention.
     """
+    key, value = for_each_head(query, key, value)
     documents, longest = len(cu_seq_lens_q) - 1, max_length_q
     heads, total, width = query.shape[1:]
     lengths = cu_seq_lens_q.diff()
@@ -214,3 +235,9 @@ def padded_attention(
     out = attend(pad(query), pad(key), pad(value), mask, dropout, width**-0.5 if scaling is None else scaling)
     out = out.transpose(1, 2).reshape(documents * longest, heads, width)
     return (out if slots is None else out.index_select(0, slots))[None], None
+
+
+def for_each_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [1, heads or fewer, T, width] as many times as query heads share them (EuroBERT)."""
+    shared = query.shape[1] // key.shape[1]
+    return (key, value) if shared == 1 else (key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1))

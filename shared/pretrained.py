@@ -2,6 +2,7 @@
 
 import copy
 import re
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from shared.hub import require_model
 ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
 
 
-def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
+def load_pretrained(auto_class: str, name: str, revision: str | None = None, **kwargs: Any) -> Any:
     """`transformers.AUTO_CLASS.from_pretrained(name)`; models in float32, with a new head where the old does not fit.
 
     transformers takes the dtype of the file by default, and half-precision master weights lose small updates: mixed
@@ -21,16 +22,19 @@ def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
     Raises:
         UserError: nothing there, no network, or not a model of this kind; names --model_name_or_path.
     """
-    local_files_only = require_model(name)
+    local_files_only = require_model(name, revision)
     import transformers
 
+    if revision is not None:
+        kwargs["revision"] = revision
     if auto_class.startswith("AutoModel"):
         kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
     try:
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
     except Exception as error:  # files and code of other people: whatever it raises, the choice of model is the cause
+        given = f"{name} --revision {revision}" if revision else name
         raise UserError(
-            f"--model_name_or_path {name} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
+            f"--model_name_or_path {given} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
             "the recipe, saved with its tokenizer or image processor"
         ) from None
     model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -39,23 +43,23 @@ def load_pretrained(auto_class: str, name: str, **kwargs: Any) -> Any:
     return loaded
 
 
-def label_order(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
+def label_order(name: str, names: tuple[str, ...], revision: str | None = None) -> tuple[str, ...]:
     """`names` in the order of the pretrained classifier's outputs, if those are the labels it knows; else as they are.
 
     Raises:
         UserError: there is no such model, or its config gives labels two numbers.
     """
-    stored = stored_names(name)
+    stored = stored_names(name, revision)
     return stored if sorted(stored) == sorted(names) else names
 
 
-def stored_names(name: str) -> tuple[str, ...]:
+def stored_names(name: str, revision: str | None = None) -> tuple[str, ...]:
     """The labels that a model's config.json names, in the order of its outputs; without names LABEL_0, LABEL_1, ....
 
     Raises:
         UserError: there is no such model, or its config gives labels two numbers.
     """
-    config = load_pretrained("AutoConfig", name)
+    config = load_pretrained("AutoConfig", name, revision)
     by_number = {int(number): label for number, label in (config.id2label or {}).items()}
     by_label = {label: int(number) for label, number in (config.label2id or {}).items()}
     numbers = {label: number for number, label in by_number.items()}
@@ -72,8 +76,12 @@ def are_placeholders(names: tuple[str, ...]) -> bool:
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
 
 
-def load_classifier(auto_class: str, name: str, id2label: dict[int, str], **head: Any) -> Any:
+def load_classifier(
+    auto_class: str, name: str, id2label: dict[int, str], revision: str | None = None, **head: Any
+) -> Any:
     """A pretrained classifier for these labels, with the last layer that it has, or a new one for other labels.
+
+    Labels that the model knows have to be in its order: see `label_order`.
 
     What the user would not expect is said: labels that only have numbers in the model, and a last layer that is new
     though the model has one. `knows_labels` of the model tells whether the layer is that of the file.
@@ -81,8 +89,9 @@ def load_classifier(auto_class: str, name: str, id2label: dict[int, str], **head
     Raises:
         UserError: as `load_pretrained` and `stored_names`.
     """
-    stored, names = stored_names(name), tuple(id2label.values())
-    model, found = load_pretrained(auto_class, name, output_loading_info=True, id2label=id2label, **head)
+    stored, names = stored_names(name, revision), tuple(id2label.values())
+    assert stored == names or sorted(stored) != sorted(names), f"{names} are not in the order of {stored}"
+    model, found = load_pretrained(auto_class, name, revision, output_loading_info=True, id2label=id2label, **head)
     last = label_weights(model)
     missing = set(last) & set(found["missing_keys"])
     lost = set(last) & {key for key, *_ in found["mismatched_keys"]}
@@ -138,6 +147,8 @@ def reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     if match := re.search(r"configuration class <class '[\w.]*?(\w+)Config'>", text):
         return f"a {match[1]} is no such model"
+    if "tiktoken" in text and find_spec("sentencepiece") is None:  # what transformers tries next
+        return "sentencepiece is not installed: pip install -r requirements.txt"
     if "instantiate the backend tokenizer" in text:
         return "there is no tokenizer that can be read"
     return text[:300] or type(error).__name__

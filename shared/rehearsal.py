@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shared.batches import MicroBatch, Plan
 from shared.errors import UserError
+from shared.own_models import checked
 
 PASSES, ROWS = 4, 2  # of the search for parameters that the loss does not reach; batch norm takes two samples
 
@@ -29,7 +30,7 @@ def freeze_unreached(
     that reach it, or by its twin in another item of the same list of modules, which the loss does reach.
 
     Raises:
-        UserError: which parameters the loss reaches depends on the batch.
+        UserError: which parameters the loss reaches depends on the batch; or see `own_models.checked`.
     """
     if accelerator.is_fsdp2:
         return []
@@ -38,7 +39,7 @@ def freeze_unreached(
 
     def unreached(batch: np.ndarray) -> list[str]:
         micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch))
-        with without_a_trace(accelerator, model), accelerator.autocast():
+        with checked(model), without_a_trace(accelerator, model), accelerator.autocast():
             compute_loss(micro_batch).backward()
             return without_gradient(model)
 
@@ -57,7 +58,9 @@ def freeze_unreached(
     parameters = dict(model.named_parameters())
     for name in names:
         parameters[name].requires_grad_(False)
-    accelerator.print(f"frozen, because the loss does not depend on them: {shown(names)}")
+    accelerator.print(
+        f"frozen, because the loss does not depend on them: {shown(list(dict.fromkeys(map(_kind, names))))}"
+    )
     return names
 
 

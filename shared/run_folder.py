@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from shared import checkpoints, exported, lock, memory, options, signals
+from shared import checkpoints, exported, lock, memory, options, own_models, signals
 from shared.checkpoint_writer import usual_permissions
 from shared.errors import UserError
 from shared.hub import require_upload
@@ -26,6 +26,7 @@ from shared.same_run import model_digest, moved, places, refuse_another_run, sam
 from shared.tracking import cut_metrics, read_metrics, require_trackers
 
 Config = TypeVar("Config", bound=options.Options)
+CARD = "README.md"  # of a model
 
 
 def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
@@ -169,7 +170,8 @@ def finished(
     output_dir = Path(config.output_dir)
 
     def look() -> dict[str, float] | None:
-        if not (output_dir / "model" / "config.json").is_file() or not (output_dir / "metrics.jsonl").is_file():
+        exported = any((output_dir / "model" / name).is_file() for name in ("config.json", CARD))
+        if not exported or not (output_dir / "metrics.jsonl").is_file():
             return None
         lines = read_metrics(output_dir / "metrics.jsonl")
         stored = options.load(output_dir / "config.yaml")
@@ -219,7 +221,8 @@ def export(
 ) -> None:
     """Write `model/`, complete or not at all: weights in full, config, tokenizer or image processor, model card.
 
-    The card has `note` as a paragraph.
+    The card has `note` as a paragraph. A model that is any `nn.Module`, without a `save_pretrained`, has no config; the
+    card says how to load it.
 
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
 
@@ -247,10 +250,11 @@ def export(
         logging.disable_progress_bar()  # a bar for one file
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
-            unwrapped.save_pretrained(partial, state_dict=weights)
+            own_models.save(unwrapped, weights, partial)
             exported.check_loads(partial, unwrapped)
-            processor.save_pretrained(partial)
-            (partial / "README.md").write_text(model_card(config, progress, note))
+            if hasattr(processor, "save_pretrained"):
+                processor.save_pretrained(partial)
+            (partial / CARD).write_text(model_card(config, progress, unwrapped, note))
             usual_permissions(partial)
             shutil.rmtree(output_dir / "model", ignore_errors=True)
             partial.rename(output_dir / "model")
@@ -287,8 +291,9 @@ def require_finite(
         )
 
 
-def model_card(config: options.Options, progress: Progress, note: str = "") -> str:
+def model_card(config: options.Options, progress: Progress, model: Any = None, note: str = "") -> str:
     """The README.md of an exported model: what it is, `note`, its numbers, and the command that made it."""
+    own = model is not None and own_models.is_own(model)
     step, results = results_of(config, progress)
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
@@ -297,7 +302,7 @@ def model_card(config: options.Options, progress: Progress, note: str = "") -> s
     return "\n".join(
         [
             "---",
-            "library_name: transformers",
+            *([] if own else ["library_name: transformers"]),
             "tags: [accelerate-recipes]",
             *([f"base_model: {base}"] if base and not Path(base).exists() else []),  # the Hub knows no folders
             "---",
@@ -312,6 +317,7 @@ def model_card(config: options.Options, progress: Progress, note: str = "") -> s
             "|---|---|",
             rows,
             "",
+            *([own_models.how_to_load(model)] if own else []),
             "Command:",
             "",
             f"    {shlex.join(sys.argv)}",

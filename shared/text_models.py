@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from shared.attention import attend
 from shared.compiling import compile_layers
+from shared.exported import check_names
 from shared.first_token import shorten_last_layer
 from shared.options import Options
 
@@ -16,14 +17,29 @@ def for_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module
     """The model as its device and --torch_compile ask for it; before optimizer and `prepare`.
 
     Raises:
-        UserError: see `compile_layers`.
+        UserError: see `check_names` and `compile_layers`.
     """
+    check_names(model)
     shorten_last_layer(model)
+    attend_to_all(accelerator, model)
     if accelerator.device.type == "cuda":
         mask_on_device(model)
     elif accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16":
         attend_by_products(model)
     return compile_layers(accelerator, config, model)
+
+
+def attend_to_all(accelerator: Any, model: Any) -> None:
+    """Have a BigBird attend to all tokens, in the exported config too.
+
+    Under its block-sparse attention the first short batch switches it over for all later ones, so that what it computes
+    would depend on the order in which a process sees its batches.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        model.base_model.set_attention_type("original_full")
+        config.attention_type = "original_full"
+        accelerator.print(f"{type(model).__name__} attends to all tokens: a batch decides if it is block-sparse")
 
 
 def attend_by_products(model: Any) -> None:

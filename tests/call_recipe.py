@@ -59,7 +59,8 @@ def with_dropout(build_model):
 
     def build(*args):
         model = build_model(*args)
-        model.classifier = nn.Sequential(*model.classifier[:-1], nn.Dropout(0.2), model.classifier[-1])
+        drop_out = nn.Dropout(0.2)
+        model.classifier[-1].register_forward_pre_hook(lambda last, rows: drop_out.train(last.training)(*rows))
         return model
 
     return build

@@ -234,12 +234,23 @@ def test_parameters_that_the_loss_does_not_reach_are_frozen_said_and_the_run_res
 
     build_model = nlp.build_model
 
-    def build_with_a_forgotten_layer(*args):
+    class Forgetful(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.forgotten = model, torch.nn.Linear(2, 2)
+
+        def forward(self, **batch):
+            return self.model(**batch)
+
+    def build_with_a_layer_that_is_not_the_models(*args):
         model = build_model(*args)
-        model.forgotten = torch.nn.Linear(2, 2)
+        model.added = torch.nn.Linear(2, 2)
         return model
 
-    monkeypatch.setattr(nlp, "build_model", build_with_a_forgotten_layer)
+    monkeypatch.setattr(nlp, "build_model", build_with_a_layer_that_is_not_the_models)
+    message = refusal(train, tmp_path / "refused")
+    assert "has added.bias (2 weights differ) would be exported, and from_pretrained would not load it" in message
+    monkeypatch.setattr(nlp, "build_model", lambda *args: Forgetful(build_model(*args)))
     flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
     train(tmp_path / "whole", *flags, 4)
     said = "frozen, because the loss does not depend on them: forgotten.weight, forgotten.bias\n"

@@ -178,7 +178,10 @@ def test_every_row_enters_the_model_once_per_epoch(recipe, configs, outputs):
             passes = [json.loads(line) for line in file.read_text().splitlines()]
             training = [p["rows"] for p in passes if p["training"]]
             trained.update(rows[tuple(ids)] for batch in training[2:] for ids in batch)  # two are discarded
-            evaluated.update(tuple(ids) for p in passes if not p["training"] for ids in p["rows"])
+            evaluation = [p["rows"] for p in passes if not p["training"]]
+            evaluated.update(
+                tuple(ids) for batch in evaluation[2:] for ids in batch
+            )  # two look whether padding is seen
             processes += 1
         assert processes == world
         (alone,), _ = plan.global_batch(plan.total_steps - 1)

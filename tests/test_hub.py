@@ -112,6 +112,10 @@ def test_a_local_model_needs_no_hub(monkeypatch, tmp_path, closed):
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     (tmp_path / "config.json").write_text("{}")
     assert hub.require_model(str(tmp_path)) is True
+    with pytest.raises(
+        UserError, match=r"^--revision v2 has no effect on a local folder \(--model_name_or_path .*leave"
+    ):
+        hub.require_model(str(tmp_path), "v2")
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):
@@ -141,6 +145,8 @@ def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkey
     cache_model(tmp_path, "someone/model")
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     assert hub.require_model("someone/model") is True
+    with pytest.raises(UserError, match="is not on this machine"):
+        hub.require_model("someone/model", "another-branch")
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     assert hub.require_model("someone/model") is False
 

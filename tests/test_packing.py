@@ -1,6 +1,7 @@
 """Packed documents give what each gives alone, and the head on hidden tokens what the dense head gives there."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,9 +10,8 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from shared.datasets.text import Padding
-from shared.errors import UserError
 from shared.masked_head import predict_only_masked
-from shared.packing import OnePerRow, Packing, use_packed_attention, varlen_attention
+from shared.packing import OnePerRow, Packing, arrange, packs, use_packed_attention, varlen_attention
 
 CPU = torch.device("cpu")
 KINDS = ("bert", "roberta", "modernbert")
@@ -124,14 +124,22 @@ def test_a_model_called_without_masked_gives_all_logits():
     assert model(input_ids=torch.full((2, 7), 9)).logits.shape == (2, 7, 320)
 
 
-@pytest.mark.parametrize("kind", ["deberta-v2", "mpnet", "megatron-bert"])
-def test_a_model_that_does_not_hand_its_arguments_on_is_refused_in_one_line(kind):
-    model = tiny(kind)
-    predict_only_masked(model)
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2", "mpnet", "megatron-bert", "squeezebert", "nothing apart"])
+def test_the_logits_of_hidden_tokens_are_those_of_the_dense_head_in_any_model(kind):
+    """Whether or not it hands its arguments on to its encoder; and where it has no encoder apart from its head."""
+    more = {"embedding_size": 64} if kind == "squeezebert" else {}
+    model = tiny("bert" if kind == "nothing apart" else kind, **more)
+    if kind == "nothing apart":
+        model.base_model_prefix = ""
+        assert model.base_model is model
     batch = OnePerRow(PAD)(read([9, 4, 2]))
     batch.pop("labels")
-    with pytest.raises(UserError, match=r"^--model_name_or_path: \w+ForMaskedLM does not tell .*$"):
-        model(**batch)
+    masked = batch.pop("masked")
+    with torch.no_grad():
+        expected = model(**batch).logits.flatten(0, 1)[masked]
+        predict_only_masked(model)
+        assert (model(**batch, masked=masked).logits - expected).abs().max() < 1e-5
+        assert model(**batch).logits.ndim == 3, "a call without places is what it was"
 
 
 def test_one_document_per_row_pads_like_the_other_recipe():
@@ -212,8 +220,20 @@ def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch)
     assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.5, (-1, -1)), ((4, 2, 3), [0, 3, 4], 3, 0.5, (8, 8))]
 
 
-def test_a_model_whose_attention_cannot_be_replaced_is_refused():
-    model = tiny("bert")
-    model._supports_attention_backend = False
-    with pytest.raises(UserError, match="--no_packing"):
-        use_packed_attention(model, CPU, "no")
+@pytest.mark.parametrize(
+    ("kind", "packed"), [("bert", True), ("eurobert", True), ("mobilebert", False), ("deberta-v2", False)]
+)
+def test_documents_are_packed_where_they_do_not_see_each_other(kind, packed):
+    """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours."""
+    more = {"num_key_value_heads": 2, "head_dim": 16} if kind == "eurobert" else {}
+    more |= {"embedding_size": 64, "intra_bottleneck_size": 64} if kind == "mobilebert" else {}
+    model = tiny(kind, **more)
+    before = model.config._attn_implementation
+    assert packs(model, [np.arange(5, 5 + n) for n in (11, 7, 16)]) == packed
+    assert model.config._attn_implementation == before
+    data = [np.arange(5, 25), np.arange(5, 9)]
+    config = SimpleNamespace(packing=True, mixed_precision="no", max_length=60)
+    collate, said = arrange(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
+    assert collate.packed == packed
+    assert ("packed without padding" in said) == packed
+    assert (f"the documents would see each other in a {type(model).__name__}" in said) == (not packed)

@@ -320,7 +320,7 @@ def load_sources(config: Any) -> tuple[Source, Source]:
             f"({config.validation_split_percentage} % of each class, chosen by --seed {config.seed}) are kept for it"
         )
     if config.model_name_or_path and not config.from_scratch:
-        names = label_order(config.model_name_or_path, train.names)
+        names = label_order(config.model_name_or_path, train.names, config.revision)
         return train.ordered(names), validation.ordered(names)
     return train, validation
 

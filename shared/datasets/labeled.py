@@ -29,5 +29,5 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     train, validation = load_tables(config, columns, label_columns, config.problem_type, targets_of)
     labels = learn(train)
     if config.model_name_or_path and labels.names:
-        labels = labels.ordered(label_order(config.model_name_or_path, labels.names))
+        labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
     return *limited((train, validation), config), labels

@@ -21,12 +21,13 @@ from tqdm import tqdm
 from shared.datasets.cache import build_once
 from shared.datasets.rows import FILL_IN, column_of, source_of, where
 from shared.errors import UserError
+from shared.vocabulary import OFFSET_POSITIONS, check_unknown, unknown_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FLAG = "--text_column_names"
-FORMAT = 1  # raise it when what is written for the same input changes: it is part of the cache's names
+FORMAT = 2  # raise it when what is written for the same input changes: it is part of the cache's names
 BATCH_ROWS = 1000  # enough for the tokenizer's threads to share, few enough for a lively progress bar
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -35,11 +36,6 @@ SPECIAL_TOKENS = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-# Models that count positions from the padding id + 1, so that as many of their position embeddings are never used.
-OFFSET_POSITIONS = (
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-)  # fmt: skip
 
 
 Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
@@ -137,7 +133,7 @@ def tokenize(
 
     The first process of a machine writes them, with a progress bar; the others wait and read. They are kept by content:
     texts, tokenizer and `max_length`. UserError for a column that is missing or holds no text, for a row whose text is
-    missing, empty or gives no token, and for a `max_length` without room for any.
+    missing, empty or gives no token, for texts of which no word is known, and for a `max_length` without room for any.
     """
     columns = _texts(table, text_columns)
     special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
@@ -158,8 +154,12 @@ def tokenize(
         np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         if encoder.with_types:
             np.save(folder / "token_type_ids.npy", types)
+        unknown = np.count_nonzero(ids == encoder.unknown)
+        (folder / "unknown").write_text(f"{unknown} {len(ids) - special * table.num_rows}")
 
-    return TokenizedText(build_once(f"tokens-{_digest(encoder.identity, columns)}", build))
+    data = TokenizedText(build_once(f"tokens-{_digest(encoder.identity, columns)}", build))
+    check_unknown(source_of(table), *map(int, (data.folder / "unknown").read_text().split()))
+    return data
 
 
 class _Encoder:
@@ -169,6 +169,7 @@ class _Encoder:
         self.tokenizer, self.max_length = tokenizer, max_length
         self.id_type = np.uint16 if max(tokenizer.get_vocab().values()) <= np.iinfo(np.uint16).max else np.int32
         self.with_types = "token_type_ids" in tokenizer.model_input_names
+        self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
         self.fast: Tokenizer | None = None
         if tokenizer.is_fast:
             # A copy: truncation is a setting of the tokenizer, and the recipe's is not ours to set.
@@ -181,7 +182,14 @@ class _Encoder:
             with tempfile.TemporaryDirectory() as folder:
                 tokenizer.save_pretrained(folder)
                 content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
-        settings = (FORMAT, tokenizers.__version__, max_length, tokenizer.split_special_tokens, self.with_types)
+        settings = (
+            FORMAT,
+            tokenizers.__version__,
+            max_length,
+            tokenizer.split_special_tokens,
+            self.with_types,
+            self.unknown,
+        )
         self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content
 
     def encode(self, batch: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

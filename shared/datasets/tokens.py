@@ -29,11 +29,12 @@ from shared.datasets.tables import subset
 from shared.errors import UserError
 from shared.masking import Masking
 from shared.options import Options
+from shared.vocabulary import check_unknown, unknown_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 3  # raise it when what is written for the same input changes: it is part of the cache's names
+FORMAT = 4  # raise it when what is written for the same input changes: it is part of the cache's names
 BATCH_CHARACTERS = 1 << 18  # of texts tokenized at once: the tokenizer takes some 30 bytes for each
 IN_FLIGHT = 4  # batches read ahead: enough to keep the tokenizer busy, few enough for any memory
 
@@ -65,7 +66,7 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
     the others wait and read. They are kept by content. Documents without a token are left out, and that is said.
 
     Raises:
-        UserError: no document has any token, or the tokenizer is not one of the tokenizers library.
+        UserError: no document has any token that is known, or the tokenizer is not one of the tokenizers library.
     """
     if not tokenizer.is_fast:
         raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: give a model with a tokenizer.json")
@@ -75,7 +76,8 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
     fast.encode_special_tokens = True
     largest = max(tokenizer.get_vocab().values())
     id_type = np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32
-    settings = repr((FORMAT, tokenizers.__version__, documents.content())).encode()
+    unknown_id = -1 if (found := unknown_token(tokenizer)) is None else found
+    settings = repr((FORMAT, tokenizers.__version__, documents.content(), unknown_id)).encode()
     name = hashlib.blake2b(settings + fast.to_str().encode(), digest_size=16).hexdigest()
 
     def encode(texts: list[str]) -> tuple[NDArray[Any], Ints, int]:
@@ -85,7 +87,7 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
         return flat, lengths[lengths > 0], len(texts)
 
     def build(folder: Path) -> None:
-        read = written = end = 0
+        read = written = end = unknown = 0
         content = hashlib.blake2b(digest_size=16)
         with (
             (folder / f"tokens.{np.dtype(id_type).name}").open("wb") as tokens,
@@ -99,15 +101,18 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
                 content.update(flat.data)
                 content.update(lengths.data)
                 end, read, written = end + len(flat), read + count, written + len(lengths)
+                unknown += int(np.count_nonzero(flat == unknown_id))
                 bar.update(count)
         if not written:
             raise UserError(f"{documents.source} holds no text: {read:,} documents without a token")
         (folder / "left_out").write_text(str(read - written))
+        (folder / "unknown").write_text(f"{unknown} {end}")
         (folder / "digest").write_text(content.hexdigest())
 
     file = TokenFile(build_once(f"corpus-{name}", build))
     if (left_out := (file.folder / "left_out").read_text()) != "0" and os.environ.get("RANK", "0") == "0":
         print(f"{documents.source}: {int(left_out):,} documents without text are left out", file=sys.stderr)
+    check_unknown(documents.source, *map(int, (file.folder / "unknown").read_text().split()))
     return file
 
 

@@ -73,7 +73,7 @@ def ours(data: Any, steps: int, folder: Path) -> None:
     tokenizer = SimpleNamespace(pad_token_id=0)
     nlp.load_data = lambda config: (data, data, labels, tokenizer)
     nlp.build_model = lambda *_: tiny_model()
-    words = ["--max_train_steps", str(steps + 10), "--output_dir", str(folder / "run")]
+    words = ["--max_length", str(LENGTH), "--max_train_steps", str(steps + 10), "--output_dir", str(folder / "run")]
     nlp.main(options.parse(nlp.Config, words))
 
 

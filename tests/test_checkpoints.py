@@ -64,7 +64,8 @@ def recipe():
 def outputs(recipe, texts, tmp_path_factory):
     """Folders of runs of one config, with dropout: one whole, on two processes, and others killed and resumed."""
     folder = tmp_path_factory.mktemp("killed")
-    flags = [*texts, *FLAGS, "--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts)]
+    bert = runs.write_bert_with_dropout(folder / "bert", texts)
+    flags = [*texts, *FLAGS, "--model_name_or_path", bert, "--learning_rate", 1e-3]
     launched = [*flags, "--expect_processes", 2, "--output_dir", folder / "resumed-2"]
     command = runs.torchrun(2, runs.ROOT / "recipes/nlp.py", *launched)
     process = runs.start(command, OMP_NUM_THREADS="1")

@@ -38,7 +38,7 @@ def configs(texts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exactness")
     tiny = [*texts, *runs.TINY]
     epochs = write_numbered_texts(folder)
-    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts)]
+    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
     return {
         **{f"gradient-{budget}": [*tiny, *ONE_STEP, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
         **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},

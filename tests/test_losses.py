@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from shared import losses, options
 from shared.batches import Plan
 from shared.errors import UserError
+from shared.pretrained import load_pretrained
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
@@ -55,7 +56,7 @@ def test_a_step_moves_by_the_gradient_of_torchs_weighted_and_smoothed_loss_of_th
     assert runs.distance(moved / (-1.9 * RATE), gradient) < 1e-6  # 1.9: the first step of Nesterov momentum
     assert runs.training_lines(tmp_path / "run")[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
-    trained = nlp.load_pretrained("AutoModelForSequenceClassification", str(tmp_path / "run/model")).eval()
+    trained = load_pretrained("AutoModelForSequenceClassification", str(tmp_path / "run/model")).eval()
     batch = nlp.Padding(tokenizer.pad_token_id)([validation[i] for i in range(len(validation))])
     with torch.inference_mode():
         plain = F.cross_entropy(trained(**batch).logits, batch["labels"])

@@ -68,7 +68,7 @@ campaign: .venv/installed-dev
 gpu:
 	@[ ! -x $(BIN)/python ] || $(MAKE) --no-print-directory .venv/installed-dev
 	@python=$(BIN)/python; [ -x $$python ] || python="$(PYTHON)"; export PYTHONPATH=.; set -x; \
-	timeout -s INT 220 $$python -m pytest -v -m gpu tests/test_gpu.py; tests=$$?; \
+	timeout -s INT 220 $$python -m pytest -v -m gpu tests/recipes/test_gpu.py; tests=$$?; \
 	timeout 300 $$python benchmarks/gpu.py --seconds 280 && exit $$tests
 
 lint: .venv/installed-dev

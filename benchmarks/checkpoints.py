@@ -66,13 +66,13 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    from shared import checkpoints
-    from shared.batches import Plan
-    from shared.checkpoint_buffers import distinct, flatten
-    from shared.optimization import inner, make_optimizer
-    from shared.options import Options
-    from shared.progress import Progress
-    from shared.saving import Saver
+    from shared.checkpoints import resuming
+    from shared.checkpoints.buffers import distinct, flatten
+    from shared.checkpoints.progress import Progress
+    from shared.checkpoints.saving import Saver
+    from shared.config.options import Options
+    from shared.optimization.optimizers import inner, make_optimizer
+    from shared.plan.batches import Plan
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
@@ -190,9 +190,9 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     saver.finish()
     accelerator.save_state(str(folder / "kept"))
     checkpoint.save(state(), checkpoint_id=folder / "kept_shards")
-    path = checkpoints.path_of(config.output_dir, step + 1)
+    path = resuming.path_of(config.output_dir, step + 1)
     readers: dict[str, Callable[[], object]] = {
-        "ours": lambda: (checkpoints.problem_with(path), checkpoints.load(accelerator, path)),  # digests first
+        "ours": lambda: (resuming.problem_with(path), resuming.load(accelerator, path)),  # digests first
         "load_state": lambda: accelerator.load_state(str(folder / "kept")),
         "distributed": lambda: checkpoint.load(state(), checkpoint_id=folder / "kept_shards"),
     }
@@ -255,7 +255,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
 
 def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
     """Kill a run of the recipe with SIGKILL and start it again: seconds until its next step, and until a new one."""
-    from shared.checkpoints import complete
+    from shared.checkpoints.resuming import complete
 
     rows = []
     for round_ in range(arguments.recoveries):

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from shared.config.options import Options
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
-from shared.datasets.text import TokenizedText, tokenize
-from shared.options import Options
-from shared.pretrained import load_pretrained
+from shared.pretrained.from_pretrained import load_pretrained
+from shared.text.tokenized import TokenizedText, tokenize
 
 STRATEGIES = ("group_by_length", "batch_rebalance")  # of Trainer, tuned
 
@@ -293,9 +293,9 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
     from accelerate import Accelerator
 
     from recipes import nlp
-    from shared import evaluation as recipe_evaluation
-    from shared.batches import Plan
-    from shared.datasets.text import Padding
+    from shared.monitoring import evaluation as recipe_evaluation
+    from shared.plan.batches import Plan
+    from shared.text.tokenized import Padding
 
     accelerator = Accelerator(cpu=True)
     train, validation, labels, tokenizer = read_data(job)

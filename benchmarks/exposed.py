@@ -24,16 +24,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rounds import command, machine
 
-from shared import launch
-from shared.batches import MicroBatch
-from shared.compression import DDPSettings
-from shared.monitoring import Monitor
-from shared.options import Options
+from shared.config.options import Options
+from shared.launch import starting
+from shared.launch.gradient_compression import DDPSettings
+from shared.monitoring.monitor import Monitor
+from shared.plan.batches import MicroBatch
+from shared.processes import ending
 
 
 def measure(width: int, layers: int, rows: int, steps: int) -> dict[str, float]:
     """Medians over the steps, in seconds: with and without synchronization, and what the monitor called exposed."""
-    accelerator = launch.start(Options())
+    accelerator = starting.start(Options())
     torch.manual_seed(0)
     accelerator.ddp_handler = DDPSettings()
     blocks = [part for _ in range(layers) for part in (torch.nn.Linear(width, width), torch.nn.GELU())]
@@ -95,7 +96,7 @@ def main() -> None:
         (arguments.output_dir / "exposed.json").write_text(json.dumps([row | about for row in rows], indent=1) + "\n")
         (arguments.output_dir / "exposed.md").write_text("\n".join([*lines, ""]))
         print("\n".join(lines))
-    launch.end()
+    ending.end()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_lanes import LANES, Lane  # noqa: E402
-from shared.flops import measure_peak  # noqa: E402
+from shared.monitoring.flops import measure_peak  # noqa: E402
 
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 BOX = 75  # seconds that a lane may take, its start and its compiling included

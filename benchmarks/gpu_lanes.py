@@ -26,8 +26,9 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.host_waits import HostWaits  # noqa: E402
-from shared import evaluation, options, tracking  # noqa: E402
-from shared.loading import Loader  # noqa: E402
+from shared.config import options  # noqa: E402
+from shared.monitoring import evaluation, tracking  # noqa: E402
+from shared.plan.loading import Loader  # noqa: E402
 
 GFLOP = {"resnet50": 24.5, "vit": 98.2}  # one image of 224 x 224; ViT's whole last layer would be 7.3 more
 LOGGING_STEPS = 4
@@ -196,8 +197,8 @@ class Resident(Loader):
 
 def random_documents(config: Any) -> tuple[Any, Any, Any]:
     """Documents of exactly --max_length tokens, drawn at random, in a memory-mapped file; and a tokenizer for them."""
-    from shared.datasets.tokens import MaskedDocuments, TokenFile, special_tokens_around
-    from shared.masking import masking_for
+    from shared.text.masking import masking_for
+    from shared.text.token_files import MaskedDocuments, TokenFile, special_tokens_around
 
     tokenizer = word_tokenizer(config.vocab_size)
     folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)
@@ -230,10 +231,10 @@ def word_tokenizer(size: int) -> Any:
 
 def random_images(config: Any) -> tuple[Any, Any, Any, Any]:
     """Images of random bytes in a thousand classes, decoded."""
-    from shared.augmentation import Augmentation
-    from shared.datasets.image_sources import Source
-    from shared.datasets.images import prepare
-    from shared.image_models import load_processor
+    from shared.augmentation.augmentation import Augmentation
+    from shared.images.images import prepare
+    from shared.images.sources import Source
+    from shared.models.image_models import load_processor
 
     processor, geometry = load_processor(config)
     rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
@@ -270,13 +271,13 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     import pyarrow.parquet as pq
     from transformers import BertConfig, BertForSequenceClassification
 
-    from shared.datasets import docstrings
-    from shared.datasets.text import train_tokenizer
+    from shared.datasets import demo_texts
+    from shared.text.tokenized import train_tokenizer
 
     lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
     few = pa.table({"text": lines, "label": [str(i % 2) for i in range(len(lines))]})
     rng = np.random.default_rng(0)
-    for table, name in zip((few, few) if toy else docstrings.load(), ("short", "valid"), strict=True):
+    for table, name in zip((few, few) if toy else demo_texts.load(), ("short", "valid"), strict=True):
         rows = len(table) if name == "short" else min(256, len(table))
         words = np.clip(rng.lognormal(3.0, 0.5, rows), 4, 50).astype(int)  # 23 on average, some 35 tokens
         pairs = zip(table["text"].to_pylist()[:rows], words, strict=True)

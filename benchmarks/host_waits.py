@@ -57,7 +57,7 @@ class HostWaits:
         self.inside: ExitStack | None = None
 
     def __enter__(self) -> "HostWaits":
-        from shared import gradients
+        from shared.optimization import gradients
 
         begin, due, new_tensor = self.recipe.set_learning_rate, self.recipe.Plan.due, torch.Tensor.new_tensor
 

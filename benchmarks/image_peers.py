@@ -45,7 +45,7 @@ def words(flags: dict[str, object]) -> list[str]:
 def ours(lane: str, job: SimpleNamespace, round_: int) -> None:
     """The recipe as a user starts it."""
     from recipes import image_classification as recipe
-    from shared import options
+    from shared.config import options
 
     flags = recipe_flags(lane, job.batch, dist.get_world_size()) | {
         "max_train_steps": job.steps + 1,
@@ -61,9 +61,9 @@ def ours(lane: str, job: SimpleNamespace, round_: int) -> None:
 def bare(lane: str, job: SimpleNamespace, round_: int) -> None:
     """Plain PyTorch: tensors in memory, DDP as it comes, a new order for each epoch."""
     from recipes import image_classification as recipe
-    from shared import options
-    from shared.datasets.images import collate
-    from shared.optimization import make_optimizer
+    from shared.config import options
+    from shared.images.images import collate
+    from shared.optimization.optimizers import make_optimizer
 
     rank, processes = dist.get_rank(), dist.get_world_size()
     config = options.parse(recipe.Config, words(recipe_flags(lane, job.batch, processes) | {"seed": round_}))

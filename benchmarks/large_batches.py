@@ -21,10 +21,11 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from shared import curves, options, tracking  # noqa: E402
-from shared.datasets.image_sources import digits  # noqa: E402
-from shared.datasets.images import Images  # noqa: E402
+from shared.config import options  # noqa: E402
 from shared.datasets.splits import by_class  # noqa: E402
+from shared.images.images import Images  # noqa: E402
+from shared.images.sources import digits  # noqa: E402
+from shared.monitoring import curves, tracking  # noqa: E402
 
 FOLDS = 5
 # (name, global batch, flags); --learning_rate is for a batch of 256.

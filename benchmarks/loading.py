@@ -23,11 +23,12 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from shared.augmentation import Augmentation  # noqa: E402
-from shared.batches import Plan  # noqa: E402
-from shared.datasets.image_sources import Source, class_folders  # noqa: E402
-from shared.datasets.images import Images, collate, prepare  # noqa: E402
-from shared.image_models import IMAGENET_MEAN, IMAGENET_STD, Geometry  # noqa: E402
+from shared.augmentation.augmentation import Augmentation  # noqa: E402
+from shared.augmentation.geometry import Geometry  # noqa: E402
+from shared.images.images import Images, collate, prepare  # noqa: E402
+from shared.images.sources import Source, class_folders  # noqa: E402
+from shared.models.image_models import IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
+from shared.plan.batches import Plan  # noqa: E402
 
 WIDTH, HEIGHT = 500, 375
 BATCH = 32

@@ -35,7 +35,7 @@ def tiny_data(folder: Path, steps: int) -> Any:
     """Rows of eight random tokens, more of them than are needed, so that no epoch ends."""
     import numpy as np
 
-    from shared.datasets.text import TokenizedText
+    from shared.text.tokenized import TokenizedText
 
     rows, random = ROWS * (steps + 10), np.random.default_rng(0)
     np.save(folder / "input_ids.npy", random.integers(5, 100, rows * LENGTH).astype(np.uint16))
@@ -66,7 +66,7 @@ def tiny_model() -> Any:
 def ours(data: Any, steps: int, folder: Path) -> None:
     """The recipe, as it is started without flags, but for its length."""
     from recipes import nlp
-    from shared import options
+    from shared.config import options
     from shared.datasets.labels import Labels
 
     labels = Labels("classification", "label", ("a", "b"), ("a", "b"))
@@ -81,8 +81,8 @@ def pieces(data: Any) -> tuple[Any, Any, Any, Any]:
     """Model, optimizer, loader and schedule of a hand-written loop."""
     import torch
 
-    from shared.datasets.text import Padding
-    from shared.optimization import parameter_groups
+    from shared.optimization.optimizers import parameter_groups
+    from shared.text.tokenized import Padding
 
     model = tiny_model()
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=1e-3, fused=True)
@@ -146,7 +146,7 @@ def trainer(data: Any, steps: int, folder: Path) -> None:
     """transformers' Trainer; it clips at 1 and logs every 500 steps by default."""
     from transformers import Trainer, TrainingArguments
 
-    from shared.datasets.text import Padding
+    from shared.text.tokenized import Padding
 
     arguments = TrainingArguments(
         output_dir=str(folder / "trainer"),

@@ -28,7 +28,7 @@ def measure(kind: str, passes: int) -> dict[str, float]:
     from torch.nn import functional as F
     from transformers import BertConfig, BertForMaskedLM
 
-    from shared.masked_head import predict_only_masked
+    from shared.encoders.masked_head import predict_only_masked
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

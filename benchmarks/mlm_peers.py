@@ -52,9 +52,9 @@ def prepare(folder: Path) -> None:
     import torch
     import transformers
 
+    from shared.config.options import Options
     from shared.datasets.documents import first_texts, load_documents
-    from shared.datasets.text import train_tokenizer
-    from shared.options import Options
+    from shared.text.tokenized import train_tokenizer
 
     train, validation = (first_texts(part, 1 << 30) for part in load_documents(Options(), "text") if part)
     tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
@@ -78,7 +78,7 @@ def trainer(job: SimpleNamespace) -> dict[str, float]:
     )
 
     from recipes import mlm
-    from shared import options
+    from shared.config import options
 
     words = [str(word) for name, value in recipe_flags(Path(job.model)).items() for word in (f"--{name}", value)]
     train, _, tokenizer = mlm.load_data(options.parse(mlm.Config, words))

@@ -20,15 +20,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from peers import machine
 
-from shared import launch
-from shared.batches import Plan
-from shared.monitoring import Monitor
-from shared.options import Options
+from shared.config.options import Options
+from shared.launch import starting
+from shared.monitoring.monitor import Monitor
+from shared.plan.batches import Plan
+from shared.processes import ending
 
 
 def measure(rounds: int, steps: int, micro_batches: int) -> dict[str, float]:
     """Seconds of a step's calls and of a reading's, medians over the rounds of `steps` steps and a reading each."""
-    accelerator = launch.start(Options())
+    accelerator = starting.start(Options())
     lengths = np.random.default_rng(0).integers(10, 100, 4096)
     plan = Plan(lengths=lengths, seed=0, global_batch_size=32, micro_batches=micro_batches, max_steps=steps)
     model = torch.nn.Linear(1, 1)
@@ -66,7 +67,7 @@ def main() -> None:
         f"{found['step_seconds'] * 1e3:.3f} ms per step of {arguments.micro_batches} micro-batches, "
         f"{found['reading_seconds'] * 1e3:.3f} ms per reading: {whole / 0.02:.2%} of a step of 20 ms"
     )
-    launch.end()
+    ending.end()
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def prepare(folder: Path, seed: int, texts: int | None, evaluation_texts: int = 
     import torch
     import transformers
 
+    from shared.config.options import Options
     from shared.datasets.tables import load_tables
-    from shared.datasets.text import tokenize, train_tokenizer
-    from shared.options import Options
+    from shared.text.tokenized import tokenize, train_tokenizer
 
     tables = load_tables(Options(), ["text"], ["label"])
     train, validation = tables[0].slice(0, texts), tables[1]
@@ -177,7 +177,7 @@ def recipe_command(arguments: argparse.Namespace, prepared: dict[str, Any], outp
 
 def recipe_row(arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int) -> dict[str, float]:
     """The recipe's rates from its own metrics.jsonl; its padding from the plan, which is a function of the config."""
-    from shared.batches import Plan
+    from shared.plan.batches import Plan
 
     lengths, steps = prepared["lengths"], range(WARMUP, arguments.steps + WARMUP)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]

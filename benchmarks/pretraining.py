@@ -21,7 +21,7 @@ WAYS = ("from scratch", "pretrained")
 
 def train(recipe: Any, flags: dict[str, object]) -> dict[str, float]:
     """The results of a run of a recipe in this process; of a finished one, those that it left."""
-    from shared import options
+    from shared.config import options
 
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     return recipe.main(options.parse(recipe.Config, words))

@@ -34,7 +34,7 @@ LEARNING_RATE = 1e-4
 def ours(job: SimpleNamespace, round_: int) -> None:
     """The recipe as a user starts it."""
     from recipes import nlp
-    from shared import options
+    from shared.config import options
 
     nlp.main(options.parse(nlp.Config, [*job.flags, "--output_dir", f"{job.folder}/ours-{round_}"]))
 
@@ -42,9 +42,9 @@ def ours(job: SimpleNamespace, round_: int) -> None:
 def bare(job: SimpleNamespace, round_: int) -> None:
     """Plain PyTorch on the plan's micro-batches."""
     from recipes import nlp
-    from shared import options
-    from shared.batches import Plan
-    from shared.first_token import shorten_last_layer
+    from shared.config import options
+    from shared.models.first_token import shorten_last_layer
+    from shared.plan.batches import Plan
 
     config = options.parse(nlp.Config, job.flags)
     train, _, _, _ = contestants.read_data(job)

@@ -239,9 +239,9 @@ def data_files(recipe: str, folder: Path) -> list[str]:
         return []
     import pyarrow.parquet as pq
 
-    from shared.datasets import docstrings
+    from shared.datasets import demo_texts
 
-    train, validation = docstrings.load()
+    train, validation = demo_texts.load()
     pq.write_table(train, folder / "train.parquet")
     pq.write_table(validation.slice(0, 32), folder / "validation.parquet")
     return ["--train_file", str(folder / "train.parquet"), "--validation_file", str(folder / "validation.parquet")]

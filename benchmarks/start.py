@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from peers import ROOT, machine
 
-from shared.batches import Plan
+from shared.plan.batches import Plan
 
 BIN = Path(sys.executable).parent
 SAMPLES, PLANS = 4096, 50

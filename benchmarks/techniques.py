@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import peers
 import rounds
 
-from shared.first_token import shorten_last_layer
-from shared.launch import keep_freed_memory
+from shared.launch.starting import keep_freed_memory
+from shared.models.first_token import shorten_last_layer
 
 PAIRS = (
     ("update, in groups", "update, fused"),

@@ -1,4 +1,4 @@
-"""How fast a corpus becomes tokens: shared/datasets/tokens.py against datasets.map with two processes.
+"""How fast a corpus becomes tokens: shared/text/token_files.py against datasets.map with two processes.
 
     python benchmarks/tokenizing.py --output_dir out/tokenizing
 
@@ -28,12 +28,12 @@ def main() -> None:
     import datasets
     from peers import machine
 
-    from shared.datasets import docstrings
+    from shared.datasets import demo_texts
     from shared.datasets.documents import of_table
-    from shared.datasets.text import train_tokenizer
-    from shared.datasets.tokens import tokenize_documents
+    from shared.text.token_files import tokenize_documents
+    from shared.text.tokenized import train_tokenizer
 
-    table = docstrings.documents().select(["text"])
+    table = demo_texts.documents().select(["text"])
     tokenizer = train_tokenizer(table, ("text",), "wordpiece", 8192, 512)
     dataset = datasets.Dataset(table)
     datasets.disable_progress_bars()

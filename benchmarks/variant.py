@@ -14,7 +14,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from shared import compression, launch
+from shared.launch import gradient_compression
+from shared.run import command
 
 
 def use(settings: dict[str, int]) -> None:
@@ -30,8 +31,8 @@ def use(settings: dict[str, int]) -> None:
             return torch.nn.DataParallel(prepare(self, *args, **kwargs), list(range(gpus)))
 
         Accelerator.prepare_model = spread  # type: ignore[method-assign]
-    usual = compression.DDPSettings.to_kwargs
-    compression.DDPSettings.to_kwargs = lambda self: usual(self) | settings  # type: ignore[method-assign]
+    usual = gradient_compression.DDPSettings.to_kwargs
+    gradient_compression.DDPSettings.to_kwargs = lambda self: usual(self) | settings  # type: ignore[method-assign]
     if rank:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -39,7 +40,7 @@ def use(settings: dict[str, int]) -> None:
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
-        compression.DDPSettings.register_comm_hook = register  # type: ignore[method-assign]
+        gradient_compression.DDPSettings.register_comm_hook = register  # type: ignore[method-assign]
 
 
 def enlarged(config: Any, times: int) -> Any:
@@ -58,4 +59,4 @@ if __name__ == "__main__":
     module = importlib.util.module_from_spec(spec)
     sys.modules[recipe.stem] = module
     spec.loader.exec_module(module)
-    launch.run(lambda config: module.main(enlarged(config, times)), module.Config)
+    command.run(lambda config: module.main(enlarged(config, times)), module.Config)

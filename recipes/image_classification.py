@@ -18,22 +18,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import batch_norm, checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
-from shared.augmentation import Augmentation, AugmentationOptions
-from shared.averaging import WeightAverage
-from shared.batches import MicroBatch, Plan
-from shared.card import print_card
-from shared.datasets.images import Images, collate, load_images, worst
-from shared.image_models import for_device, freeze_backbone, load_processor, make_classifier
-from shared.loading import Loader, feed
-from shared.memory import find_budget
-from shared.monitoring import Monitor
-from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Limits, Options, ScheduleType
-from shared.pretrained import checkpoint_activations
-from shared.rehearsal import freeze_unreached, rehearse
-from shared.saving import Saver
-from shared.tracking import Tracker
+from shared.augmentation.augmentation import Augmentation, AugmentationOptions
+from shared.checkpoints import resuming
+from shared.checkpoints.saving import Saver
+from shared.config.options import Limits, Options, ScheduleType
+from shared.images.images import Images, collate, load_images, worst
+from shared.launch import starting
+from shared.models import batch_norm
+from shared.models.image_models import for_device, freeze_backbone, load_processor, make_classifier
+from shared.models.weight_average import WeightAverage
+from shared.monitoring import evaluation
+from shared.monitoring.monitor import Monitor
+from shared.monitoring.tracking import Tracker
+from shared.optimization import gradients
+from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.plan import seeding
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.loading import Loader, feed
+from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.processes import collectives, folder_lock, preemption
+from shared.run import command, export, run_folder
+from shared.run.launch_card import print_card
+from shared.run.memory_budget import find_budget
+from shared.run.warm_up import freeze_unreached, rehearse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +112,9 @@ class Config(AugmentationOptions):
     )
 
 
-@lock.released_after
+@folder_lock.released_after
 def main(config: Config) -> dict[str, float]:
-    accelerator = launch.start(config)
+    accelerator = starting.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
     if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
@@ -131,13 +138,13 @@ def main(config: Config) -> dict[str, float]:
 
     model.train()
     freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
+    model, optimizer = collectives.prepare(accelerator, model, make_optimizer(model, config))
     parameters = list(model.parameters())
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
-        checkpoints.load(accelerator, checkpoint)
+        resuming.load(accelerator, checkpoint)
     statistics = batch_norm.RunningAverages(accelerator, model)
     evaluated = average.model or model
     data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
@@ -166,7 +173,7 @@ def main(config: Config) -> dict[str, float]:
             break
         set_learning_rate(optimizer, schedule(step))
         for micro_batch, batch in loader.micro_batches(step):
-            launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+            seeding.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
             with nullcontext() if micro_batch.last else accelerator.no_sync(model):
                 loss = compute_loss(micro_batch, batch)
                 gradients.backward(accelerator, loss)
@@ -197,8 +204,8 @@ def main(config: Config) -> dict[str, float]:
     saver.finish()
     signals.all_saved()
     monitor.refuse_divergence(config.output_dir, progress.step)
-    checkpoints.load_best(accelerator, config, progress)
-    run_folder.export(accelerator, config, progress, evaluated, processor)
+    resuming.load_best(accelerator, config, progress)
+    export.export(accelerator, config, progress, evaluated, processor)
     ranked, losses, _ = predict(accelerator, evaluated, loader, validation, augmentation)  # hears no signal any more
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()), worst(validation, ranked, losses))
     return progress.results
@@ -252,4 +259,4 @@ def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    launch.run(main, Config)
+    command.run(main, Config)

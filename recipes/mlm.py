@@ -19,28 +19,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
-from shared.batches import MicroBatch, Plan
-from shared.card import print_card
+from shared.checkpoints import resuming
+from shared.checkpoints.saving import Saver
+from shared.config.options import Limits, ScheduleType, Share
+from shared.config.text_options import TextOptions
 from shared.datasets.documents import first_texts, load_documents
-from shared.datasets.text import check_max_length, check_vocabulary, train_tokenizer
-from shared.datasets.tokens import MaskedDocuments, special_tokens_around, tokenize_parts
-from shared.loading import Loader, feed
-from shared.masked_head import predict_only_masked
-from shared.masking import masking_for
-from shared.memory import find_budget
-from shared.monitoring import Monitor
-from shared.new_encoders import sizes_of
-from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.options import Limits, ScheduleType, Share
-from shared.packing import arrange
-from shared.pretrained import checkpoint_activations, load_pretrained
-from shared.rehearsal import freeze_unreached, rehearse
-from shared.saving import Saver
-from shared.text_models import for_device
-from shared.text_options import TextOptions
-from shared.tracking import Tracker
-from shared.vocabulary import load_tokenizer
+from shared.encoders.masked_head import predict_only_masked
+from shared.encoders.new_encoders import sizes_of
+from shared.encoders.packing import arrange
+from shared.encoders.text_models import for_device
+from shared.launch import starting
+from shared.monitoring import evaluation
+from shared.monitoring.monitor import Monitor
+from shared.monitoring.tracking import Tracker
+from shared.optimization import gradients
+from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.plan import seeding
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.loading import Loader, feed
+from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
+from shared.pretrained.tokenizers import load_tokenizer
+from shared.processes import collectives, folder_lock, preemption
+from shared.run import command, export, run_folder
+from shared.run.launch_card import print_card
+from shared.run.memory_budget import find_budget
+from shared.run.warm_up import freeze_unreached, rehearse
+from shared.text.masking import masking_for
+from shared.text.token_files import MaskedDocuments, special_tokens_around, tokenize_parts
+from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
 
 TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
 EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs that train otherwise can be compared
@@ -88,9 +94,9 @@ class Config(TextOptions):
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
 
 
-@lock.released_after
+@folder_lock.released_after
 def main(config: Config) -> dict[str, float]:
-    accelerator = launch.start(config)
+    accelerator = starting.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
     if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
@@ -112,13 +118,13 @@ def main(config: Config) -> dict[str, float]:
 
     model.train()
     freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
+    model, optimizer = collectives.prepare(accelerator, model, make_optimizer(model, config))
     parameters = list(model.parameters())
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
-        checkpoints.load(accelerator, checkpoint)
+        resuming.load(accelerator, checkpoint)
     data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, sequences=sequences)
     if config.dry_run:
@@ -143,7 +149,7 @@ def main(config: Config) -> dict[str, float]:
             break
         set_learning_rate(optimizer, schedule(step))
         for micro_batch, batch in loader.micro_batches(step):
-            launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+            seeding.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
             with nullcontext() if micro_batch.last else accelerator.no_sync(model):
                 loss = compute_loss(micro_batch, batch)
                 gradients.backward(accelerator, loss)
@@ -170,8 +176,8 @@ def main(config: Config) -> dict[str, float]:
     saver.finish()
     signals.all_saved()
     monitor.refuse_divergence(config.output_dir, progress.step)
-    checkpoints.load_best(accelerator, config, progress)
-    run_folder.export(accelerator, config, progress, model, tokenizer)
+    resuming.load_best(accelerator, config, progress)
+    export.export(accelerator, config, progress, model, tokenizer)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
     return progress.results
 
@@ -235,4 +241,4 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    launch.run(main, Config)
+    command.run(main, Config)

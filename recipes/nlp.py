@@ -18,25 +18,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared import checkpoints, evaluation, gradients, launch, lock, preemption, run_folder
-from shared.batches import MicroBatch, Plan
-from shared.card import print_card
+from shared.checkpoints import resuming
+from shared.checkpoints.saving import Saver
 from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
-from shared.datasets.text import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
-from shared.isolation import pad_rows
-from shared.loading import Loader, feed
-from shared.losses import LossOptions, shape_of_run
-from shared.memory import find_budget
-from shared.monitoring import Monitor
-from shared.optimization import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.pretrained import check_heads, checkpoint_activations, load_classifier
-from shared.regression import Scale
-from shared.rehearsal import freeze_unreached, rehearse
-from shared.saving import Saver
-from shared.text_models import for_device
-from shared.tracking import Tracker
-from shared.vocabulary import load_tokenizer, share_padding
+from shared.encoders.padding import pad_rows
+from shared.encoders.text_models import for_device
+from shared.launch import starting
+from shared.monitoring import evaluation
+from shared.monitoring.monitor import Monitor
+from shared.monitoring.tracking import Tracker
+from shared.optimization import gradients
+from shared.optimization.losses import LossOptions, shape_of_run
+from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization.regression import Scale
+from shared.plan import seeding
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.loading import Loader, feed
+from shared.pretrained.from_pretrained import check_heads, checkpoint_activations, load_classifier
+from shared.pretrained.tokenizers import load_tokenizer, share_padding
+from shared.processes import collectives, folder_lock, preemption
+from shared.run import command, export, run_folder
+from shared.run.launch_card import print_card
+from shared.run.memory_budget import find_budget
+from shared.run.warm_up import freeze_unreached, rehearse
+from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +73,9 @@ class Config(LossOptions):
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
 
 
-@lock.released_after
+@folder_lock.released_after
 def main(config: Config) -> dict[str, float]:
-    accelerator = launch.start(config)
+    accelerator = starting.start(config)
     config, progress, checkpoint = run_folder.open_run(accelerator, config)
     if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
         return result
@@ -94,13 +100,13 @@ def main(config: Config) -> dict[str, float]:
 
     model.train()
     freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-    model, optimizer = launch.prepare(accelerator, model, make_optimizer(model, config))
+    model, optimizer = collectives.prepare(accelerator, model, make_optimizer(model, config))
     parameters = list(model.parameters())
     if config.auto_micro_batch and not checkpoint:
         config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
     rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
     if checkpoint:
-        checkpoints.load(accelerator, checkpoint)
+        resuming.load(accelerator, checkpoint)
     data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{padding}"
     notes = metrics.notes | shape.notes
     print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
@@ -126,7 +132,7 @@ def main(config: Config) -> dict[str, float]:
             break
         set_learning_rate(optimizer, schedule(step))
         for micro_batch, batch in loader.micro_batches(step):
-            launch.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+            seeding.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
             with nullcontext() if micro_batch.last else accelerator.no_sync(model):
                 loss = compute_loss(micro_batch, batch)
                 gradients.backward(accelerator, loss)
@@ -153,9 +159,9 @@ def main(config: Config) -> dict[str, float]:
     saver.finish()
     signals.all_saved()
     monitor.refuse_divergence(config.output_dir, progress.step)
-    checkpoints.load_best(accelerator, config, progress)
+    resuming.load_best(accelerator, config, progress)
     scale.put_back(model)
-    run_folder.export(accelerator, config, progress, model, tokenizer, scale.note)
+    export.export(accelerator, config, progress, model, tokenizer, scale.note)
     tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
     return progress.results
 
@@ -255,4 +261,4 @@ def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Modu
 
 
 if __name__ == "__main__":
-    launch.run(main, Config)
+    command.run(main, Config)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.checkpoints import complete
+from shared.checkpoints.resuming import complete
+from shared.config.options import Options, load
 from shared.errors import UserError
-from shared.options import Options, load
-from shared.tracking import read_metrics
+from shared.monitoring.tracking import read_metrics
 
 Lines = Sequence[Mapping[str, Any]]
 

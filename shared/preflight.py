@@ -3,11 +3,8 @@
     torchrun --nproc-per-node 2 -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml -m shared.preflight recipes/nlp.py --seed 1
 
-Under any launcher, or none; `python -m shared.launch` is the same. With a recipe and its flags it also says what these
-resolve to, and compares its data on all machines. Exit code 0 when all processes met, computed together and agree; 2
-with the likely cause when not.
-
-A module beside launch.py and not in it: a recipe that trains needs none of this.
+Under any launcher, or none. With a recipe and its flags it also prints what these resolve to, and compares its data on
+all machines. Exit code 0 when all processes met, computed together and agree; 2 with the likely cause when not.
 """
 
 import contextlib
@@ -28,10 +25,13 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from shared import agreement, card, launch, meeting, options, run_folder, signals
-from shared.datasets import docstrings
+from shared.config import options
+from shared.datasets import demo_texts
 from shared.errors import UserError
-from shared.tracking import require_trackers
+from shared.launch import agreement, rendezvous, starting
+from shared.monitoring.tracking import require_trackers
+from shared.processes import collectives, ending, signals
+from shared.run import launch_card, run_folder
 
 WHOLE = 64 << 20  # bytes; of a larger file only so many at its start and end are compared
 ROUNDS = 5
@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> None:
         seconds, recipe, flags = arguments(argv)
         check(seconds, recipe, flags)
     except UserError as error:
-        launch.refuse(error)
-    launch.end()
+        ending.refuse(error)
+    ending.end()
 
 
 def arguments(argv: Sequence[str]) -> tuple[float, Path | None, list[str]]:
@@ -74,20 +74,20 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         UserError: the likely cause why the processes of this launch cannot train together.
     """
     config = options.parse(config_class(recipe) if recipe else options.Options, flags)
-    place = meeting.Place.of_environment()
-    launch.check_environment(config, launch.told_to_use_cpu() or not torch.accelerator.is_available())
+    place = rendezvous.Place.of_environment()
+    starting.check_environment(config, starting.told_to_use_cpu() or not torch.accelerator.is_available())
     if place.processes > 1:
         with ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
-            store = meeting.meet(place, seconds)
-            facts = meeting.exchange(store, place, own_facts(recipe, config), seconds)
+            store = rendezvous.meet(place, seconds)
+            facts = rendezvous.exchange(store, place, own_facts(recipe, config), seconds)
             agreement.refuse_differences(facts)
-            meeting.connect(store, place, seconds)
-    with ended_after(60, f"the all-reduce did not end: {meeting.unconnected()}"):
-        accelerator = launch.start(config)
-        rows = card.hardware(accelerator)
+            rendezvous.connect(store, place, seconds)
+    with ended_after(60, f"the all-reduce did not end: {rendezvous.unconnected()}"):
+        accelerator = starting.start(config)
+        rows = launch_card.hardware(accelerator)
         if place.processes > 1:
-            hosts = launch.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
-            rows |= {"machines": card.machines(hosts), "meet at": place.where}
+            hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
+            rows |= {"machines": launch_card.machines(hosts), "meet at": place.where}
         if recipe:
             rows |= resolved(accelerator, config)
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())
@@ -104,7 +104,7 @@ def ended_after(seconds: float, why: str) -> Iterator[None]:
 
     def end() -> None:
         print(f"error: {why}", file=sys.stderr, flush=True)
-        launch.leave(launch.EXIT_USER_ERROR)
+        ending.leave(ending.EXIT_USER_ERROR)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
@@ -132,7 +132,7 @@ def config_class(recipe: Path) -> type[options.Options]:
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """What `agreement` compares for a run, and the data, as {kind: {name: value}}, and this process's host."""
-    on_cpu = launch.told_to_use_cpu() or not torch.accelerator.is_available()
+    on_cpu = starting.told_to_use_cpu() or not torch.accelerator.is_available()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
     settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
     words = [one for value in settings for one in (value if isinstance(value, list) else [value])]
@@ -152,7 +152,7 @@ def embedded_data(config: options.Options) -> dict[str, str]:
         return {}
     if hasattr(config, "train_dir"):
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
-    _, found, _ = docstrings.installed()
+    _, found, _ = demo_texts.installed()
     return {f"{package}, whose docstrings are data,": version for package, version in found.items()}
 
 
@@ -182,11 +182,11 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     """The rows of a recipe: the batch equation, tracker, output folder."""
     config = run_folder.resolve(config, accelerator, None)
     assert config.global_batch_size
-    launch.on_main_process(accelerator, lambda: require_trackers(config.report_to))
+    collectives.on_main_process(accelerator, lambda: require_trackers(config.report_to))
     size, processes = config.global_batch_size, accelerator.num_processes
     limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
     return {
-        "batch": card.product(size, processes, None, *limits),
+        "batch": launch_card.product(size, processes, None, *limits),
         "tracker": options.shown(config.report_to),
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }
@@ -207,9 +207,9 @@ def visibility(accelerator: Any, output_dir: Path) -> str:
         if is_new:
             output_dir.rmdir()
 
-    token, is_new = launch.on_main_process(accelerator, leave)
-    blind = launch.gather(accelerator, None if token.exists() else socket.gethostname())
-    launch.on_main_process(accelerator, remove)
+    token, is_new = collectives.on_main_process(accelerator, leave)
+    blind = collectives.gather(accelerator, None if token.exists() else socket.gethostname())
+    collectives.on_main_process(accelerator, remove)
     hosts = sorted({host for host in blind if host})
     if hosts:
         return f"NOT shared: {', '.join(hosts)} cannot see it, and a run could not be resumed there"

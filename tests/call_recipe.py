@@ -15,8 +15,12 @@ from pathlib import Path
 
 from torch import nn
 
-from shared import evaluation, launch, options, run_folder, tracking
-from shared.batches import Plan
+from shared.config import options
+from shared.launch import starting
+from shared.monitoring import evaluation, tracking
+from shared.plan.batches import Plan
+from shared.processes import ending
+from shared.run import run_folder
 
 
 def load(recipe):
@@ -75,7 +79,7 @@ def dropout(module, config):
 
 def evaluate(module, config):
     """The recipe's `evaluate` on the first 1, 2, 3 ... rows, in batches of 4: 2 x processes x 4 + 1 sizes."""
-    accelerator = launch.start(config)
+    accelerator = starting.start(config)
     config = run_folder.resolve(config, accelerator, None)
     train, validation, labels, tokenizer = module.load_data(config)
     model = accelerator.prepare(module.build_model(config, labels, tokenizer))
@@ -96,9 +100,9 @@ def evaluate(module, config):
 if __name__ == "__main__":
     recipe, jobs = map(Path, sys.argv[1:])
     module = load(recipe)
-    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/test_tracking.py draws it
+    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/monitoring/test_tracking.py draws it
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
     modes["dropout"] = lambda c: dropout(module, c)
     for job in json.loads(jobs.read_text()):
         modes[job["mode"]](options.parse(module.Config, job["flags"]))
-    launch.end()
+    ending.end()

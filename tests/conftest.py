@@ -7,7 +7,8 @@ import pytest
 import runs
 from accelerate.state import AcceleratorState, GradientState
 
-from shared import options, tracking
+from shared.config import options
+from shared.monitoring import tracking
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
-from shared import options
+from shared.config import options
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent

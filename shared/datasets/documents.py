@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from shared.datasets.cache import build_once
+from shared.config.options import Options
 from shared.datasets.files import find_files, is_compressed, kind_of, opened, refuse_unknown
+from shared.datasets.prepared import build_once
 from shared.datasets.readers import (
     LONE_SURROGATE,
     check_quotes,
@@ -32,7 +33,6 @@ from shared.datasets.readers import (
 from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
 from shared.datasets.tables import read_dataset, read_file
 from shared.errors import UserError
-from shared.options import Options
 
 FLAG = "--text_column_name"
 BATCH_DOCUMENTS = 1000
@@ -68,11 +68,11 @@ def load_documents(config: Options, text_column_name: str) -> tuple[Documents, D
     if config.dataset_name:
         table, held_out = read_dataset(config)
         return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
-    from shared.datasets import docstrings
+    from shared.datasets import demo_texts
 
     if text_column_name != "text":
         raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: leave it out")
-    everything = docstrings.documents()
+    everything = demo_texts.documents()
     splits = everything["split"].to_pylist()
     both = [
         named(everything.filter(pa.array([split == part for split in splits])), f"the embedded docstrings ({part})")

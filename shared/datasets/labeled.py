@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from shared.datasets.labels import Labels
 from shared.datasets.tables import limited, load_tables
-from shared.pretrained import label_order
+from shared.pretrained.from_pretrained import label_order
 
 
 def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:

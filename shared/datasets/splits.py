@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.batches import hash64
+from shared.plan.hashing import hash64
 
 
 def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

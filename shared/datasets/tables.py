@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shared.batches import hash64
+from shared.config.options import Options
 from shared.datasets import readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.rows import joined, named, numbered, skip_incomplete, source_of, unlabeled, with_labels
 from shared.datasets.splits import share_of_each
 from shared.errors import UserError, say
-from shared.hub import require_hub
-from shared.options import Options
+from shared.plan.hashing import hash64
+from shared.pretrained.hub import require_hub
 
 TRAIN_SPLITS = ("train", "training")
 TEST_SPLITS = ("test", "testing")
@@ -47,9 +47,9 @@ def load_tables(
     if config.train_file or config.dataset_name:
         train, validation = read_parts(config, text_columns, label_columns, problem_type)
     else:
-        from shared.datasets import docstrings
+        from shared.datasets import demo_texts
 
-        train, validation = (named(table, "the embedded docstrings") for table in docstrings.load())
+        train, validation = (named(table, "the embedded docstrings") for table in demo_texts.load())
     if validation is None:
         targets = targets_of(train) if targets_of else None
         each = "" if targets is None or _are_numbers(targets) else " of each label"

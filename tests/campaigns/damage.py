@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import runs
 from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of, run_as_script
 
-from shared import checkpoints
+from shared.checkpoints import resuming
 
 STOPPED, NEWEST = 2 * INTERVAL + 3, 2 * INTERVAL  # the step in which a run is killed, and its newest checkpoint then
 
@@ -87,7 +87,7 @@ class Scene:
         with self.launch(folder / "killed", folder / "notes-killed", [f"step-{STOPPED}"]) as killed:
             killed.wait_for(f"step-{STOPPED}")
             runs.power_off(killed.process)
-        assert max(checkpoints.complete(folder / "killed")) == NEWEST
+        assert max(resuming.complete(folder / "killed")) == NEWEST
 
     def launch(self, output, notes, pauses=(), prefix=()):
         return Launch(self.processes, self.flags, output, notes, pauses, prefix)
@@ -117,8 +117,8 @@ def assert_passed_over(scene, damage, file, row):
     assert f"{named(NEWEST)} is passed over: " in said, said[-3000:]
     assert f"resumed from {named(NEWEST - INTERVAL)}" in said
     assert_same(folder / "run", scene.folder / "whole")
-    for checkpoint in checkpoints.complete(folder / "run").values():
-        assert checkpoints.problem_with(checkpoint) is None
+    for checkpoint in resuming.complete(folder / "run").values():
+        assert resuming.problem_with(checkpoint) is None
 
 
 def assert_left_alone(scene, put, row):
@@ -129,7 +129,7 @@ def assert_left_alone(scene, put, row):
         said = again.succeed(row)
     assert f"resumed from {named(NEWEST)}" in said
     assert_same(folder / "run", scene.folder / "whole")
-    assert set(checkpoints.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, said[-3000:]
+    assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, said[-3000:]
     assert not [path for path in stay if not os.path.lexists(path)], said[-3000:]
 
 
@@ -164,7 +164,7 @@ def assert_goes_on(scene, folder, _, left, reason):
     for step in saves:
         assert f"warning: cannot save {folder}/run/checkpoints/{named(step)} ({reason}" in said, said[-3000:]
     assert_same(folder / "run", scene.folder / "whole")
-    assert set(checkpoints.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)} - {*saves}
+    assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)} - {*saves}
 
 
 def assert_ends_or_goes_on(scene, folder, row):

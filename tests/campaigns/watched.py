@@ -22,9 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import call_recipe
 
-from shared import evaluation, launch, tracking
-from shared.loading import Loader
-from shared.saving import Saver
+from shared.checkpoints.saving import Saver
+from shared.monitoring import evaluation, tracking
+from shared.plan.loading import Loader
+from shared.run import command
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER, PAUSES = Path(os.environ["WATCH"]), os.environ.get("PAUSES", "").split(",")
@@ -120,5 +121,5 @@ if __name__ == "__main__":
     nlp.gradients.clip = before(lambda: f"step-{step_under_way}", nlp.gradients.clip)
     nlp.feed = paused_feed(nlp.feed)
     Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit
-    launch.run(nlp.main, nlp.Config)
+    command.run(nlp.main, nlp.Config)
     note(exit=0)

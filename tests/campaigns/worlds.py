@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import runs
 from disturbed import STEPS, Launch, Table, flags_of, run_as_script
 
-from shared import options
+from shared.config import options
 
 WORLDS = (2, 1, 3, 2)
 GLOBAL_BATCH, EPOCHS = 12, 2

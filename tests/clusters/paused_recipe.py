@@ -11,8 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from shared import launch, signals
-from shared.loading import Loader
+from shared.plan.loading import Loader
+from shared.processes import signals
+from shared.run import command
 
 root = Path(__file__).parent.parent.parent
 folder, pauses = Path(os.environ["PAUSE_FOLDER"]), set(map(int, os.environ["PAUSES"].split(",")))
@@ -39,4 +40,4 @@ if __name__ == "__main__":
     nlp = importlib.util.module_from_spec(spec)
     sys.modules["nlp"] = nlp
     spec.loader.exec_module(nlp)
-    launch.run(nlp.main, nlp.Config)
+    command.run(nlp.main, nlp.Config)

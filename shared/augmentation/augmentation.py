@@ -1,0 +1,263 @@
+"""Augmentation of whole batches on the device, in plain torch, with draws that are functions of the sample.
+
+Each number drawn is a hash of (seed, epoch, sample, number of the draw), computed for a batch at once on the CPU: it
+depends neither on the process that draws nor on the kind of device. Images are float32 [rows, 3, size, size].
+"""
+
+import math
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shared.augmentation import color, random_operations
+from shared.augmentation.geometry import Geometry
+from shared.augmentation.resampling import center_boxes, crop_and_resize, whole
+from shared.config.limits import Limits, Share
+from shared.config.options import Options
+from shared.plan.batches import MicroBatch
+from shared.plan.device_transfer import to_device
+from shared.plan.hashing import hash64
+
+DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
+DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
+DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "erase top": 15}
+DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19, "hue": 20}
+MOST_OPERATIONS = 4  # of RandAugment on an image
+DRAWS |= {f"{what} {i}": 21 + 2 * i + j for i in range(MOST_OPERATIONS) for j, what in enumerate(("operation", "sign"))}
+MAX_ASPECT = 4 / 3  # of a random crop, and its inverse
+ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationOptions(Options):
+    """What an image recipe can be told besides: the size of its images, and their augmentation in training."""
+
+    decode_size: int | None = None
+    """Side of the square that an image is squeezed to when it is read, to be cut later. None: --resize_size."""
+    image_size: int | None = None
+    """Side of the model's input. None: what the pretrained model's image processor says, or 16."""
+    resize_size: int | None = None
+    """Length the shorter side gets before the middle is cut out for evaluation. None: as the processor says, or all."""
+    min_crop_area: Annotated[float, Limits(above=0, most=1)] = 0.7
+    """Random crops take this share of an image's area, or more. 1: the whole image."""
+    horizontal_flip: bool = False
+    """Mirror half of the training images; not for digits."""
+    color_jitter: Share = 0.0
+    """Change brightness, contrast and saturation by up to this share."""
+    hue: Annotated[float, Limits(least=0, most=0.5)] = 0.0
+    """Turn the hue by up to this share of the color circle, 0.5 at most."""
+    trivial_augment: bool = False
+    """One random operation of random strength on each training image."""
+    rand_augment: Annotated[int, Limits(least=1, most=MOST_OPERATIONS)] | None = None
+    """RandAugment: that many random operations, such as 2, on each training image. None: none."""
+    ra_magnitude: Annotated[int, Limits(least=1, most=random_operations.LEVELS - 1)] | None = None
+    """Strength of --rand_augment, of 30. None: 9."""
+    random_erasing: Share = 0.0
+    """Share of the training images of which a box is blanked."""
+    mixup: float = 0.0
+    """Alpha of mixup, such as 0.2. 0: none. With --cutmix, each is done to half of the images."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, such as 1. 0: none."""
+    label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
+    """Share of each target that is spread over all classes."""
+
+    NEEDS: ClassVar = (*Options.NEEDS, ("ra_magnitude", "rand_augment"))
+
+
+class Draws:
+    """Numbers in [0, 1) for the rows of a micro-batch, by name: always the same ones for the same sample."""
+
+    def __init__(self, seed: int, micro_batch: MicroBatch, device: torch.device) -> None:
+        self.seed, self.micro_batch, self.device = seed, micro_batch, device
+
+    @cached_property
+    def all(self) -> NDArray[np.float64]:
+        """All draws at once, because calls cost more than numbers: float64 [draws, rows]."""
+        # The 3 keeps these draws apart from those of data sets (1) and dropout (2).
+        epochs, samples = self.micro_batch.epochs.astype(np.uint64), self.micro_batch.samples.astype(np.uint64)
+        rows = hash64(self.seed, epochs, samples, 3)
+        return (hash64(np.arange(len(DRAWS), dtype=np.uint64)[:, None], state=rows) >> np.uint64(11)) / 2.0**53
+
+    def on_cpu(self, name: str) -> NDArray[np.float64]:
+        """The draw `name` of each row, where it was made: float64 [rows]."""
+        return self.all[DRAWS[name]]
+
+    def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """The same on the device, uniform between `low` and `high`: float32 [rows]."""
+        return self.several({name: (low, high)})[0]
+
+    def several(self, ranges: dict[str, tuple[float, float]]) -> Tensor:
+        """Several draws with one copy to the device, each uniform in its range: float32 [draws, rows]."""
+        low, high = np.array([*ranges.values()]).T[..., None]
+        return to(self.device, low + (high - low) * self.all[[DRAWS[name] for name in ranges]])
+
+
+def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
+    """Numbers made on the CPU, on the device in float32."""
+    return to_device(torch.from_numpy(values.astype(np.float32)), device)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to training images; one that is None or 0 is left out. Names and meanings are those of the flags."""
+
+    seed: int
+    geometry: Geometry
+    min_crop_area: float = 1.0
+    horizontal_flip: bool = False
+    color_jitter: float = 0.0
+    hue: float = 0.0
+    trivial_augment: bool = False
+    rand_augment: int | None = None
+    ra_magnitude: int | None = None
+    random_erasing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    channels_last: bool = True
+
+    @classmethod
+    def of_run(cls, config: Any, geometry: Geometry) -> "Augmentation":
+        """The augmentation that a config asks for."""
+        names = [field.name for field in fields(cls) if field.name != "geometry"]
+        return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
+
+    def evaluation(self, batch: dict[str, Tensor]) -> Tensor:
+        """The middle of each image, normalized: what the exported image processor does."""
+        boxes = center_boxes(batch["aspects"], self.geometry.center_share)
+        return self.normalize(self.cut(batch["images"], boxes))
+
+    def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor], classes: int) -> tuple[Tensor, Tensor]:
+        """Augmented, normalized images, and their targets: float32 [rows, classes] that sum to 1."""
+        draw = Draws(self.seed, micro_batch, batch["images"].device)
+        boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
+        if self.horizontal_flip:
+            boxes = torch.where(draw("flip")[:, None] < 0.5, mirrored(boxes), boxes)
+        images = self.cut(batch["images"], boxes)
+        if self.trivial_augment:
+            operation, magnitude, sign = map(draw.on_cpu, ("operation", "magnitude", "sign"))
+            images = random_operations.trivial(images, operation, magnitude, sign)
+        for i in range(self.rand_augment or 0):
+            operation, sign = draw.on_cpu(f"operation {i}"), draw.on_cpu(f"sign {i}")
+            images = random_operations.rand(
+                images, operation, 9 if self.ra_magnitude is None else self.ra_magnitude, sign
+            )
+        if self.color_jitter:
+            images = jitter(images, draw, self.color_jitter)
+        if self.hue:
+            images = color.hue(images, draw("hue", -self.hue, self.hue)[:, None, None, None])
+        images = self.normalize(images)
+        if self.random_erasing:
+            images = images.masked_fill(erased(draw, self.geometry.size, self.random_erasing)[:, None], 0.0)
+        labels = batch["labels"]
+        targets = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
+        if self.mixup or self.cutmix:
+            images, targets = mix(images, targets, draw, self.mixup, self.cutmix)
+        return images, targets
+
+    def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
+        """The boxes of stored images, at the size of the model's input."""
+        return crop_and_resize(images, boxes, self.geometry.size, self.geometry.interpolation)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """0 ... 255 to the mean and standard deviation that the model expects."""
+        mean, std = (per_channel(values, images.device) for values in (self.geometry.mean, self.geometry.std))
+        images = images.div_(255).sub_(mean).div_(std)  # in place: `images` is new, and a pass over memory is the cost
+        return images.to(memory_format=torch.channels_last) if self.channels_last and images.is_cuda else images
+
+
+def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
+    """Boxes [rows, 4] of random crops: a share of the area from `min_area` to 1, a shape from 3:4 to 4:3.
+
+    Inception's crop (Szegedy et al., "Going Deeper with Convolutions") as torchvision defines it, with one draw for
+    each image instead of ten tries: a box that is wider or higher than the image is cut to it. `min_area` 1 is the
+    whole image, whatever its shape, as one box [1, 4] for all.
+    """
+    if min_area >= 1:
+        return whole(aspects.device)
+    widest = math.log(MAX_ASPECT)
+    ranges = {"area": (min_area, 1.0), "shape": (-widest, widest), "left": (0.0, 1.0), "top": (0.0, 1.0)}
+    area, shape, left, top = draw.several(ranges)
+    shape = shape.exp()  # width over height, in pixels
+    wide = (area * shape).div_(aspects).sqrt_().clamp_(max=1)
+    high = (area / shape).mul_(aspects).sqrt_().clamp_(max=1)
+    left, top = left * (1 - wide), top * (1 - high)
+    return torch.stack([left, top, left + wide, top + high], dim=1)
+
+
+@cache
+def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """float32 [channels, 1, 1], made once: a GPU would be waited for each time."""
+    return torch.tensor(values, device=device)[:, None, None]
+
+
+def mirrored(boxes: Tensor) -> Tensor:
+    """The boxes with left and right exchanged."""
+    left, top, right, bottom = boxes.unbind(1)
+    return torch.stack([right, top, left, bottom], dim=1)
+
+
+def jitter(images: Tensor, draw: Draws, strength: float) -> Tensor:
+    """Brightness, contrast and saturation times a factor from 1 - `strength` to 1 + `strength`, in this order."""
+    for name, change in (
+        ("brightness", color.brightness),
+        ("contrast", color.contrast),
+        ("saturation", color.saturation),
+    ):
+        images = change(images, draw(name, max(0.0, 1 - strength), 1 + strength)[:, None, None, None])
+    return images
+
+
+def erased(draw: Draws, size: int, probability: float) -> Tensor:
+    """Which pixels random erasing sets to the mean: bool [rows, size, size], a box in a share of the images."""
+    area = draw("erase area", *ERASED_AREA) * size * size
+    shape = draw("erase shape", -math.log(ERASED_ASPECT), math.log(ERASED_ASPECT)).exp()
+    wide = (area * shape).sqrt().round().clamp(max=size)
+    high = (area / shape).sqrt().round().clamp(max=size)
+    left, top = (draw("erase left") * (size - wide + 1)).floor(), (draw("erase top") * (size - high + 1)).floor()
+    return inside(left, top, left + wide, top + high, size) & (draw("erase") < probability)[:, None, None]
+
+
+def inside(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor, size: int) -> Tensor:
+    """Masks [rows, size, size] of boxes, in whole pixels [rows]."""
+    places = torch.arange(size, device=left.device)
+    columns = (places >= left[:, None]) & (places < right[:, None])
+    lines = (places >= top[:, None]) & (places < bottom[:, None])
+    return lines[:, :, None] & columns[:, None, :]
+
+
+def beta_quantile(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
+    """Uniform draws as draws from Beta(alpha, alpha)."""
+    from scipy.special import betaincinv
+
+    return betaincinv(alpha, alpha, shares)
+
+
+def mix(images: Tensor, targets: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
+    """Mix each image of the micro-batch, and its target, with the one before it; given both, each gets half the images.
+
+    Mixup (Zhang et al. 2018) blends the two, CutMix (Yun et al. 2019) pastes a box of the other. `mixup` and `cutmix`
+    are the alpha of the Beta distribution from which the image's own share is drawn; 0: not this one.
+    """
+    size = images.shape[-1]
+    pasted = draw.on_cpu("mix which") < 0.5 if mixup and cutmix else np.full(len(images), bool(cutmix))
+    share = draw.on_cpu("mix")
+    kept = np.where(pasted, beta_quantile(share, cutmix or 1.0), beta_quantile(share, mixup or 1.0))
+    half = np.sqrt(1 - kept) * size / 2
+    x, y = draw.on_cpu("mix left") * size, draw.on_cpu("mix top") * size
+    edges = np.clip([x - half, y - half, x + half, y + half], 0, size).round()  # left, top, right, bottom
+    area = (edges[2] - edges[0]) * (edges[3] - edges[1]) / size**2
+    kept = np.where(pasted, 1 - area, kept)  # of what the border left of the box
+
+    left, top, right, bottom = to(images.device, edges)
+    box = inside(left, top, right, bottom, size)
+    blended = to(images.device, np.where(pasted, 1.0, kept))[:, None, None, None]
+    cut = to(images.device, pasted.astype(float))[:, None, None] > 0
+    other = images.roll(1, 0)
+    images = torch.where((box & cut)[:, None], other, blended * images + (1 - blended) * other)
+    own = to(images.device, kept)[:, None]
+    return images, own * targets + (1 - own) * targets.roll(1, 0)

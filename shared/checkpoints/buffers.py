@@ -1,0 +1,285 @@
+"""The large files of a checkpoint, laid out once in shared memory: a save copies the tensors over their old values.
+
+The memory has no name, so that nothing of it can outlive the process, and no limit but that of the machine's memory
+(/dev/shm of a container often has 64 MB). Its content is a file as Accelerate writes it, so that whoever writes it to
+disk needs to know nothing of tensors.
+"""
+
+import json
+import math
+import mmap
+import os
+import struct
+import zipfile
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from shared.checkpoints.writer import Image
+
+PAGE = mmap.PAGESIZE
+
+
+@dataclass
+class Flat:
+    """A state dict taken apart."""
+
+    tensors: list[Tensor]
+    floats: list[float]
+    shape: list[Any]
+    """Everything else: the keys, what kind of leaf is where, and all values that are neither tensor nor float."""
+
+
+class Copy:
+    """Tensors on their way into memory: by a thread, or by a stream of the GPU.
+
+    Args:
+        places: the memory, one tensor for each of `tensors`.
+        tensors: what is copied; must not change until `hold` was called.
+        by: copies from the host, or from the GPU that it belongs to.
+    """
+
+    def __init__(self, places: list[Tensor], tensors: list[Tensor], by: ThreadPoolExecutor | torch.cuda.Stream) -> None:
+        self.tensors, self.versions = tensors, [tensor._version for tensor in tensors]
+        self.unchanged: bool | None = None  # known when it is held
+        self.event: torch.cuda.Event | None = None
+        if isinstance(by, ThreadPoolExecutor):
+            self.future: Future[None] = by.submit(copy_all, places, tensors)
+            return
+        by.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(by):
+            copy_all(places, tensors)
+            self.event = by.record_event()
+
+    def hold(self) -> None:
+        """Call it before the tensors are changed: what is done after that cannot reach the copy."""
+        if self.unchanged is not None:
+            return
+        if self.event:
+            torch.cuda.current_stream().wait_event(self.event)  # the host goes on
+        else:
+            self.future.result()
+        self.unchanged = self.versions == [tensor._version for tensor in self.tensors]
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.event.query() if self.event else self.future.done()
+
+    def wait(self) -> bool:
+        """Return when all values are there; False if tensors were changed too early, and they are worth nothing."""
+        self.hold()
+        if self.event:
+            self.event.synchronize()
+        return bool(self.unchanged)
+
+
+class Buffers:
+    """Files laid out for the state dicts of models and optimizers, by file name; their values come with `copy`.
+
+    Raises:
+        MemoryError: there is not enough memory.
+    """
+
+    def __init__(self, models: dict[str, Any], optimizers: dict[str, Any]) -> None:
+        sizes = [sum(t.nbytes for t in flatten(state).tensors) for state in (*models.values(), *optimizers.values())]
+        needed = sum(sizes) + max(sizes, default=0)  # a model's file exists twice for a moment
+        if (free := available_memory()) < needed:
+            raise MemoryError(f"{needed / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
+        self.images: dict[str, Image] = {}
+        self._shapes = {name: flatten(state).shape for name, state in (models | optimizers).items()}
+        self._tensors: dict[str, list[Tensor]] = {}
+        self._floats: dict[str, list[int]] = {}
+        self._registered: list[int] = []
+        on_gpu = any(t.is_cuda for state in (*models.values(), *optimizers.values()) for t in flatten(state).tensors)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        # One for all saves: there are 32 streams only, and one of them NCCL's, which would have to wait for the copy.
+        self._stream = torch.cuda.Stream() if on_gpu else None
+        for name, state in models.items():
+            self.images[name], self._tensors[name] = lay_out_model(state)
+            self._floats[name] = []
+        for name, state in optimizers.items():
+            self.images[name], self._tensors[name], self._floats[name] = lay_out_optimizer(state)
+        if on_gpu:
+            for tensors in self._tensors.values():
+                self._register(tensors)
+
+    def copy(self, states: dict[str, Any], lasting: Collection[int] = ()) -> Copy | None:
+        """Take in the values of now; None if these states need another layout.
+
+        Args:
+            states: the state dicts, by file name.
+            lasting: addresses of tensors that stay as they are until the `Copy` returned is held; all others are
+                copied when this returns, or on a GPU will have been before anything that is asked of it later.
+        """
+        flat = {name: flatten(state) for name, state in states.items()}
+        if any(flat[name].shape != shape for name, shape in self._shapes.items()):
+            return None
+        now: tuple[list[Tensor], list[Tensor]] = ([], [])
+        later: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for name, state in flat.items():
+            source = distinct(states[name]).values() if name.endswith(".safetensors") else state.tensors
+            for place, tensor in zip(self._tensors[name], source, strict=True):
+                places, tensors = later if tensor.data_ptr() in lasting else now
+                places.append(place)
+                tensors.append(tensor)
+            for position, value in zip(self._floats[name], state.floats, strict=True):
+                os.pwrite(self.images[name].descriptor, struct.pack(">d", value), position)
+        copy_all(*now)
+        return Copy(*later, self._stream or self._thread)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._thread.shutdown()
+        for address in self._registered:
+            torch.cuda.cudart().cudaHostUnregister(address)
+        self._tensors.clear()
+        for image in self.images.values():
+            os.close(image.descriptor)
+        self.images.clear()
+
+    def _register(self, tensors: list[Tensor]) -> None:
+        """Pin the memory of these tensors, so that the GPU copies into it directly; else it is slower, not wrong."""
+        starts = [tensor.data_ptr() for tensor in tensors if tensor.nbytes]
+        if starts:
+            start = min(starts) // PAGE * PAGE
+            end = -(-max(tensor.data_ptr() + tensor.nbytes for tensor in tensors) // PAGE) * PAGE
+            if int(torch.cuda.cudart().cudaHostRegister(start, end - start, 0)) == 0:
+                self._registered.append(start)
+                return
+            with suppress(
+                RuntimeError
+            ):  # CUDA keeps the error, and the next kernel, here this one, takes it for its own
+                torch.zeros(1, device="cuda")
+
+
+def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copy tensors into their places; from a CUDA device, when it comes to it."""
+    if places:
+        with torch.no_grad():
+            torch._foreach_copy_(places, tensors, non_blocking=tensors[0].is_cuda)
+
+
+def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:
+    """model.safetensors in memory and, of each tensor of `distinct(state)`, its place there."""
+    tensors = distinct(state)
+    content = safetensors_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, {"format": "pt"})
+    descriptor = os.memfd_create("checkpoint")
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    whole = torch.from_file(path_of(descriptor), shared=True, size=len(content), dtype=torch.uint8)
+    places = []
+    for name, tensor in tensors.items():
+        first, last = header[name]["data_offsets"]
+        places.append(whole[start + first : start + last].view(tensor.dtype).view(tensor.shape))
+    return Image(descriptor, len(content)), places
+
+
+def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[int]]:
+    """optimizer.bin in memory and, of each tensor and of each float of the state, its place there.
+
+    Floats, such as the learning rate, are pickled. Numbers that occur nowhere else stand for them in the layout, and
+    show where they are.
+    """
+    marks = [math.pi + i * 2.0**-30 for i in range(len(flatten(state).floats))]
+    descriptor = os.memfd_create("checkpoint")
+    with os.fdopen(descriptor, "r+b", closefd=False) as file:
+        torch.save(with_floats(state, iter(marks)), file)
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        mapped = torch.load(path_of(descriptor), mmap=True, weights_only=True, map_location="cpu")
+    records = zip_records(descriptor)
+    start, end, _ = records["archive/data.pkl"]
+    pickled = os.pread(descriptor, end - start, start)
+    packed = [struct.pack(">d", mark) for mark in marks]
+    assert all(pickled.count(mark) == 1 for mark in packed)
+    positions = [start + pickled.index(mark) for mark in packed]
+    image = Image(descriptor, os.fstat(descriptor).st_size, list(records.values()))
+    return image, flatten(mapped).tensors, positions
+
+
+def zip_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
+    """Of each record of torch's archive that has content: where it starts and ends, and the places of its checksum."""
+    records = {}
+    with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+        entry = archive.start_dir
+        for info in archive.infolist():
+            header = os.pread(descriptor, 30, info.header_offset)
+            start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
+            end = start + info.file_size
+            if info.file_size:
+                assert os.pread(descriptor, 4, end) == b"PK\x07\x08"  # the checksum follows behind this
+                records[info.filename] = start, end, (end + 4, entry + 16)
+            entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
+    return records
+
+
+def flatten(state: Any) -> Flat:
+    """Take a state dict apart, in its order."""
+    flat = Flat([], [], [])
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Tensor):  # first, because nearly all are
+            flat.tensors.append(value)
+            flat.shape.append((value.shape, value.dtype))
+        elif isinstance(value, dict):
+            flat.shape.append(tuple(value))
+            for part in value.values():
+                walk(part)
+        elif isinstance(value, list | tuple):
+            flat.shape.append(len(value))
+            for part in value:
+                walk(part)
+        elif isinstance(value, float):
+            flat.floats.append(value)
+            flat.shape.append("float")
+        else:
+            flat.shape.append(value)
+
+    walk(state)
+    return flat
+
+
+def with_floats(state: Any, floats: Iterator[float]) -> Any:
+    """A state dict with other floats in it."""
+    if isinstance(state, dict):
+        return type(state)((key, with_floats(value, floats)) for key, value in state.items())
+    if isinstance(state, list | tuple):
+        return type(state)(with_floats(value, floats) for value in state)
+    return next(floats) if isinstance(state, float) else state
+
+
+def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state without the further names of tied tensors, which safetensors does not store."""
+    found: dict[Any, str] = {}
+    for name, tensor in state.items():
+        found.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name, name)
+    return {name: state[name] for name in found.values()}
+
+
+def path_of(descriptor: int) -> str:
+    """A path under which a file without a name can be opened."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def available_memory() -> int:
+    """Bytes of memory that can still be used, on the machine and under the limit of its container."""
+    free = psutil.virtual_memory().available
+    groups = Path("/sys/fs/cgroup")
+    for limit, used, statistics in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        with suppress(OSError, ValueError):  # no such version of cgroups, or "max"
+            lines = dict(line.split() for line in (groups / statistics).read_text().splitlines())
+            files = int(lines["inactive_file"]) + int(lines["active_file"])  # would make room
+            free = min(free, int((groups / limit).read_text()) - int((groups / used).read_text()) + files)
+    return free

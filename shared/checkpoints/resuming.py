@@ -1,0 +1,238 @@
+"""Save and resume: a checkpoint is complete or absent, and continues the run it came from or is refused.
+
+A checkpoint holds what `accelerator.save_state` writes, `state.json` (where the run is, what decided it) and, last,
+`manifest.json` with the size and digest of every file; shared/checkpoints/saving.py makes them. Nothing random is
+restored: every draw of a run is a function of (seed, step or epoch, sample or micro-batch).
+"""
+
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model
+
+from shared import disk
+from shared.checkpoints import sharded, writer
+from shared.checkpoints.progress import Progress
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.optimization.optimizers import inner
+from shared.plan.batches import Plan
+from shared.processes.collectives import gather, on_main_process
+from shared.processes.writers import on_writers
+
+State = dict[str, Any]
+
+
+def folder(output_dir: str | Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return Path(output_dir) / "checkpoints"
+
+
+def path_of(output_dir: str | Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return folder(output_dir) / f"step_{step:08d}"
+
+
+def numbered(name: str, index: int) -> str:
+    """The name of a file as Accelerate numbers it: model.safetensors, model_1.safetensors."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}_{index}.{suffix}" if index else name
+
+
+def due(config: Options, plan: Plan, progress: Progress) -> bool:
+    """Whether a checkpoint is to be saved after `progress.step` steps: by --checkpointing_steps, or as the best one."""
+    if config.load_best_model_at_end and progress.best_step == progress.step:
+        return True
+    every = config.checkpointing_steps
+    return every != "no" and plan.due(None if every == "epoch" else int(every), progress.step - 1)
+
+
+def complete(output_dir: str | Path) -> dict[int, Path]:
+    """The checkpoints that were written to the end, by step; other things in the folder are left alone."""
+    return writer.complete_in(folder(output_dir))
+
+
+def remove_partials(output_dir: str | Path) -> None:
+    """Remove what saves of a run that is dead left unfinished, and say so. Only processes that write call it."""
+    for partial in writer.partials_in(folder(output_dir)):
+        writer.remove(partial)
+        print(f"removed {partial}, a checkpoint that was never finished")
+
+
+def manifest_of(path: Path, rank: int | None = None) -> dict[str, Any]:
+    """Size and SHA-256 of the files in a folder (those that process `rank` wrote), which are then on disk."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    mine = [file for file in files if rank is None or sharded.is_mine(file, rank)]
+    for file in mine:
+        disk.sync(file)
+    return {str(file.relative_to(path)): {"bytes": file.stat().st_size, "sha256": digest(file)} for file in mine}
+
+
+def problem_with(path: Path) -> str | None:
+    """Why a checkpoint cannot be read, or None: every file of its manifest must have its size and digest."""
+    if not path.is_dir():
+        return "there is no such folder"
+    try:
+        for name, expected in json.loads((path / "manifest.json").read_text()).items():
+            file = path / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != expected["bytes"] or digest(file) != expected["sha256"]:
+                return f"{name} is damaged"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest cannot be read ({error})"
+    return None
+
+
+def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
+    """The checkpoint to go on from and its state; None for a run from the start. Call it on every process.
+
+    The processes that write look from the newest backwards, together, and say why one is passed over: with
+    --save_on_each_node it has to be intact on every machine.
+
+    Raises:
+        UserError: the checkpoint named by a path is missing or damaged; `never`, but there are checkpoints; some
+            machines have intact ones, but no machine one that all have.
+    """
+    output_dir, resume_from = config.output_dir, config.resume_from_checkpoint
+
+    def refuse_any() -> None:
+        if found := complete(output_dir):
+            raise UserError(
+                f"--resume_from_checkpoint never, but {folder(output_dir)} holds checkpoints up to step {max(found)}: "
+                "set another --output_dir, or remove them"
+            )
+
+    def refuse_damaged() -> None:
+        if problem := problem_with(Path(resume_from)):
+            raise UserError(f"--resume_from_checkpoint {resume_from}: {problem}; use auto for the newest complete one")
+
+    path: Path | None = None
+    # What a path or `never` was meant for is the first start: a restart that obeyed would lose what was trained since.
+    if resume_from == "auto" or any(gather(accelerator, started_again())):
+        path = newest_intact(accelerator, config)
+        if path and resume_from != "auto" and accelerator.is_main_process:
+            print(f"started again by the launcher: {path.name} of this run, not --resume_from_checkpoint {resume_from}")
+    if not path and resume_from == "never":
+        on_writers(accelerator, config, refuse_any)
+    elif not path and resume_from != "auto":
+        on_writers(accelerator, config, refuse_damaged)
+        path = Path(resume_from)
+    return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
+
+
+def started_again() -> bool:
+    """Whether torchrun or SLURM has started this job before, with the same command."""
+    return any(os.environ.get(name, "0") != "0" for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+
+
+def newest_intact(accelerator: Any, config: Options) -> Path | None:
+    """The newest checkpoint in --output_dir that everybody who writes there finds intact.
+
+    Raises:
+        UserError: with --save_on_each_node some machine has an intact one, but no machine has one that all have.
+    """
+    found = on_writers(accelerator, config, lambda: list(complete(config.output_dir)))
+    in_part: tuple[Path, list[str | None]] | None = None
+    for step in sorted(set().union(*found), reverse=True):
+        path = path_of(config.output_dir, step)
+        problems = on_writers(accelerator, config, lambda path=path: problem_with(path))  # type: ignore[misc]
+        if not any(problems):
+            return path
+        if in_part is None and not all(problems):
+            in_part = path, problems
+        if accelerator.is_main_process:
+            where = [machine for machine, problem in enumerate(problems) if problem]
+            on = f" on machine {where[0]}" if config.save_on_each_node else ""
+            writer.complain(f"checkpoint {path} is passed over{on}: {problems[where[0]]}")
+    if in_part:  # a machine that was replaced, most likely: to start at step 0 would be to lose the run
+        path, problems = in_part
+        hosts = on_writers(accelerator, config, socket.gethostname)
+        has = problems.index(None)
+        lack = [machine for machine, problem in enumerate(problems) if problem]
+        raise UserError(
+            f"checkpoint {path} is intact on machine {has} ({hosts[has]}) and not on machine "
+            f"{', '.join(f'{machine} ({hosts[machine]})' for machine in lack[:8])}: copy that folder from machine "
+            f"{has}, remove {path.parent} on all of them to start over, or name another --output_dir"
+        )
+    return None
+
+
+def read_state(path: Path) -> State:
+    """state.json of a checkpoint."""
+    return json.loads((path / "state.json").read_text())
+
+
+def load(accelerator: Any, path: Path) -> None:
+    """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
+
+    `accelerator.load_state` reads the same files, but the random states as well, and passes over those it cannot read.
+
+    Raises:
+        UserError: it holds a model or an optimizer of other shapes.
+    """
+    try:
+        load_all(accelerator, path)
+    except (RuntimeError, ValueError) as error:  # of torch's load_state_dict, for models and optimizers
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"{path} does not fit this model ({reason}): it was saved by other code or another version of "
+            "transformers; go back to that, or begin a new run, in another --output_dir and without "
+            "--resume_from_checkpoint"
+        ) from None
+
+
+def load_all(accelerator: Any, path: Path) -> None:
+    """Load every file of a checkpoint into what it was saved from."""
+    if any(map(sharded.is_sharded, accelerator._models)):
+        sharded.load(path, accelerator._models, accelerator._optimizers)
+    else:
+        for i, model in enumerate(accelerator._models):
+            load_model(model, path / numbered("model.safetensors", i))
+        for i, optimizer in enumerate(accelerator._optimizers):
+            state = torch.load(path / numbered("optimizer.bin", i), map_location="cpu", weights_only=True)
+            inner(optimizer).load_state_dict(state)
+        for i, other in enumerate(accelerator._custom_objects):
+            other.load_state_dict(
+                torch.load(path / f"custom_checkpoint_{i}.pkl", map_location="cpu", weights_only=True)
+            )
+    if accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(torch.load(path / "scaler.pt", weights_only=True))
+
+
+def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
+    """Go back to the best step's model, if the run ends with it and it is not the last step's.
+
+    If it could not be saved, which was said then, the run ends with the last step's, and says so. Early stopping is
+    said, too.
+    """
+    step = progress.best_step
+    if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
+        name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
+        ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
+        accelerator.print(
+            f"early stopping after step {progress.step}: {progress.evaluations_since_best} evaluations in a row were "
+            f"no better than that of step {step} ({name} {progress.best_results[name]:.4g}); {ends_with}"
+        )
+    if not config.load_best_model_at_end or step in (None, progress.step):
+        return
+    if all(on_writers(accelerator, config, lambda: step in complete(config.output_dir))):
+        load(accelerator, path_of(config.output_dir, step))
+        return
+    accelerator.print(
+        f"warning: the best model, of step {step}, is not in {folder(config.output_dir)}: ending with the last"
+    )
+    progress.best_step, progress.best_results = progress.step, progress.results
+
+
+def digest(file: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

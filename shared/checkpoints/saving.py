@@ -1,0 +1,320 @@
+"""Saving: the state is copied to memory while the next step is computed, and a process beside writes the checkpoint."""
+
+import io
+import json
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from shared.checkpoints import sharded, writer
+from shared.checkpoints.buffers import Buffers, Copy, distinct, flatten
+from shared.checkpoints.progress import Progress
+from shared.checkpoints.resuming import due, manifest_of, numbered, path_of
+from shared.checkpoints.writer import Job, Writer
+from shared.config import options
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.optimization.optimizers import inner
+from shared.plan.batches import Plan
+from shared.processes.collectives import agree, gather, on_main_process
+from shared.processes.writers import writes
+
+ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
+CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)  # a full disk, as Python, torch and safetensors report it
+
+
+class Saver:
+    """Saves the model and optimizer that `accelerator` prepared; made, and called, on every process.
+
+    `save` returns while parameters and optimizer states are still being copied to memory. The next step of an optimizer
+    waits for that, and nothing else may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
+    process beside this one writes them; at most one save is under way. Sharded models, and those for which there is not
+    enough memory, are written before `save` returns. A save that fails is said, the run goes on, and the next one tries
+    again. `finish` waits for the last and insists on it.
+    """
+
+    def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
+        # Everything else that Accelerate can save is a function of the config and the step, and must not be prepared.
+        assert not [*accelerator._schedulers, *accelerator._dataloaders]
+        self.accelerator, self.config, self.plan = accelerator, config, plan
+        self.models, self.optimizers, self.others = (
+            accelerator._models,
+            accelerator._optimizers,
+            accelerator._custom_objects,
+        )
+        self.sharded = any(map(sharded.is_sharded, self.models))
+        assert not (self.sharded and self.others)
+        if self.sharded and config.save_on_each_node:
+            raise UserError(
+                "--save_on_each_node, but each process writes its part of a sharded model (FSDP), and a machine alone "
+                "has not all of them: leave the flag out, and name an --output_dir on a shared file system"
+            )
+        self.writes = writes(accelerator, config)
+        self.settings = options.plain(config)
+        self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
+        self.in_background = not self.sharded
+        self.copy: Copy | None = None  # under way
+        for optimizer in self.optimizers:
+            inner(optimizer).register_step_pre_hook(lambda *_: self._before_update())
+        self.buffers: Buffers | None = None
+        self.writer: Writer | None = None
+        self.job: Job | None = None  # the last one
+        self.under_way = False
+        self.problem: str | None = None  # with the last save
+        self.committed = -1  # the newest step that this process has saved
+
+    def due(self, progress: Progress) -> bool:
+        """Whether a checkpoint is to be saved now; in any case, says if the one under way has failed meanwhile."""
+        self._look()
+        return due(self.config, self.plan, progress)
+
+    def save(self, progress: Progress, monitored: dict[str, Any]) -> None:
+        """Save the state after `progress.step` steps, with what the monitor keeps; call it on every process."""
+        progress.monitor = monitored
+        self._look(wait=True)
+        mine = (random_states(self.accelerator), self.committed if self.writes else None)
+        everybody = gather(self.accelerator, mine)
+        contents = {f"random_states_{rank}.pkl": states for rank, (states, _) in enumerate(everybody)}
+        if self.accelerator.scaler is not None:
+            contents["scaler.pt"] = saved(self.accelerator.scaler.state_dict())
+        contents["state.json"] = json.dumps(self._state(progress), indent=1).encode()
+        self.job = Job(
+            path_of(self.config.output_dir, progress.step),
+            images={},
+            contents=contents,
+            keep=self.config.save_total_limit,
+            best=progress.best_step if self.config.load_best_model_at_end else None,
+        )
+        if self.config.save_on_each_node:
+            self.job.needed_from = min(step for _, step in everybody if step is not None)
+        self.progress, self.step = progress, progress.step
+        if self.writes and self.in_background:
+            self._copy()
+        self._write()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is complete; one that failed is tried again. Call it on every process.
+
+        Raises:
+            UserError: it could not be saved, by some process, on all of them.
+        """
+        self._look(wait=True, last=True)
+        for _ in range(ATTEMPTS - 1):
+            if self.problem and self._can_repeat():
+                writer.complain(f"{self.problem}; trying again in {SECONDS_BETWEEN:g} s")
+                time.sleep(SECONDS_BETWEEN)
+                self._write()
+                self._look(wait=True, last=True)
+        problem = UserError(f"{self.problem}: free space, or set another --output_dir") if self.problem else None
+        self.close()
+        agree(self.accelerator, problem)
+        if self.config.save_on_each_node and self.writes and self.job:  # by now every machine has the last one
+            writer.rotate(self.job.final, self.job.keep, self.job.best)
+
+    def close(self) -> None:
+        """End the writer and give its memory back; what is under way is finished."""
+        self._hand_over(wait=True)
+        if self.writer:
+            self.writer.end()
+        if self.buffers:
+            self.buffers.close()
+        self.writer = self.buffers = None
+
+    def _copy(self) -> None:
+        """Begin to take the state of now into memory, or find out that there is not enough of it."""
+        models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
+        rest = self._archives()
+        lasting = {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
+        if self.buffers and (copy := self.buffers.copy(models | rest, lasting)):
+            self.copy = copy
+            return
+        self.close()
+        try:
+            self.buffers = Buffers(models, rest)
+            self.copy = self.buffers.copy(models | rest, lasting)
+        except (MemoryError, OSError) as error:
+            writer.complain(f"checkpoints are written while the training waits: {error}")
+            self.in_background = False
+
+    def _archives(self) -> dict[str, Any]:
+        """What torch.save writes: the states of optimizers and of objects registered for checkpointing, by file."""
+        optimizers = {numbered("optimizer.bin", i): inner(o).state_dict() for i, o in enumerate(self.optimizers)}
+        return optimizers | {f"custom_checkpoint_{i}.pkl": other.state_dict() for i, other in enumerate(self.others)}
+
+    def _write(self) -> None:
+        """Write the last job, in the background if its content is in memory."""
+        assert self.job
+        self.job.partial = writer.partial_of(self.job.final)
+        if self.sharded:
+            self._settle(self._write_shards(self.job))
+        elif self.buffers:
+            self.writer = self.writer or Writer(self.buffers.images)
+            self.under_way = True
+            if not self.copy:  # its content has been in memory since the last attempt
+                self.writer.start(self.job)
+        elif self.writes:
+            self._settle(self._write_files(self.job))
+
+    def _before_update(self) -> None:
+        """See to it that what an optimizer is about to change has been copied."""
+        if self.copy:
+            self.copy.hold()
+            self._hand_over()
+
+    def _hand_over(self, wait: bool = False, last: bool = False) -> None:
+        """Give the writer its job as soon as everything is copied."""
+        if not self.copy or not (wait or self.copy.done()):
+            return
+        assert self.writer
+        assert self.job
+        copy, self.copy = self.copy, None
+        if copy.wait():
+            self.writer.start(self.job)
+            return
+        self.under_way = False
+        self.close()  # so that another attempt does not write what is there
+        self._settle("something else than an optimizer's step changed parameters while they were copied", last)
+
+    def _look(self, wait: bool = False, last: bool = False) -> None:
+        """See how the save under way has gone, if it has ended."""
+        self._hand_over(wait, last)
+        if self.under_way:
+            assert self.writer
+            assert self.job
+            if (problem := self.writer.reply(wait)) is None:
+                return
+            self.under_way = False
+            if self.writer.process.poll() is not None:
+                self.writer = None
+                shutil.rmtree(self.job.partial, ignore_errors=True)
+            self._settle(problem, last)
+
+    def _settle(self, problem: str, last: bool = False) -> None:
+        """Keep how a save has gone; a failure is said."""
+        assert self.job
+        if not problem:
+            self.committed, self.problem = self.step, None
+            return
+        self.problem = f"cannot save {self.job.final} ({problem})"
+        if self.writes and not last:
+            writer.complain(f"warning: {self.problem}; the next save tries again")
+
+    def _write_files(self, job: Job) -> str:
+        """Write a checkpoint in this process, from where its tensors are; what went wrong, if anything."""
+
+        def fill() -> None:
+            writer.require_space(job.final.parent, self._bytes(job))
+            for i, model in enumerate(self.models):
+                tensors = {name: tensor.contiguous() for name, tensor in distinct(model.state_dict()).items()}
+                save_file(tensors, job.partial / numbered("model.safetensors", i), {"format": "pt"})
+            for name, state in self._archives().items():
+                torch.save(state, job.partial / name)
+            for name, content in job.contents.items():
+                (job.partial / name).write_bytes(content)
+            writer.commit(job.partial, job.final, manifest_of(job.partial))
+
+        try:
+            writer.attempt(job.partial, fill)
+        except CANNOT_WRITE as error:
+            return f"{error}; {writer.space(job.final.parent, self._bytes(job))}"
+        writer.rotate(job.final, job.keep, job.best, job.needed_from)
+        return ""
+
+    def _write_shards(self, job: Job) -> str:
+        """Write a checkpoint by all processes; what went wrong with any of them, if anything, on all of them."""
+        accelerator = self.accelerator
+        job.partial = on_main_process(accelerator, lambda: job.partial)
+
+        def begin() -> None:
+            if accelerator.is_main_process:
+                writer.attempt(job.partial, lambda: None)
+                writer.require_space(job.final.parent, self._bytes(job))
+
+        def write() -> dict[str, Any]:
+            sharded.save(job.partial, self.models, self.optimizers)
+            if accelerator.is_main_process:
+                for name, content in job.contents.items():
+                    (job.partial / name).write_bytes(content)
+            return manifest_of(job.partial, accelerator.process_index)
+
+        def commit() -> None:
+            if accelerator.is_main_process:
+                lines = {name: line for part in parts for name, line in part.items()}
+                writer.commit(job.partial, job.final, lines)
+                writer.rotate(job.final, job.keep, job.best)
+
+        problem, _ = self._together(begin)
+        if not problem:
+            problem, parts = self._together(write)
+        if not problem:
+            problem, _ = self._together(commit)
+        if problem and accelerator.is_main_process:
+            shutil.rmtree(job.partial, ignore_errors=True)
+            problem += f"; {writer.space(job.final.parent, self._bytes(job))}"
+        return problem
+
+    def _together(self, function: Callable[[], Any]) -> tuple[str, list[Any]]:
+        """Call `function` on every process: the first failure to write, on all of them, and what each returned."""
+        result, problem = None, ""
+        try:
+            result = function()
+        except CANNOT_WRITE as error:
+            problem = str(error) or type(error).__name__
+        problems, results = zip(*gather(self.accelerator, (problem, result)), strict=True)
+        return next(filter(None, problems), ""), list(results)
+
+    def _bytes(self, job: Job) -> int:
+        """What a checkpoint takes on disk, but for its smallest files."""
+        states = [*(model.state_dict() for model in self.models), *self._archives().values()]
+        return job.bytes() + sum(tensor.nbytes for state in states for tensor in flatten(state).tensors)
+
+    def _can_repeat(self) -> bool:
+        """Whether the state of the last save is still there."""
+        return self.buffers is not None or self.progress.step == self.step
+
+    def _state(self, progress: Progress) -> dict[str, Any]:
+        """What state.json holds."""
+        return progress.state() | {
+            "epoch": self.plan.epochs_completed(progress.step),
+            "seed": self.config.seed,
+            "config": self.settings,
+            "world_size": self.accelerator.num_processes,
+            "threads": torch.get_num_threads(),
+            "versions": self.versions,
+        }
+
+
+def changed_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The tensors that a step of an optimizer changes: its parameters, and its state."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def random_states(accelerator: Any) -> bytes:
+    """This process's random_states file as Accelerate writes it, for its load_state; nothing here ever reads it."""
+    states = {
+        "step": accelerator.step,
+        "random_state": random.getstate(),
+        "numpy_random_seed": np.random.get_state(),
+        "torch_manual_seed": torch.get_rng_state(),
+    }
+    if accelerator.device.type == "cuda":
+        states["torch_cuda_manual_seed"] = torch.cuda.get_rng_state_all()
+    return saved(states)
+
+
+def saved(content: Any) -> bytes:
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()

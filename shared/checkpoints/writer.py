@@ -1,0 +1,295 @@
+"""Writes a checkpoint so that it is complete or absent; in the training process, or beside it in a process of its own.
+
+That process is this file run as a script. It imports nothing but what Python brings, so that it starts within 30 ms,
+has a low priority, ignores the signals that are meant for the training process, and ends with it.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import pickle
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from mmap import MAP_SHARED, mmap
+from pathlib import Path
+from typing import Any
+
+from shared.disk import sync, usual_permissions
+
+CHUNK = 1 << 20  # bytes hashed, then written while they are still in the cache
+NICENESS = 10
+# The process that writes, without site packages, whose import takes a second.
+SERVE = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+    "from shared.checkpoints.writer import serve; serve(int(sys.argv[1]))"
+)
+NOT_FOR_THE_WRITER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
+
+
+@dataclass
+class Image:
+    """A file laid out in memory: the descriptor and size of that memory, and, of a zip archive, its records."""
+
+    descriptor: int
+    size: int
+    records: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
+    """Of each record where its content starts and ends, and where its checksum is kept."""
+
+
+@dataclass
+class Job:
+    """A checkpoint to write."""
+
+    final: Path
+    images: dict[str, Image]
+    contents: dict[str, bytes]
+    keep: int | None = None  # how many of the newest checkpoints stay when this one is complete; None: all
+    best: int | None = None  # the step of one that stays besides
+    needed_from: int | None = None  # checkpoints of this step and later ones stay besides: a machine may lack them
+    partial: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.partial = partial_of(self.final)
+
+    def bytes(self) -> int:
+        """What it takes on disk."""
+        return sum(image.size for image in self.images.values()) + sum(map(len, self.contents.values()))
+
+
+def partial_of(final: Path) -> Path:
+    """A new name beside `final`, of a folder that is not a checkpoint yet, or no longer."""
+    return final.with_name(f"{final.name}.partial-{os.urandom(4).hex()}")
+
+
+def write(job: Job) -> None:
+    """Write a checkpoint from memory, commit it, and remove those that are no longer wanted.
+
+    Raises:
+        OSError: it could not be written; says how much space it needs and how much there is. Nothing of it is left.
+    """
+
+    def fill() -> None:
+        require_space(job.final.parent, job.bytes())
+        manifest = {name: write_image(job.partial / name, image) for name, image in job.images.items()}
+        manifest |= {name: write_file(job.partial / name, content) for name, content in job.contents.items()}
+        commit(job.partial, job.final, manifest)
+
+    try:
+        attempt(job.partial, fill)
+    except OSError as error:
+        raise OSError(f"{error}; {space(job.final.parent, job.bytes())}") from None
+    rotate(job.final, job.keep, job.best, job.needed_from)
+
+
+def attempt(partial: Path, fill: Callable[[], object]) -> None:
+    """Make the folder `partial` and fill it; when that fails, nothing is left of it."""
+    try:
+        if not partial.parent.exists():
+            partial.parent.mkdir()  # not its parents: they would be made where a mount was lost
+            sync(partial.parent.parent)
+        partial.mkdir()
+        fill()
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise OSError when the disk of `folder` has less than `needed` bytes left."""
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError("not enough space")
+
+
+def space(folder: Path, needed: int) -> str:
+    """`needed` bytes and those that the disk of `folder` has left, in words."""
+    try:
+        free = f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
+    except OSError as error:
+        free = f"its disk cannot be asked ({error.strerror})"
+    return f"{needed / 1e6:,.1f} MB are needed, and in {folder} {free}"
+
+
+def write_image(path: Path, image: Image) -> dict[str, Any]:
+    """Write what is in memory to `path`, with the checksums of a zip archive put right; its line of the manifest."""
+    with mmap(image.descriptor, image.size, MAP_SHARED) as memory, memoryview(memory) as view:
+        for start, end, places in image.records:
+            checksum = zlib.crc32(view[start:end])
+            for place in places:
+                struct.pack_into("<I", view, place, checksum)
+        return write_file(path, view)
+
+
+def write_file(path: Path, content: bytes | memoryview) -> dict[str, Any]:
+    """Write a file, have it on disk, and return its line of the manifest."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for start in range(0, len(content), CHUNK):
+            chunk = content[start : start + CHUNK]
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": len(content), "sha256": digest.hexdigest()}
+
+
+def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
+    """Make a checkpoint of a folder whose files are on disk: the manifest comes last, then it gets its name."""
+    write_file(partial / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
+    usual_permissions(partial)
+    for folder in {(partial / name).parent for name in manifest} | {partial}:
+        sync(folder)
+    replaced = None
+    if os.path.lexists(final):  # a damaged one that was passed over, or of a run that goes on from an earlier one
+        replaced = final.rename(partial_of(final))
+    partial.rename(final)
+    sync(final.parent)
+    if replaced and replaced.is_dir() and not replaced.is_symlink():
+        remove(replaced)
+    elif replaced:  # a file or a link is not ours
+        complain(f"{final} was no checkpoint, and is now {replaced.name}")
+
+
+def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | None = None) -> None:
+    """Remove complete checkpoints that are older than the `keep` up to `newest`.
+
+    What stays besides: that of step `best`, those from step `needed_from` on, and those later than `newest`, which were
+    there when the run went on from an earlier one.
+    """
+    match = COMPLETE.fullmatch(newest.name)
+    assert match
+    found = complete_in(newest.parent)
+    older = sorted(step for step in found if step <= int(match[1]))
+    for step in older[: -keep if keep else 0]:
+        if step != best and (needed_from is None or step < needed_from):
+            try:
+                remove(found[step].rename(partial_of(found[step])))  # never half a checkpoint under its own name
+            except OSError as error:
+                complain(f"{found[step]} cannot be removed ({error})")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder of ours, or say why not: it is in nobody's way."""
+    shutil.rmtree(folder, onerror=lambda _, path, error: complain(f"{path} cannot be removed ({error[1]})"))
+
+
+def complain(what: str) -> None:
+    """Say what is no reason to end."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def complete_in(folder: Path) -> dict[int, Path]:
+    """The checkpoints in a folder that were written to the end, by step; links are not followed."""
+    return {int(match[1]): path for path, match in ours(folder, COMPLETE) if has_manifest(path)}
+
+
+def partials_in(folder: Path) -> list[Path]:
+    """What saves have left unfinished in a folder; what is called otherwise is not ours."""
+    return [path for path, _ in ours(folder, PARTIAL)]
+
+
+def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
+    """The folders in `folder` that are called like `names`, in order."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return []
+    matches = [(entry, names.fullmatch(entry.name)) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [(Path(entry.path), match) for entry, match in matches if match]
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder has a manifest that is there to be seen."""
+    try:
+        return (folder / "manifest.json").is_file()
+    except OSError:
+        return False
+
+
+class Writer:
+    """The process, seen from the training process: one job at a time, all of them with the content of these images."""
+
+    def __init__(self, images: dict[str, Image]) -> None:
+        # Blocked until the process ignores them: none of these signals can end it at its birth.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_THE_WRITER)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", SERVE, str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[image.descriptor for image in images.values()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._send({name: vars(image) for name, image in images.items()})
+
+    def start(self, job: Job) -> None:
+        """Begin with a job; do not change the memory of the images before `reply`."""
+        self._send({name: value for name, value in vars(job).items() if name != "images"})
+
+    def _send(self, what: dict[str, Any]) -> None:
+        assert self.process.stdin
+        with suppress(BrokenPipeError):  # it is dead, which `reply` says
+            self.process.stdin.write(pickle.dumps(what))
+            self.process.stdin.flush()
+
+    def reply(self, wait: bool) -> str | None:
+        """How the job went: empty when all went well, else what went wrong; None while it goes on."""
+        assert self.process.stdout
+        if not wait and not select.select([self.process.stdout], [], [], 0)[0]:
+            return None
+        try:
+            return pickle.load(self.process.stdout)
+        except (EOFError, pickle.UnpicklingError):
+            return f"the process that writes it ended with exit code {self.process.wait()}"
+
+    def end(self) -> None:
+        """End the process, which has no job now."""
+        assert self.process.stdin
+        assert self.process.stdout
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def serve(parent: int) -> None:
+    """Write what the parent asks for until it closes the pipe or ends."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    os.nice(NICENESS)
+    for number in NOT_FOR_THE_WRITER:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_WRITER)
+    jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    images: dict[str, Image] | None = None  # they come first
+    while True:
+        try:
+            asked = pickle.load(jobs)
+        except EOFError:
+            return
+        if images is None:
+            images = {name: Image(**image) for name, image in asked.items()}
+            continue
+        partial = asked.pop("partial")
+        job = Job(**asked, images=images)
+        job.partial = partial
+        try:
+            write(job)
+            problem = ""
+        except OSError as error:
+            problem = str(error)
+        replies.write(pickle.dumps(problem))
+        replies.flush()

@@ -1,0 +1,237 @@
+"""The values of a dataclass's fields, read from flags and YAML files alike and written back; every error is one line.
+
+tyro draws --help from the field docstrings. The values are converted here: a flag and a line of YAML have to mean the
+same, a wrong one has to be named with its source, and a recipe has to start on a machine that has no tyro.
+"""
+
+import dataclasses
+import difflib
+import functools
+import math
+import os
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from shared.config import foreign_flags
+from shared.errors import UserError
+
+HOW_TO_SAY_IT = """\
+Settings come from the defaults below, then from --config FILE.yaml (lines of `name: value`, such as
+the config.yaml of any run), then from flags; the later wins. A switch is said as --name, --no_name
+or --name True|False. None stands for no value. Hyphens within a flag read as underscores.
+"""
+
+
+def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The values given in the --config file, if there is one, then those given as flags, by field name.
+
+    Raises UserError for what is unknown, missing, unreadable, or of the wrong type. --help prints the help and exits.
+    """
+    if not {"-h", "--help"}.isdisjoint(argv):
+        _print_help(config_class)
+    hints = field_types(config_class)
+    flags = _words(argv, hints | {"config": str})
+    if "config" in flags:
+        path = flags.pop("config")
+        yield _values(read_yaml(path, _WordLoader), hints, f"{path}: ")
+    yield _values(flags, hints, "--")
+
+
+def field_types(config_class: type) -> dict[str, Any]:
+    """The type of each field: str, int, float, bool, a Literal of texts, or a tuple[X, ...] of these; or | None."""
+    hints = typing.get_type_hints(config_class)
+    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+
+
+@functools.cache
+def tuple_fields(config_class: type) -> tuple[str, ...]:
+    """The names of the fields that hold several values."""
+    return tuple(name for name, hint in field_types(config_class).items() if is_tuple(hint))
+
+
+def kind(hint: Any) -> Any:
+    """`hint` without None."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        (hint,) = (choice for choice in typing.get_args(hint) if choice is not types.NoneType)
+    return hint
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether `value` is one that a field of type `hint` may have."""
+    what = kind(hint)
+    if value is None:
+        return _is_optional(hint)
+    if typing.get_origin(what) is tuple:
+        return isinstance(value, tuple) and all(fits(one, typing.get_args(what)[0]) for one in value)
+    if typing.get_origin(what) is Literal:
+        return value in typing.get_args(what)
+    if isinstance(value, bool):
+        return what is bool
+    if what is float:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, what)
+
+
+def expected(hint: Any) -> str:
+    """What `fits` accepts, in words."""
+    what = kind(hint)
+    names = {str: "a text", int: "a whole number", float: "a number", bool: "True or False"}
+    if typing.get_origin(what) is tuple:
+        words = f"{expected(typing.get_args(what)[0])}, or several"
+    elif typing.get_origin(what) is Literal:
+        words = f"one of {', '.join(typing.get_args(what))}"
+    else:
+        words = names[what]
+    return f"{words} or None" if _is_optional(hint) else words
+
+
+def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
+    """The mapping that the YAML file `path` holds; UserError when it cannot be read or holds something else."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            content = yaml.load(file, Loader=loader)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}): give a YAML file of settings") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no settings: write lines of `name: value`")
+    return content
+
+
+def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
+    """Write `values` in their order, such that --config PATH reads them back exactly; complete, or no file at all."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    text = yaml.dump(dict(values), Dumper=_WordDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def is_tuple(hint: Any) -> bool:
+    """Whether a field of type `hint` takes several values."""
+    return typing.get_origin(kind(hint)) is tuple
+
+
+def _is_optional(hint: Any) -> bool:
+    return types.NoneType in typing.get_args(hint)
+
+
+def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Each flag's word, or list of words for a tuple; None for the word None where that is a value.
+
+    Of a flag that is repeated the last one counts, so that a longer command can override a stored one.
+    """
+    words: dict[str, list[str]] = {}
+    takes = ""  # the flag that the next word belongs to
+    for word in argv:
+        if not word.startswith("--"):
+            if not takes or (words[takes] and not is_tuple(hints[takes])):
+                raise UserError(f"unexpected {word!r}: each value follows its flag, as in --seed 1")
+            words[takes].append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        switch = name.removeprefix("no_")
+        if name in hints:
+            words[name], takes = ([value], "") if equals else ([], name)
+        elif kind(hints.get(switch)) is bool and not equals:
+            words[switch], takes = ["False"], ""
+        else:
+            raise UserError(f"unknown flag {flag}: {_suggestion(name, hints, '--')}")
+
+    result: dict[str, Any] = {}
+    for name, given in words.items():
+        hint = hints[name]
+        if not given and kind(hint) is not bool:
+            raise UserError(f"--{name} has no value: expected {expected(hint)}")
+        if given == ["None"] and _is_optional(hint):
+            result[name] = None
+        else:
+            result[name] = given if is_tuple(hint) else given[0] if given else "True"
+    return result
+
+
+def _values(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values that `words` (from flags or from a file) stand for; errors begin with `where` and the name."""
+    values = {}
+    for name, word in words.items():
+        if name not in hints:
+            raise UserError(f"{where}{name} is no setting: {_suggestion(str(name), hints)}")
+        values[name] = _value(word, hints[name])
+        if not fits(values[name], hints[name]):
+            raise UserError(f"{where}{name} {word!r}: expected {expected(hints[name])}")
+    return values
+
+
+def _value(word: Any, hint: Any) -> Any:
+    """`word` (a str, a list of them, or None) as a value of type `hint`; what cannot be converted stays as it is."""
+    what = kind(hint)
+    if is_tuple(hint) and isinstance(word, (str, list)):
+        return tuple(_value(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
+    if not isinstance(word, str):
+        return word
+    if what is bool:
+        return {"true": True, "false": False}.get(word.lower(), word)
+    try:
+        return what(word) if what in (int, float) else word
+    except ValueError:
+        return word
+
+
+def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
+    if advice := foreign_flags.ours(name, names):
+        return advice
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {prefix}{close[0]}?" if close else "--help lists all settings"
+
+
+class _WordLoader(yaml.SafeLoader):
+    """Reads values as the words they are written with, or None: YAML 1.1 takes 1e-3 for a text and `no` for False."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        """As in the base class, which keeps the last of two equal keys and says nothing."""
+        names = [key.value for key, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(problem=f"{name} is given twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _WordDumper(yaml.SafeDumper):
+    """Writes texts such that they are read back: "None" in quotes, and the rarer line breaks escaped."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_NO_VALUE = ("tag:yaml.org,2002:null", re.compile("^(?:~|null|Null|NULL|None|)$"), ["~", "n", "N", ""])
+_WordLoader.yaml_implicit_resolvers = {}
+_WordLoader.add_implicit_resolver(*_NO_VALUE)
+_WordDumper.add_implicit_resolver(*_NO_VALUE)
+_WordDumper.add_representer(str, _WordDumper.represent_str)
+
+
+def _print_help(config_class: type) -> typing.NoReturn:
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        raise SystemExit(0)  # one help, not one for each process
+    try:
+        import tyro
+    except ImportError:
+        raise UserError("--help needs tyro, which is not installed: pip install tyro") from None
+    print((sys.modules[config_class.__module__].__doc__ or "").strip(), HOW_TO_SAY_IT, sep="\n\n")
+    tyro.cli(
+        config_class,
+        args=["--help"],
+        description="",
+        use_underscores=True,
+        config=(tyro.conf.FlagConversionOff,),
+    )
+    raise AssertionError("tyro exits after the help")

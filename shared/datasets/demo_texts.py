@@ -1,0 +1,245 @@
+"""The embedded text data: docstrings of installed libraries, labeled by library; a recipe needs no network for it.
+
+`load` gives classification data (train, validation), `documents` all the text for masked language modeling.
+`python -m shared.datasets.demo_texts` prints the counts and the honest baselines.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shared.datasets.prepared import build_once
+from shared.errors import UserError
+
+if TYPE_CHECKING:  # the reading processes import this module, and have no use for pyarrow
+    import pyarrow as pa
+
+FORMAT = 1  # raise it when a change below changes the data: it is part of the cache's name
+LIBRARIES = {  # package: its distribution. requirements.txt brings all; where some lack, the next ones take their place
+    "transformers": "transformers",
+    "sklearn": "scikit-learn",
+    "pandas": "pandas",
+    "sympy": "sympy",
+    "networkx": "networkx",
+    "torch": "torch",
+    "matplotlib": "matplotlib",
+    "numpy": "numpy",
+}
+MOST_LIBRARIES, FEWEST_LIBRARIES = 5, 4
+FILES_PER_LIBRARY = 600
+TEXTS_PER_LIBRARY = 2000
+SHORTEST_TEXT = 80  # characters; below it are mostly single sentences that any library could have ("Return a copy.")
+VALIDATION_SHARE = 0.15
+FILES_PER_PROCESS = 200
+
+
+def load(progress: bool = True) -> "tuple[pa.Table, pa.Table]":
+    """Train and validation, with the columns text, label (the library) and file (all strings), in a fixed random order.
+
+    At most TEXTS_PER_LIBRARY texts per label; a source file lies on one side whole. The tables are the same in every
+    process for the same versions of the libraries. The first call on a machine reads the sources, which takes some
+    seconds; that process alone speaks, on stderr, when `progress` is set. UserError with too few libraries installed.
+    """
+    import pyarrow.parquet as pq
+
+    folder = _prepared(progress)
+    train, validation = (pq.ParquetFile(folder / f"{part}.parquet").read() for part in ("train", "validation"))
+    return train, validation
+
+
+def documents(progress: bool = True) -> "pa.Table":
+    """All gathered text without the limit per library: the columns text, file and split ("train" or "validation")."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(_prepared(progress) / "documents.parquet").read()
+
+
+def installed() -> tuple[dict[str, Path], dict[str, str], list[str]]:
+    """The source folders of the libraries that are read here and their versions, by package; those that are missing."""
+    roots: dict[str, Path] = {}
+    versions: dict[str, str] = {}
+    missing = []
+    for package, distribution in LIBRARIES.items():
+        spec = importlib.util.find_spec(package)  # a top-level name is looked up, not imported
+        if spec is None or spec.origin is None or not spec.submodule_search_locations:
+            missing.append(distribution)
+        elif len(roots) < MOST_LIBRARIES:
+            roots[package] = Path(spec.submodule_search_locations[0])
+            versions[package] = importlib.metadata.version(distribution)
+    return roots, versions, missing
+
+
+def _prepared(progress: bool) -> Path:
+    """The cache folder with the three Parquet files, built if this machine has none for the installed versions."""
+    roots, versions, missing = installed()
+    absent = f"{', '.join(missing)} not installed"
+    if len(roots) < FEWEST_LIBRARIES:
+        raise UserError(
+            f"the embedded docstrings need {FEWEST_LIBRARIES} of {len(LIBRARIES)} libraries ({absent}): "
+            "pip install -r requirements.txt, or give your own text with --train_file"
+        )
+
+    def build(folder: Path) -> None:
+        if progress:
+            names = ", ".join(f"{package} {version}" for package, version in versions.items())
+            aside = f" ({absent})" if missing else ""
+            print(f"gathering docstrings, once, from the source of {names}{aside}", file=sys.stderr, flush=True)
+        _write(gather(roots, progress), folder)
+
+    # The Python version decides which files can be parsed.
+    content = json.dumps([FORMAT, sys.version_info[:2], versions])
+    return build_once(f"docstrings-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}", build)
+
+
+def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
+    """The docstrings under each library's source folder: columns text, label, file and split, in a fixed random order.
+
+    Texts that differ in white space only are duplicates: one stays, and none if two libraries have it.
+    """
+    import pyarrow as pa
+    from tqdm import tqdm
+
+    files = {name: path for label, root in roots.items() for name, path in _sample(label, root)}
+    found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
+    ambiguous = set()
+    with tqdm(total=len(files), desc="reading sources", unit="file", disable=not progress) as bar:
+        for file, texts in zip(files, _read(list(files.values())), strict=True):
+            for text in texts:
+                key = " ".join(text.split())
+                if len(key) >= SHORTEST_TEXT and _label(found.setdefault(key, (text, file))[1]) != _label(file):
+                    ambiguous.add(key)
+            bar.update()
+
+    # Sorted by a hash of the text, any first n rows are a fair sample, which `_write` uses.
+    keys = sorted(found.keys() - ambiguous, key=lambda key: (_hash("order", key), key))
+    rows = [found[key] for key in keys]
+    return pa.table(
+        {
+            "text": [text for text, _ in rows],
+            "label": [_label(file) for _, file in rows],
+            "file": [file for _, file in rows],
+            "split": ["validation" if in_validation(file) else "train" for _, file in rows],
+        }
+    )
+
+
+def in_validation(file: str) -> bool:
+    """Whether the docstrings of `file` (such as sympy/core/add.py) are for validation; other files have no say."""
+    return _hash("split", file) < VALIDATION_SHARE
+
+
+def docstrings(source: bytes) -> list[str]:
+    """The cleaned docstrings of a Python file, its classes and functions, in no useful order; [] if it is not valid."""
+    try:
+        pending: list[ast.AST] = [ast.parse(source)]
+    except (SyntaxError, ValueError):  # written for a newer Python; or null bytes, a ValueError until 3.11
+        return []
+    texts = []
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            texts.append(text.encode(errors="ignore").decode())  # an escape can make half a surrogate pair, no UTF-8
+        for block in ("body", "orelse", "handlers", "finalbody"):  # unlike ast.walk, leaves out the many expressions
+            pending.extend(getattr(node, block, ()))
+    return texts
+
+
+def _sample(label: str, root: Path) -> list[tuple[str, Path]]:
+    """Name and path of at most FILES_PER_LIBRARY source files, by a hash of the name; tests are no documentation."""
+    paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
+    names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
+    names.sort(key=lambda name: (_hash("sample", name), name))
+    return [(name, paths[name]) for name in names[:FILES_PER_LIBRARY]]
+
+
+def _label(file: str) -> str:
+    return file.partition("/")[0]
+
+
+def _hash(purpose: str, text: str) -> float:
+    """A number in [0, 1) that depends on nothing else: the same in every process, on every machine."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _read(paths: list[Path]) -> Iterator[list[str]]:
+    """The docstrings of each file, parsed in as many processes as there are cores.
+
+    Plain subprocesses, because multiprocessing would fork a process that holds the threads of torch, or import the
+    caller's script anew, with all that it imports.
+    """
+    chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from shared.datasets import docstrings; docstrings._answer()"
+    # -P: the working folder is not on the path; -W: libraries have invalid escapes, which ast.parse warns about.
+    command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(Path(__file__).parents[2])]
+
+    def read(chunk: list[Path]) -> list[list[str]]:
+        question = json.dumps([str(path) for path in chunk]).encode()
+        answer = subprocess.run(command, input=question, stdout=subprocess.PIPE, check=True)
+        return json.loads(answer.stdout)
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for answers in pool.map(read, chunks):
+            yield from answers
+
+
+def _answer() -> None:
+    """What a process started by `_read` does: file names in, docstrings out."""
+    json.dump([docstrings(Path(path).read_bytes()) for path in json.load(sys.stdin)], sys.stdout)
+
+
+def _write(table: "pa.Table", folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    pq.write_table(table.select(["text", "file", "split"]), folder / "documents.parquet")
+    seen: dict[str, int] = {}
+    kept = []
+    for label in table["label"].to_pylist():
+        seen[label] = seen.get(label, 0) + 1
+        kept.append(seen[label] <= TEXTS_PER_LIBRARY)
+    table = table.filter(kept)
+    for split in ("train", "validation"):
+        side = [value == split for value in table["split"].to_pylist()]
+        pq.write_table(table.filter(side).drop_columns(["split"]), folder / f"{split}.parquet")
+
+
+def _report() -> None:
+    """Print what the README says about the data: sizes, and what simple methods reach on the same split."""
+    import numpy as np
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    tables = dict(zip(("train", "validation"), load(), strict=True))
+    texts = {split: table["text"].to_pylist() for split, table in tables.items()}
+    labels = {split: np.array(table["label"].to_pylist()) for split, table in tables.items()}
+    print(f"{'library':<14}{'train':>8}{'validation':>12}")
+    for label in np.unique(labels["train"]):
+        print(f"{label:<14}{(labels['train'] == label).sum():>8}{(labels['validation'] == label).sum():>12}")
+    print(f"{'all':<14}{len(labels['train']):>8}{len(labels['validation']):>12}")
+    lengths = [len(text) for text in texts["train"] + texts["validation"]]
+    size = sum(len(text.encode()) for text in texts["train"] + texts["validation"])
+    median, high = np.percentile(lengths, (50, 90))
+    print(f"{size / 1e6:.1f} MB of text; characters per text: median {median:.0f}, 90th percentile {high:.0f}")
+    everything = documents()["text"].to_pylist()
+    print(f"documents: {len(everything)} texts, {sum(len(text.encode()) for text in everything) / 1e6:.1f} MB")
+
+    names, counts = np.unique(labels["train"], return_counts=True)
+    print(f"accuracy of the majority class: {(labels['validation'] == names[counts.argmax()]).mean():.3f}")
+    tfidf = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    model = LogisticRegression(C=10, max_iter=1000).fit(tfidf.fit_transform(texts["train"]), labels["train"])
+    accuracy = model.score(tfidf.transform(texts["validation"]), labels["validation"])
+    print(f"accuracy of TF-IDF (words and pairs of words) with logistic regression: {accuracy:.3f}")
+
+
+if __name__ == "__main__":
+    _report()

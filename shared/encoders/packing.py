@@ -1,0 +1,243 @@
+"""Documents of a micro-batch end to end in one row, none seeing another: every token that is computed is a real one.
+
+The model gets one row of all tokens, positions that start anew with each document, and the documents' ends. Its matrix
+products and norms never see padding; attention is registered with transformers under the names below. Positions alone
+would not do: under the default attention every token sees the whole row.
+
+- "packed_varlen": `torch.nn.attention.varlen`, FlashAttention by the documents' ends, on CUDA in half precision.
+- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere else. The plan
+  sorts by length, so little is padded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shared.encoders.attention import attend
+from shared.encoders.padding import TRIED, logits_of, padding_for, same
+from shared.pretrained.tokenizers import OFFSET_POSITIONS
+from shared.text.tokenized import Padding
+
+DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
+WIDEST_HEAD, AMPERE = 256, (8, 0)  # what FlashAttention, which it calls, is made for
+Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Makes what `MaskedDocuments.read_micro_batch` gives a batch: one row without padding."""
+
+    first_position: int = 0
+    packed: ClassVar[bool] = True
+
+    @classmethod
+    def for_model(cls, config: Any) -> "Packing":
+        """For a model with this `PretrainedConfig`: RoBERTa and its kin count positions from the padding id + 1."""
+        return cls(config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0)
+
+    def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What documents of these lengths cost, int64 [N]: nothing is padded."""
+        return lengths
+
+    def __call__(self, read: Read) -> dict[str, Any]:
+        """input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k;
+        masked [n], where in the row tokens are hidden, and labels [n], what they were.
+        """
+        tokens, lengths, masked, labels = read
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
+        boundaries = torch.from_numpy(ends.astype(np.int32))
+        longest = int(lengths.max())
+        return {
+            "input_ids": torch.from_numpy(tokens)[None],
+            "position_ids": torch.from_numpy(positions)[None],
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "masked": torch.from_numpy(masked),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+@dataclass(frozen=True)
+class OnePerRow(Padding):
+    """Makes a batch of what `MaskedDocuments.read_micro_batch` gives: a document per row, as long as the longest."""
+
+    packed: ClassVar[bool] = False
+
+    def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # other items than those of a table
+        """input_ids and attention_mask [rows, longest]; masked [n], places in the flattened rows, and labels [n]."""
+        tokens, lengths, masked, labels = read
+        longest = int(self.padded_lengths(lengths).max())
+        begins = np.cumsum(lengths) - lengths
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        where = row * longest + np.arange(len(tokens)) - begins[row]  # of each token in the flattened rows
+        ids = np.full(len(lengths) * longest, self.pad_token_id)
+        real = np.zeros(len(ids), np.int64)
+        ids[where], real[where] = tokens, 1
+        shape = (len(lengths), longest)
+        return {
+            "input_ids": torch.from_numpy(ids.reshape(shape)),
+            "attention_mask": torch.from_numpy(real.reshape(shape)),
+            "masked": torch.from_numpy(where[masked]),
+            "labels": torch.from_numpy(labels),
+        }
+
+
+def arrange(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
+    """What makes batches of the pieces of `data` as --packing says, and how that is done, in words.
+
+    A model in which packed documents would see each other gets one per row.
+    """
+    how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
+    if config.packing and packs(model, [row[:TRIED] for row in rows]):
+        attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
+        return Packing.for_model(model.config), attention
+    if config.packing:
+        how += f" (packed, the documents would see each other in a {type(model).__name__})"
+    multiple, padding = padding_for(model, rows[0], tokenizer, config)
+    return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
+
+
+def packs(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether packed documents, given as their token ids, give what each gives alone.
+
+    A few documents are computed both ways. Not all models that take an attention of ours look at nothing else: in a
+    MobileBERT each token also sees the embeddings of its neighbours.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        return False
+    alone = [logits_of(model, {"input_ids": torch.from_numpy(ids)[None]})[0] for ids in rows]
+    lengths = np.array([len(ids) for ids in rows])
+    everywhere = np.arange(lengths.sum())
+    packed = Packing.for_model(model.config)((np.concatenate(rows), lengths, everywhere, everywhere))
+    before = model.config._attn_implementation
+    use_packed_attention(model, torch.device("cpu"), "no")
+    try:
+        together = logits_of(model, {name: value for name, value in packed.items() if name not in ("labels", "masked")})
+    finally:
+        model.set_attn_implementation(before)
+    return same(together[0], torch.cat(alone))
+
+
+def use_packed_attention(model: Any, device: torch.device, mixed_precision: str) -> str:
+    """Have `model` attend within documents only; returns how, in words."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("packed_varlen", varlen_attention)
+    AttentionInterface.register("packed_padded", padded_attention)
+    if why_not := without_varlen(model.config, device, mixed_precision):
+        model.set_attn_implementation("packed_padded")
+        return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
+    model.set_attn_implementation("packed_varlen")
+    return "packed without padding, attention by torch.nn.attention.varlen"
+
+
+def without_varlen(config: Any, device: torch.device, mixed_precision: str) -> str:
+    """Why a model with this `PretrainedConfig` cannot attend by torch.nn.attention.varlen; empty if it can."""
+    if device.type != "cuda":
+        return "no GPU"
+    if mixed_precision == "no":
+        return "full precision"
+    if any(isinstance(value := getattr(config, name, 0.0), float) and value > 0 for name in DROPOUTS):
+        return "dropout of attention"
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width % 8 or width > WIDEST_HEAD:
+        return f"heads of width {width}, not a multiple of 8 up to {WIDEST_HEAD}"
+    if torch.cuda.get_device_capability(device) < AMPERE:
+        return "a GPU older than Ampere"
+    return "" if has_varlen() else f"torch {torch.__version__} has no torch.nn.attention.varlen"
+
+
+def has_varlen() -> bool:
+    """Whether this torch has attention by the ends of documents."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # whether it can be imported is the question
+    except ImportError:
+        return False
+    return True
+
+
+def varlen_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    key, value = for_each_head(query, key, value)
+    q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
+    out = varlen_attn(
+        q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling, window_size=window
+    )
+    assert isinstance(out, Tensor)
+    return out[None], None
+
+
+def padded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width].
+
+    `sliding_window` - 1 is the farthest that a token sees to either side, as in transformers' FlashAttention.
+    """
+    key, value = for_each_head(query, key, value)
+    documents, longest = len(cu_seq_lens_q) - 1, max_length_q
+    heads, total, width = query.shape[1:]
+    lengths = cu_seq_lens_q.diff()
+    inside = torch.arange(longest, device=query.device) < lengths[:, None]  # [documents, longest]
+    full = documents * longest == total
+    slots = None
+    if not full:  # where each token is among all places; by its number they are found without waiting for the device
+        padding_before = torch.arange(documents, device=query.device) * longest - cu_seq_lens_q[:-1]
+        slots = torch.arange(total, device=query.device)
+        slots = slots + padding_before.repeat_interleave(lengths, output_size=total)
+
+    def pad(part: Tensor) -> Tensor:
+        flat = part[0].transpose(0, 1)  # [T, heads, width]
+        if slots is not None:
+            flat = flat.new_zeros(documents * longest, heads, width).index_copy(0, slots, flat)
+        return flat.view(documents, longest, heads, width).transpose(1, 2)
+
+    mask = None if full else inside[:, None, None]
+    if sliding_window is not None and longest > sliding_window:
+        place = torch.arange(longest, device=query.device)
+        window = (place[:, None] - place).abs() < sliding_window
+        # A token beyond its document's end would see nothing, and give NaN: let it see itself.
+        mask = window if mask is None else (mask & window) | torch.eye(longest, dtype=torch.bool, device=query.device)
+    out = attend(pad(query), pad(key), pad(value), mask, dropout, width**-0.5 if scaling is None else scaling)
+    out = out.transpose(1, 2).reshape(documents * longest, heads, width)
+    return (out if slots is None else out.index_select(0, slots))[None], None
+
+
+def for_each_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [1, heads or fewer, T, width] as many times as query heads share them (EuroBERT)."""
+    shared = query.shape[1] // key.shape[1]
+    return (key, value) if shared == 1 else (key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1))

@@ -1,0 +1,62 @@
+"""Images decoded once per machine into a memory map, `--cache uint8`; and what of them could not be decoded."""
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import PIL
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from shared.datasets.prepared import build_once
+from shared.images.decoding import CorruptImage, Pixels, decode
+from shared.images.sources import Source
+
+FORMAT = 2  # raise it when what is written for the same images changes: it is part of the cache's names
+
+
+def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> Path:
+    """The folder with the images of a source as squares of `size`, or with the list of its corrupt images only.
+
+    Threads decode, as many as there are cores for this process: Pillow does not hold Python's lock.
+    """
+
+    def write(folder: Path) -> None:
+        shape = (len(source), size, size, 3)
+        pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape) if keep_pixels else None
+        aspects, corrupt = np.ones(len(source), np.float32), []
+
+        def one(i: int) -> tuple[int, str] | None:
+            try:
+                square, aspects[i] = decode(source.stored(i), size, interpolation)
+            except CorruptImage as problem:
+                return i, str(problem)
+            if pixels is not None:
+                pixels[i] = square
+            return None
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            decoded = threads.map(one, range(len(source)))
+            for problem in tqdm(decoded, f"decoding {source.name}", len(source), unit=" images", mininterval=0.5):
+                corrupt += [problem] if problem else []
+        if pixels is not None:
+            pixels.flush()
+        np.save(folder / "aspects.npy", aspects)
+        (folder / "corrupt.json").write_text(json.dumps(corrupt))
+
+    settings = (FORMAT, PIL.__version__, size, interpolation, keep_pixels, source.key())
+    name = hashlib.blake2b(repr(settings).encode() + source.rows.tobytes(), digest_size=16).hexdigest()
+    return build_once(f"images-{name}", write)
+
+
+def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
+    """The squares, memory-mapped, and their widths over heights."""
+    return np.load(folder / "pixels.npy", mmap_mode="r"), np.load(folder / "aspects.npy")
+
+
+def corrupt_images(folder: Path) -> list[tuple[int, str]]:
+    """The images that could not be decoded: their numbers, and why."""
+    return [(i, problem) for i, problem in json.loads((folder / "corrupt.json").read_text())]

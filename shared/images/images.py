@@ -1,0 +1,163 @@
+"""Images as the loader reads them: squares of RGB bytes, decoded when asked for or once for all, and their targets."""
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from shared.errors import UserError, say
+from shared.images import cache
+from shared.images.decoding import CorruptImage, Pixels, decode
+from shared.images.pictures import Picture
+from shared.images.sources import Source, limited, load_sources
+
+
+@dataclass
+class Images(Dataset):
+    """Items are (uint8 [side, side, 3], width over height, class id).
+
+    `pixels` and `aspects` are there when all are decoded already: the digits, or a memory-mapped cache. Image i is then
+    in their row `places[i]`; None: where the source has it.
+    """
+
+    source: Source
+    size: int
+    pixels: Pixels | None = None
+    aspects: NDArray[np.float32] | None = None
+    places: NDArray[np.int64] | None = None
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        if self.places is None:
+            self.places = self.source.rows
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, i: int) -> tuple[Pixels, float, int]:
+        target = int(self.source.targets[i])
+        if self.pixels is not None and self.aspects is not None and self.places is not None:
+            row = self.places[i]
+            return self.pixels[row], self.aspects[row], target
+        try:
+            return *decode(self.source.stored(i), self.size, self.interpolation), target
+        except CorruptImage as problem:
+            raise UserError(refusal(self.source, i, problem)) from None
+
+    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
+        """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes.
+
+        They are the same in every epoch: augmentation comes later (shared/augmentation/augmentation.py).
+        """
+        if self.pixels is None or self.aspects is None or self.places is None:
+            return [self[i] for i in samples.tolist()]
+        rows = self.places[samples]
+        return self.pixels[rows], self.aspects[rows], self.source.targets[samples]
+
+    def __str__(self) -> str:
+        names = self.source.names
+        return f"{len(names)} classes: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
+
+    def digest(self) -> str:
+        """See `Source.digest`."""
+        return self.source.digest()
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """int64 [N], what each costs: all the same."""
+        return np.ones(len(self), np.int64)
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """int64 [N] class ids."""
+        return self.source.targets
+
+
+def collate(items: Any) -> dict[str, torch.Tensor]:
+    """images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows], from items or their arrays."""
+    pixels, aspects, targets = items if isinstance(items, tuple) else zip(*items, strict=True)
+    return {
+        "images": torch.from_numpy(np.stack(pixels) if isinstance(pixels, tuple) else pixels),
+        "aspects": torch.from_numpy(np.asarray(aspects, np.float32)),
+        "labels": torch.from_numpy(np.asarray(targets)),
+    }
+
+
+def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tuple[Images, Images]:
+    """Training and validation images of a config, their squares `size` pixels wide.
+
+    `interpolation` is that of the model's image processor, "bilinear" or "bicubic".
+
+    One that is corrupt by its header, or cut off, ends the run here; damage within a file does when its turn comes, or
+    here under --cache. With --skip_corrupt_images each is decoded once, and what cannot be is left out and listed.
+
+    Raises:
+        UserError: data that cannot be read, or a corrupt image.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # odd metadata, sizes and palettes, in Pillow's own words
+    sources = limited(load_sources(config), config)
+    train, validation = (prepare(source, config, size, interpolation) for source in sources)
+    return train, validation
+
+
+def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:
+    """The images of a source, cached or checked as the config says."""
+    if source.arrays is not None:
+        side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)
+        return Images(source, side, source.arrays, aspects)
+    if not config.skip_corrupt_images:
+        refuse_corrupt(source, source.corrupt())
+        if config.cache == "none":
+            return Images(source, size, interpolation=interpolation)
+    folder = cache.build(source, size, interpolation, keep_pixels=config.cache == "uint8")
+    corrupt = cache.corrupt_images(folder)
+    if not config.skip_corrupt_images:
+        refuse_corrupt(source, corrupt)
+    if corrupt:
+        say(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:")
+        for i, problem in corrupt:
+            say(f"  {source.where(i)} ({problem})")
+    good = np.ones(len(source), bool)
+    good[[i for i, _ in corrupt]] = False
+    if len(np.unique(source.targets[good])) < len(np.unique(source.targets)):
+        raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
+    if config.cache == "none":
+        return Images(source.take(good), size, interpolation=interpolation)
+    return Images(source.take(good), size, *cache.read(folder), np.flatnonzero(good))
+
+
+def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
+    """Raise UserError, which names the first few, if there are corrupt images."""
+    if corrupt:
+        others = [str(source.where(i)) for i, _ in corrupt[1:4]]
+        more = f", and so are {len(corrupt) - 1:,} more, such as {', '.join(others)}" if others else ""
+        raise UserError(refusal(source, *corrupt[0], more))
+
+
+def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
+    """How a corrupt image ends a run."""
+    return (
+        f"{source.where(i)} is corrupt ({problem}){more}: replace it, or leave such images out with "
+        "--skip_corrupt_images"
+    )
+
+
+def worst(data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16) -> list[Picture]:
+    """The wrongly classified images with the largest losses, each with what it was taken for and what it is.
+
+    Args:
+        ranked: [N, k] the classes predicted for each image, the likeliest first.
+        losses: [N]
+        count: most pictures.
+    """
+    wrong = np.flatnonzero(ranked[:, 0] != data.targets)
+    names = data.source.names
+    return [
+        Picture(item[0], names[int(ranked[i, 0])], names[data.targets[i]], float(item[1]))
+        for i in wrong[np.argsort(-losses[wrong], kind="stable")][:count]
+        for item in [data[i]]
+    ]

@@ -1,0 +1,389 @@
+"""Where images come from: scikit-learn's digits, folders of classes, a column of a table; and their classes.
+
+A source has images by number, their class ids and the names of the classes; it reads nothing before it is asked to.
+"""
+
+import hashlib
+import json
+import os
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from shared.datasets.files import find_files
+from shared.datasets.labels import Labels
+from shared.datasets.readers import KINDS
+from shared.datasets.rows import FILL_IN, column_of, source_of, where
+from shared.datasets.splits import share_of_each
+from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, subset
+from shared.errors import UserError, say
+from shared.images.checks import Checked, check, key_of_column, key_of_files
+from shared.images.decoding import Pixels
+from shared.pretrained.from_pretrained import label_order
+
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images and their classes; which of the three it is decides what `stored` gives."""
+
+    name: str  # as an error begins: "--train_dir photos"
+    names: tuple[str, ...]  # of the classes
+    targets: NDArray[np.int64]  # [N] class ids
+    rows: NDArray[np.int64]  # [N] where each image is, below
+    arrays: Pixels | None = None  # uint8 [M, side, side, 3], decoded
+    paths: tuple[Path, ...] = ()
+    table: pa.Table | None = None
+    column: str = ""
+    checked: Checked | None = None  # of what is encoded
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def stored(self, i: int) -> bytes | Path:
+        """Image number `i`, encoded: a file, or its bytes."""
+        row = int(self.rows[i])
+        if self.paths:
+            return self.paths[row]
+        assert self.table is not None
+        return contents(self.table[self.column])[row].as_py()
+
+    def digest(self) -> str:
+        """A function of the classes and of the images: their pixels, or the fingerprints of what is encoded.
+
+        Files enter with their names below the folder that all of them lie in. Where that folder is, and when a file was
+        written, change nothing: a copy is the same data.
+        """
+        content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
+        content.update(self.targets.tobytes())
+        if self.arrays is not None:
+            content.update(self.arrays[self.rows].tobytes())
+        if self.checked:
+            content.update(self.checked.prints[self.rows].tobytes())
+        if self.paths:
+            files = [path.absolute() for path in self.paths]
+            above = len(os.path.commonpath([file.parent for file in files]))
+            content.update("\0".join(str(files[row])[above:] for row in self.rows).encode(errors="surrogateescape"))
+        return content.hexdigest()
+
+    def key(self) -> str:
+        """What changes, on this machine, when something encoded does."""
+        if self.paths:
+            return key_of_files(self.paths)
+        assert self.table is not None
+        return self.checked.key if self.checked else key_of_column(contents(self.table[self.column]))
+
+    def corrupt(self) -> list[tuple[int, str]]:
+        """The images whose header says that they are corrupt: their numbers, and what is wrong."""
+        if not self.checked or not self.checked.problems:
+            return []
+        return [
+            (i, self.checked.problems[row]) for i, row in enumerate(self.rows.tolist()) if row in self.checked.problems
+        ]
+
+    def where(self, i: int) -> str:
+        """How to speak to the user about image number `i`."""
+        row = int(self.rows[i])
+        place = self.name if self.table is None else where(self.table, row)
+        return f"{place}: {self.paths[row]}" if self.paths else place
+
+    def take(self, chosen: NDArray[Any]) -> "Source":
+        """The source with the images `chosen` only: their numbers, or a mask."""
+        return replace(self, targets=self.targets[chosen], rows=self.rows[chosen])
+
+    def ordered(self, names: tuple[str, ...]) -> "Source":
+        """The same images and classes with the ids that `names`, which are these names, give them."""
+        places = np.array([names.index(name) for name in self.names])
+        return replace(self, names=names, targets=places[self.targets])
+
+
+def digits() -> Source:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, white on black."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    pixels = np.repeat((found.images * 255 / 16).round().astype(np.uint8)[..., None], 3, axis=3)
+    names = tuple(map(str, found.target_names))
+    targets = found.target.astype(np.int64)
+    return Source("the embedded digits", names, targets, np.arange(len(targets)), arrays=pixels)
+
+
+def contents(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The encoded images of a column that holds bytes, or structs of bytes and path."""
+    return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+
+
+def checked(source: Source) -> Source:
+    """The source, with what `image_check` finds in its files or cells; images of more than 8 bits are said aloud.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    source = replace(source, checked=check(source.key(), len(source), source.stored, source.name))
+    if deep := source.checked.deep if source.checked else ():
+        say(
+            f"{source.name}: {len(deep):,} images have more than 8 bits per pixel and channel, such as "
+            f"{source.where(deep[0])}: they are read as transformers' pipeline reads them, which cuts values at 255; "
+            "convert them to 8 bits if theirs are larger, or fractions"
+        )
+    return source
+
+
+def subfolders(root: Path) -> list[str]:
+    """The visible folders in a folder, sorted."""
+    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def split_folders(folder: str, flag: str) -> tuple[str, str | None]:
+    """The folders with the training and the validation images of `folder`: itself and none, unless it holds splits.
+
+    Folders named like splits are splits where there are folders inside: train/cat, train/dog, val/cat, val/dog.
+
+    Raises:
+        UserError: it holds splits without a train split, or without classes.
+    """
+    root = Path(folder)
+    found = subfolders(root) if root.is_dir() else []
+    named = {name.lower(): name for name in found if name.lower() in TRAIN_SPLITS + VALIDATION_SPLITS}
+    nested = {split: name for split, name in named.items() if subfolders(root / name)}
+    only_splits = len(named) == len(found)
+    if not nested and only_splits and len(named) > 1:
+        raise UserError(
+            f"{flag} {folder}: its folders {' and '.join(named.values())} are named like splits and have no folders "
+            f"inside, but each class needs one: {folder}/{found[0]}/cat, {folder}/{found[0]}/dog"
+        )
+    if not nested or not (only_splits or len(nested) > 1):
+        return folder, None
+    train = next((nested[split] for split in TRAIN_SPLITS if split in nested), None)
+    validation = next((nested[split] for split in VALIDATION_SPLITS if split in nested), None)
+    if train is None:
+        raise UserError(f"{flag} {folder} holds the splits {', '.join(nested.values())} and no train: give one of them")
+    unused = [name for name in found if name not in (train, validation)]
+    say(
+        f"{flag} {folder} holds splits: {train} is trained on"
+        + (f", {validation} validates" if validation else "")
+        + (f"; not used: {', '.join(unused)}" if unused else "")
+    )
+    return str(root / train), str(root / validation) if validation else None
+
+
+def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) -> Source:
+    """The images in the subfolders of `folder`, each of which is a class; `names` are those of the training data.
+
+    What is hidden, no regular file or not named like an image is passed over, and counted aloud.
+
+    Raises:
+        UserError: no such folder, no classes or only one, a class without images, or one that training lacks.
+    """
+    root, name = Path(folder), f"{flag} {folder}"
+    if not root.is_dir():
+        raise UserError(f"{name} is a file: give a folder" if root.exists() else f"{name}: no such folder")
+    found = subfolders(root)
+    if names is None and len(found) < 2:
+        raise UserError(
+            f"{name} has {len(found)} subfolders, and each is a class: put the images into two or more, as in "
+            f"{folder}/cat, {folder}/dog"
+        )
+    if odd := [label for label in found if {"Cc", "Cs"} & {*map(unicodedata.category, label)}]:
+        raise UserError(f"{name} has a class {odd[0]!r}, whose name is not text: rename the folder")
+    if unknown := [label for label in found if label not in (names or found)]:
+        raise UserError(
+            f"{name} has a class {unknown[0]} that {flag.replace('validation', 'train')} does not have: leave it out "
+            "there"
+        )
+    paths, targets = [], []
+    hidden = [path.name.startswith(".") for path in root.iterdir()]
+    passed_over = Counter({"hidden": sum(hidden), "in no class's folder": len(hidden) - sum(hidden) - len(found)})
+    for label in found:
+        inside = images_below(root / label, name, passed_over)
+        if not inside and names is None:
+            raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
+        paths += inside
+        targets += [(names or tuple(found)).index(label)] * len(inside)
+    if not paths:
+        raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
+    if passed_over := +passed_over:
+        say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(passed_over.items()))}")
+    return checked(Source(name, names or tuple(found), np.array(targets), np.arange(len(paths)), paths=tuple(paths)))
+
+
+def images_below(root: Path, name: str, passed_over: Counter[str]) -> list[Path]:
+    """The images in a folder and the folders in it, sorted; counts what else is there, by the reason.
+
+    Raises:
+        UserError: a folder cannot be read, which names it and `name`.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{name}: {error.filename} cannot be read ({error.strerror}): see to its permissions")
+
+    found = []
+    for parent, folders, files in os.walk(root, onerror=refuse):
+        for entry in [*folders, *files]:
+            path = Path(parent, entry)
+            named_so = path.suffix.lower() in EXTENSIONS
+            if entry.startswith("."):
+                passed_over["hidden"] += 1
+            elif path.is_dir() and not path.is_symlink() and not named_so:
+                continue
+            elif path.is_dir() or (named_so and not path.is_file()):
+                passed_over["no regular file (a folder, or a link that is broken or leads to one)"] += 1
+            elif not named_so:
+                passed_over[f"not named like an image ({path.suffix.lower() or 'no extension'})"] += 1
+            else:
+                found.append(path)
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+    return sorted(found)
+
+
+def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Source:
+    """The images in a column of a table: bytes, or the structs of bytes and path that `datasets` writes, or paths.
+
+    Args:
+        folder: where relative paths begin; without it there can be none.
+
+    Raises:
+        UserError: there is no such column, it holds no images, or labels are missing or unknown.
+    """
+    column = column_of(table, image_column, "--image_column_name")
+    content = column
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        content = pc.struct_field(column, "bytes")
+        if content.null_count == len(content) and column.type.get_field_index("path") >= 0:
+            content = pc.struct_field(column, "path")
+    is_path = pa.types.is_string(content.type) or pa.types.is_large_string(content.type)
+    is_binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    if not (is_path and folder) and not any(is_kind(content.type) for is_kind in is_binary):
+        raise UserError(
+            f"--image_column_name {image_column}: {source_of(table)} holds {column.type} there, not images as bytes"
+            f"{' or paths of files' * (folder is not None)}: write it with datasets' Image feature"
+        )
+    if content.null_count:
+        row = int(np.flatnonzero(content.is_null().to_numpy())[0])
+        raise UserError(f"{where(table, row)} has no image in {image_column}: {FILL_IN}")
+    targets, rows = labels.encode(table), np.arange(len(table))
+    source = Source(source_of(table), labels.names, targets, rows, table=table, column=image_column)
+    if is_path and folder:
+        source = replace(source, paths=tuple(existing(table, content.to_pylist(), folder)))
+    return checked(source)
+
+
+def existing(table: pa.Table, cells: list[str], folder: Path) -> list[Path]:
+    """The files that a table names, relative to `folder`.
+
+    Raises:
+        UserError: one is not there.
+    """
+    paths = [folder / cell for cell in cells]
+    if missing := [row for row, path in enumerate(paths) if not path.is_file()]:
+        row, such = missing[0], f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
+        raise UserError(
+            f"{where(table, row)} names {cells[row]!r}, and there is no file {paths[row]}{such}: correct the paths, "
+            f"which begin in {folder}, or leave such rows out"
+        )
+    return paths
+
+
+def load_sources(config: Any) -> tuple[Source, Source]:
+    """The training and the validation images that a config names; without any, the digits.
+
+    Where there is no validation part, --validation_split_percentage of each class is held out, chosen by --seed.
+
+    Raises:
+        UserError: flags that exclude each other, or data that cannot be read.
+    """
+    given = {flag: getattr(config, flag) for flag in ("train_dir", "train_file", "dataset_name")}
+    if len(given := {flag: value for flag, value in given.items() if value}) > 1:
+        raise UserError(f"{' and '.join(f'--{flag} {value}' for flag, value in given.items())}: give one of them")
+    validation: Source | None = None
+    if config.train_dir:
+        train, validation = from_folders(config.train_dir, "--train_dir", config.validation_dir)
+    elif config.dataset_name and is_folder_of_images(config.dataset_name):
+        train, validation = from_folders(config.dataset_name, "--dataset_name", None)
+    elif config.train_file or config.dataset_name:
+        train, validation = from_tables(config)
+    else:
+        train = digits()
+    if validation is None:
+        train, validation = hold_out(train, config.validation_split_percentage, config.seed)
+        say(
+            f"{train.name}: no validation part, {len(validation):,} images "
+            f"({config.validation_split_percentage} % of each class, chosen by --seed {config.seed}) are kept for it"
+        )
+    if config.model_name_or_path and not config.from_scratch:
+        names = label_order(config.model_name_or_path, train.names, config.revision)
+        return train.ordered(names), validation.ordered(names)
+    return train, validation
+
+
+def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
+    """Training and validation images, of which --max_train_samples and --max_eval_samples leave some."""
+    for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
+        chosen = subset(len(source), getattr(config, name), config.seed, f"--{name}")
+        yield source if chosen is None else source.take(chosen)
+
+
+def is_folder_of_images(name: str) -> bool:
+    """Whether --dataset_name is a folder that `save_to_disk` did not write, with image files in folders inside."""
+    if any(Path(name, file).exists() for file in ("dataset_dict.json", "dataset_info.json", "state.json")):
+        return False
+    inside = (file for folder in Path(name).glob("*/") for _, _, files in os.walk(folder) for file in files)
+    return any(Path(file).suffix.lower() in EXTENSIONS for file in inside)
+
+
+def from_folders(folder: str, flag: str, validation_dir: str | None) -> tuple[Source, Source | None]:
+    """The training and the validation images of folders; None without a validation part."""
+    given, validating = split_folders(folder, flag)
+    train = class_folders(given, flag)
+    if validation_dir:
+        flag, (given, validating) = "--validation_dir", split_folders(validation_dir, "--validation_dir")
+        validating = validating or given
+    return train, class_folders(validating, flag, train.names) if validating else None
+
+
+def from_tables(config: Any) -> tuple[Source, Source | None]:
+    """The training and the validation images of --train_file or --dataset_name; None without a validation part.
+
+    Paths in a file begin in its folder, those in a folder of `save_to_disk` there.
+    """
+    if config.train_file:
+        given = {"--train_file": config.train_file, "--validation_file": config.validation_file or config.train_file}
+        folders = [folder_of(files, flag) for flag, files in given.items()]
+    else:
+        folders = [Path(config.dataset_name) if Path(config.dataset_name).is_dir() else None] * 2
+    train, validation = read_parts(config, [config.image_column_name], [config.label_column_name])
+    labels = Labels.from_table(train, config.label_column_name, "single_label_classification")
+    tables = [table for table in (train, validation) if table is not None]
+    first, *others = (of_table(t, config.image_column_name, labels, f) for t, f in zip(tables, folders, strict=False))
+    return first, others[0] if others else None
+
+
+def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
+    """The folder of the files that a setting names, in which paths of images begin; None if they lie in several."""
+    names = [given] if isinstance(given, str) else given
+    folders = {file.parent for file in find_files(names, flag, KINDS)}
+    return folders.pop() if len(folders) == 1 else None
+
+
+def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
+    """`source` without `percentage` of each class (see `share_of_each`), and those images.
+
+    Raises:
+        UserError: there are too few images for that.
+    """
+    held_out = share_of_each(source.targets, percentage, seed)
+    if not held_out.any():
+        raise UserError(
+            f"{source.name}: {len(source):,} images are too few to hold out {percentage} % of each class: add images, "
+            "or change --validation_split_percentage"
+        )
+    return source.take(~held_out), source.take(held_out)

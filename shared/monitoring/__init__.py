@@ -1,0 +1,4 @@
+"""Figures of a run: losses, rates, time, evaluation and its metrics, curves, trackers.
+
+May import: checkpoints and below.
+"""

@@ -1,0 +1,223 @@
+"""The picture of a run: what metrics.jsonl holds, on one page, drawn once at the end."""
+
+import logging
+import math
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from shared.images.pictures import Picture
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # apart for color-blind readers, too
+NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys not in the scores' panel
+IN_A_ROW = 8  # pictures
+COLUMN = 3.6  # inches, the width of a panel
+CHARACTER = 0.066  # inches, the width of one in a caption
+PARTS = {"forward_backward": "compute", "communication": "communication", "optimizer": "optimizer"}  # beside data
+FEW = 40  # points; a series of so few gets dots
+FEWEST = 3  # points; a series of so few gets large dots
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "0.4",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "0.92",
+    "xtick.color": "0.3",
+    "ytick.color": "0.3",
+    "legend.framealpha": 0.85,
+    "legend.edgecolor": "none",
+    "lines.linewidth": 1.5,
+    "lines.markersize": 3,
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes; `ticks` writes a value at the y axis, `top` is what that axis reaches at least."""
+
+    title: str
+    series: dict[str, tuple[list[int], list[float]]]
+    unit: str = ""
+    ticks: Callable[[float], str] | None = None
+    top: float = 0
+    log_steps: bool = False
+    log_values: bool = False
+    from_zero: bool = True
+    legend: bool = False
+
+
+def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Sequence[Picture] = ()) -> None:
+    """Draw the lines of a metrics.jsonl (`tracking.read_metrics`) into the PNG file `picture`.
+
+    A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
+    A value that is not finite leaves a gap, and text, such as the digest of the samples, is passed over. Below them
+    stand `pictures`, in rows of eight.
+    """
+    with silence():
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure  # not pyplot, which has global state and looks for a display
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+        panels = [panel for panel in find_panels(lines) if panel.series]
+        columns = min(3, max(1, len(panels)))
+        rows = max(1, math.ceil(len(panels) / columns))
+        last_step = max([1, *(line["step"] for line in lines)])
+        families, missing = families_for({*"".join(shown.says + shown.truth for shown in pictures)})
+        with rc_context(STYLE | {"font.family": families}):
+            layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
+            below = math.ceil(len(pictures) / IN_A_ROW)
+            heights = [2.5 * rows, 1.8 * below]  # inches
+            figure = Figure(figsize=(COLUMN * columns, sum(heights)), dpi=150, layout=layout)
+            upper, lower = figure.subfigures(2, 1, height_ratios=heights) if below else (figure, figure)  # type: ignore[misc]
+            for position, panel in enumerate(panels, start=1):
+                draw_panel(upper.add_subplot(rows, columns, position), panel, last_step)
+            room = int(COLUMN * columns / IN_A_ROW / CHARACTER)
+            for position, shown in enumerate(pictures, start=1):
+                axes = lower.add_subplot(below, IN_A_ROW, position)
+                axes.imshow(shown.pixels, aspect=shown.pixels.shape[1] / shown.pixels.shape[0] / shown.aspect)
+                axes.set_anchor("N")
+                says, truth = (legible(name, missing) for name in (shown.says, shown.truth))
+                caption = f"{shortened(f'says {says}', room)}\n{shortened(f'is {truth}', room)}"
+                axes.set_title(caption, fontsize=7, loc="center", parse_math=False)  # $ is a dollar
+                axes.axis("off")
+            figure.savefig(picture)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep to itself what matplotlib says of fonts, caches and layouts: a run that has ended well ends quietly."""
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def families_for(characters: set[str]) -> tuple[list[str], set[str]]:
+    """Font families of this machine that write `characters` together, the default first, and those that none has."""
+    from matplotlib import font_manager
+
+    families = ["sans-serif"]
+    default = font_manager.findfont(font_manager.FontProperties(family=families))
+    missing = {character for character in characters if character.isprintable()}
+    for path, family in [(default, ""), *sorted((font.fname, font.name) for font in font_manager.fontManager.ttflist)]:
+        if not missing:
+            break
+        if family.startswith("Last Resort"):  # it has a box for everything
+            continue
+        try:
+            font = font_manager.get_font(path)
+            has = {character for character in missing if font.scalable and font.get_char_index(ord(character))}
+        except (OSError, RuntimeError):  # a damaged font, or one that is gone
+            continue
+        if has and family:
+            families.append(family)
+        missing -= has
+    return list(dict.fromkeys(families)), missing
+
+
+def legible(name: str, missing: set[str]) -> str:
+    """`name` in one line, with the code of a character that no font has instead of a box."""
+    printable = "".join(character if character.isprintable() else " " for character in name)
+    codes = {character: character.encode("ascii", "backslashreplace").decode() for character in missing}
+    return "".join(codes.get(character, character) for character in " ".join(printable.split()))
+
+
+def shortened(text: str, room: int) -> str:
+    """`text` with its middle left out where it is wider than `room` characters; those of East Asia take two."""
+
+    def fitting(characters: str, width: int) -> int:
+        """How many of the first characters fit."""
+        for count, character in enumerate(characters):
+            width -= 2 if unicodedata.east_asian_width(character) in "WF" else 1
+            if width < 0:
+                return count
+        return len(characters)
+
+    if fitting(text, room) == len(text):
+        return text
+    head, tail = text[: fitting(text, room * 2 // 3 - 1)], text[::-1][: fitting(text[::-1], room - room * 2 // 3)]
+    return f"{head}\u2026{tail[::-1]}"
+
+
+def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """The panels in reading order; one of which nothing was logged has no series."""
+    keys = dict.fromkeys(key for line in lines for key in line)  # in the order of their first appearance
+
+    def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[list[int], list[float]]]:
+        found = {}
+        for key, label in labels.items():
+            points = [(line["step"], line[key]) for line in lines if isinstance(line.get(key), int | float)]
+            steps = [step for step, _ in points]
+            values = [value * scale if math.isfinite(value) else math.nan for _, value in points]
+            if not all(map(math.isnan, values)):
+                found[label] = steps, values
+        return found
+
+    names = {key: key.removeprefix("eval_").replace("_", " ") for key in keys if key.startswith("eval_")}
+    scores = series({key: name for key, name in names.items() if not key.endswith(NO_SCORES)})
+    # Correlations may be negative; an error in the target's own unit would flatten the scores beside it.
+    scores = {name: both for name, both in scores.items() if not any(abs(value) > 1 for value in both[1])}
+    norms = series({"grad_norm": "gradient norm"})
+    positive = sorted(value for _, values in norms.values() for value in values if value > 0)
+    spikes = bool(positive) and positive[-1] > 20 * positive[len(positive) // 2]
+    rate = "tokens" if "tokens_per_second" in keys else "samples"
+    return [
+        Panel("Loss", series({"loss": "training", "eval_loss": "evaluation"}), log_steps=True, from_zero=False),
+        Panel("Evaluation", scores, from_zero=False, legend=True),
+        Panel("Learning rate", series({"learning_rate": ""}), ticks=short_power),
+        Panel("Gradient norm before clipping", norms, "log scale" if spikes else "", log_values=spikes),
+        Panel("Throughput", series({f"{rate}_per_second": ""}), f"{rate} per second", lambda value: f"{value:,.0f}"),
+        Panel("Waiting for data", series({"data_wait": ""}, 100), "% of the time", top=5),
+        Panel("Where a step's time goes", series(PARTS, 100), "% of the time", top=100),
+        Panel("Memory at its peak", series({"peak_memory_bytes": ""}, 2**-20), "MiB", lambda value: f"{value:,.0f}"),
+        Panel("MFU and padding", series({"mfu": "MFU", "padding": "padding"}, 100), "%", top=5),
+    ]
+
+
+def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
+    """Draw one panel."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    for (label, (steps, values)), color in zip(panel.series.items(), cycle(COLORS), strict=False):
+        marker, size = "o" if len(steps) <= FEW else None, 6 if len(steps) <= FEWEST else 3
+        axes.plot(steps, values, marker=marker, markersize=size, color=color, label=label)
+    axes.set_title(panel.title)
+    axes.set_ylabel(panel.unit)
+    log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())
+    axes.set_xlabel("step (log scale)" if log_steps else "step")
+    if log_steps:
+        axes.set_xscale("log", nonpositive="mask")  # an evaluation before the first step has no place here
+    else:
+        axes.set_xlim(-0.02 * last_step, last_step * 1.04)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if panel.log_values:
+        axes.set_yscale("log")
+    elif panel.from_zero:
+        top = max(panel.top, axes.get_ylim()[1])
+        axes.set_ylim(-0.03 * top, 1.03 * top)  # a line at the edge is seen whole
+    if panel.ticks:
+        axes.yaxis.set_major_formatter(lambda value, _: panel.ticks(value))
+    if panel.legend or len(panel.series) > 1:
+        if len(panel.series) <= 3:
+            axes.legend()
+        else:  # inside it would hide what it explains
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=2, fontsize=7)
+
+
+def short_power(value: float) -> str:
+    """A learning rate as people write it: 3e-4, 2.5e-4, 0."""
+    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-") if value else "0"

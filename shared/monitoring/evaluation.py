@@ -1,0 +1,322 @@
+"""Evaluation that counts exactly over any number of processes: each sample once, in dataset order; and its metrics."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.checkpoints.progress import BestBy
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.monitoring.metric_sources import DEFAULT_METRICS, OF_CLASS, RANKED, SCORED, find_source, load, shipped_name
+from shared.plan.batches import MicroBatch
+from shared.processes.collectives import on_main_process
+
+SCORES_AT_ONCE = 2**24  # numbers that travel in one collective call: 64 MiB
+LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
+
+
+def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
+    """The rows of all processes in dataset order, on every process, each sample counted exactly once.
+
+    Every process calls this once, with the rows it computed. One that computed none brings an empty tensor of the same
+    trailing shape and dtype. Batches repeated only to keep processes in step (FSDP) are left out by the caller.
+    Accelerate's `gather_for_metrics` is no substitute: with batches of varying size it loses or repeats samples.
+
+    Args:
+        accelerator: gives the device and the sum over processes.
+        indices: [n] the dataset's sample number of each row.
+        rows: [n, ...] float32, float64 or int64; predictions rather than logits, as every process holds the result.
+        total: number of samples in the dataset.
+
+    Returns:
+        [total, ...] on the accelerator's device, row i that of sample i.
+
+    Raises:
+        AssertionError: on every process, when a sample came never or more than once; it names the first one.
+    """
+    assert rows.dtype in (torch.float32, torch.float64, torch.int64), f"rows are {rows.dtype}: a sum would be inexact"
+    assert len(indices) == len(rows), f"{len(indices)} indices for {len(rows)} rows"
+    flat = rows.detach().reshape(len(rows), rows.shape[1:].numel())
+    # One collective: each row goes into a table of zeros, and x + 0 is exact. A last column of ones counts the rows.
+    counted = torch.cat([flat, flat.new_ones(len(flat), 1)], dim=1).to(accelerator.device)
+    table = counted.new_zeros(total, counted.shape[1])
+    table.index_add_(0, torch.as_tensor(indices, dtype=torch.int64, device=accelerator.device), counted)
+    table = accelerator.reduce(table, reduction="sum")
+    times = table[:, -1]
+    wrong = (times != 1).nonzero().flatten().tolist()
+    assert not wrong, f"sample {wrong[0]} of {total} was evaluated {int(times[wrong[0]])} times, not once"
+    return table[:, :-1].reshape(total, *rows.shape[1:])
+
+
+class Rows:
+    """Collects what one process predicts on its share of a dataset, and brings the shares together.
+
+    Args:
+        shape: of the predictions for the whole dataset: (samples,) or (samples, labels).
+        metrics: what is computed of them; where one of these takes probabilities, they are collected as well.
+    """
+
+    def __init__(self, shape: tuple[int, ...], metrics: "Metrics | None" = None) -> None:
+        self.shape, self.metrics = shape, metrics
+        self.samples = [np.empty(0, np.int64)]
+        self.rows: list[torch.Tensor] = []
+        self.scores: list[torch.Tensor] = []
+
+    def add(
+        self,
+        micro_batch: MicroBatch,
+        predictions: torch.Tensor,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+    ) -> None:
+        """Take in a micro-batch's predictions [rows] or [rows, labels] and losses [rows]; a repeat is passed over.
+
+        `logits` [rows, labels] become probabilities, where a metric takes them.
+        """
+        if micro_batch.counted:
+            self.samples.append(micro_batch.samples)
+            self.rows.append(torch.cat([losses[:, None], predictions.reshape(len(losses), -1)], dim=1).double())
+            if self.metrics and self.metrics.take_scores:
+                assert logits is not None, "a metric takes probabilities, and the recipe gave no logits"
+                self.scores.append(self.metrics.probabilities(logits.float()))
+
+    def gather(self, accelerator: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Predictions and losses of the whole dataset in its order, on every process; call it on all of them."""
+        width = 1 + math.prod(self.shape[1:])
+        mine = torch.cat(self.rows or [torch.empty(0, width, dtype=torch.float64)])
+        rows = gather_rows(accelerator, np.concatenate(self.samples), mine, self.shape[0]).cpu().numpy()
+        return rows[:, 1:].reshape(self.shape), rows[:, 0]
+
+    def gather_scores(self, accelerator: Any) -> np.ndarray | None:
+        """Probabilities [samples, labels] of the whole dataset in its order, float32, on the main process.
+
+        None on the others, which do not need them, and where no metric takes them. Call it on all processes. A thousand
+        classes make 4 kB a sample, so they travel and leave the device in pieces.
+        """
+        if not (self.metrics and self.metrics.take_scores):
+            return None
+        samples, width = np.concatenate(self.samples), self.metrics.num_labels
+        mine, parts = torch.cat(self.scores or [torch.empty(0, width)]), []
+        at_once = max(1, SCORES_AT_ONCE // width)
+        for start in range(0, self.shape[0], at_once):
+            inside = np.flatnonzero((start <= samples) & (samples < start + at_once))
+            count = min(at_once, self.shape[0] - start)
+            part = gather_rows(accelerator, samples[inside] - start, mine[torch.from_numpy(inside)], count)
+            if accelerator.is_main_process:
+                parts.append(part.cpu().numpy())
+        return np.concatenate(parts) if parts else None
+
+
+def best_by(config: Options, metrics: "Metrics") -> BestBy:
+    """Which evaluation number tells the best model: --metric_for_best_model, or the main metric of the task.
+
+    Raises:
+        UserError: no evaluation gives a number of that name, or it says nothing on this validation data.
+    """
+    names = ("loss", *metrics.names)
+    name = (config.metric_for_best_model or metrics.main_name).removeprefix("eval_")
+    if name not in names:
+        raise UserError(f"--metric_for_best_model {name} is not computed: use one of {', '.join(names)}")
+    if config.metric_for_best_model and name in metrics.empty:
+        raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {metrics.empty[name]}")
+    greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better
+    return BestBy(f"eval_{name}", greater)
+
+
+@dataclass
+class Metrics:
+    """What a run is judged by. `evaluate` takes seconds to import: it is loaded when the first value is computed."""
+
+    sources: tuple[str, ...] = ()  # for evaluate.load: files, or names on the Hub
+    names: tuple[str, ...] = ()  # of the values
+    multi_label: bool = False
+    num_labels: int = 1
+    positive: int | None = None  # the class that those of `OF_CLASS` are about
+    notes: dict[str, str] = field(default_factory=dict)  # for the launch card: what they are about or cannot tell
+    empty: dict[str, str] = field(default_factory=dict)  # those that say nothing on this validation data, and why
+    _modules: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def main_name(self) -> str:
+        """The default of --metric_for_best_model."""
+        return self.names[0]
+
+    @property
+    def take_scores(self) -> bool:
+        """Whether one of them takes probabilities."""
+        return any(shipped_name(source) in SCORED for source in self.sources)
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of each class, or of each label, as logits [rows, labels] say."""
+        return logits.sigmoid() if self.multi_label else logits.softmax(1)
+
+    def compute(
+        self, predictions: np.ndarray, references: np.ndarray, scores: np.ndarray | None = None
+    ) -> dict[str, float]:
+        """The values by name, without the prefix "eval_", on the process that calls.
+
+        Args:
+            predictions: [n] class ids or numbers, [n, labels] of 0 and 1, or [n, k] class ids, the likeliest first.
+            references: the same shape; [n] class ids beside the last.
+            scores: [n, labels] probabilities, where `take_scores`.
+        """
+        assert len(predictions) == len(references), f"predictions {predictions.shape}, references {references.shape}"
+        values: dict[str, float] = {}
+        first = predictions if predictions.shape == references.shape else predictions[:, 0]
+        for source in self.sources:
+            name = shipped_name(source)
+            given = scores if name in SCORED else predictions if name in RANKED else first
+            of_class = {"pos_label": self.positive} if name in OF_CLASS else {}
+            values |= self.compute_one(source, predictions=given, references=references, **of_class)
+        return values
+
+    def compute_one(self, source: str, **given: Any) -> dict[str, float]:
+        """The values of the metric at `source`, which is loaded when it is first asked for."""
+        if source not in self._modules:
+            # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
+            self._modules[source] = load(source, "multilabel" if self.multi_label else None)
+        return {name: float(value) for name, value in self._modules[source].compute(**given).items()}
+
+
+def computed_by_recipe(config: Options, names: tuple[str, ...]) -> Metrics:
+    """The metrics of a recipe that computes them itself, the main one first.
+
+    Raises:
+        UserError: --metric_name asks for another.
+    """
+    if config.metric_name:
+        raise UserError(
+            f"--metric_name {' '.join(config.metric_name)}: this recipe always computes {', '.join(names)}; leave the "
+            "flag out"
+        )
+    return Metrics(names=names)
+
+
+def compute_on_main(
+    accelerator: Any,
+    metrics: Metrics,
+    predictions: np.ndarray,
+    references: np.ndarray,
+    scores: np.ndarray | None = None,
+) -> dict[str, float]:
+    """`metrics.compute` on the main process, its result on all: a decision made from it (stop, best) is everyone's.
+
+    `scores`, from `Rows.gather_scores`, are on the main process only.
+    """
+    return on_main_process(accelerator, lambda: metrics.compute(predictions, references, scores))
+
+
+def greater_is_better(name: str) -> bool:
+    """Whether a larger value of this metric is a better one: not if a word of its name is a loss or an error."""
+    return LOWER_IS_BETTER.isdisjoint(name.lower().split("_"))
+
+
+def resolve(config: Options, kind: str, names: Sequence[str], targets: np.ndarray) -> Metrics:
+    """The metrics of a run, checked before it trains. Every process calls this.
+
+    The metrics that come with the recipes are only looked up. One of the user's own or of the Hub is loaded and tried
+    on perfect predictions: what would fail after the first epoch (F1 that wants an average) fails here.
+
+    Args:
+        config: --metric_name, the metrics to use: each a folder under shared/metrics, a file or a folder NAME with
+            NAME.py in it, or a name on the Hub, for which --trust_remote_code is needed; None for all defaults of this
+            kind. --positive_label.
+        kind: "classification", "image_classification", "multi_label" or "regression".
+        names: of the classes or labels, in the order of the model's outputs; none for regression.
+        targets: [n] or [n, labels], of the validation data: what they cannot tell is said in `notes`.
+
+    Raises:
+        UserError: there is no such metric, it does not fit, or its code may not or cannot be loaded; or
+            --positive_label is no class, is needed, or has no effect.
+    """
+    if missing := [package for package in ("evaluate", "datasets", "sklearn") if find_spec(package) is None]:
+        raise UserError(f"metrics need {missing[0]}, which is not installed: pip install -r requirements.txt")
+    few = RANKED if len(names) <= 5 else ()  # the true class is always among the five likeliest
+    asked = tuple(shipped_name(given) or given for given in config.metric_name or ())
+    for name in asked:
+        if name in few and name in DEFAULT_METRICS[kind]:
+            raise UserError(f"--metric_name {name} is 1 whatever a model of {len(names)} classes says: leave it out")
+    metrics = Metrics(multi_label=kind == "multi_label", num_labels=len(names) or 1)
+    for name in asked or [name for name in DEFAULT_METRICS[kind] if name not in few]:
+        source = find_source(kind, name, config.trust_remote_code)
+        computed = (name,) if shipped_name(source) else try_out(metrics, kind, name, source)
+        if both := set(computed) & set(metrics.names):
+            raise UserError(
+                f"--metric_name {' '.join(asked)}: {min(both)} would be computed twice: name each metric once"
+            )
+        metrics.sources += (source,)
+        metrics.names += computed
+    metrics.positive = positive_class(config, kind, names, asked)
+    describe(metrics, names, targets)
+    return metrics
+
+
+def try_out(metrics: Metrics, kind: str, name: str, source: str) -> tuple[str, ...]:
+    """The names of the values that a metric of the user's own or of the Hub computes of perfect predictions.
+
+    Raises:
+        UserError: it cannot be computed.
+    """
+    sample = np.arange(metrics.num_labels)
+    if kind not in ("classification", "image_classification"):
+        sample = np.eye(metrics.num_labels, dtype=np.int64) if metrics.multi_label else np.array([0.0, 1.0, 2.0])
+    try:
+        return tuple(metrics.compute_one(source, predictions=sample, references=sample))
+    except Exception as error:  # code that is not ours: whatever it raises, the user's choice of metric is the cause
+        task = kind if kind == "regression" else f"{kind} with {metrics.num_labels} labels"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if isinstance(error, NotImplementedError):
+            reason = (
+                "write `import evaluate`, not `from evaluate import Metric`: its first Metric class is the one loaded"
+            )
+        raise UserError(f"--metric_name {name} cannot be computed for {task}: {reason}") from error
+
+
+def positive_class(config: Options, kind: str, names: Sequence[str], asked: Sequence[str]) -> int | None:
+    """The number of --positive_label among `names`; None where no metric is about one class.
+
+    Raises:
+        UserError: it is no class, is needed, or has no effect.
+    """
+    of_class, label = [name for name in asked if name in OF_CLASS], config.positive_label
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+    if not of_class:
+        if label is not None:
+            raise UserError(
+                f"--positive_label {label} has no effect: none of --metric_name {' '.join(asked)} is about one class"
+            )
+        return None
+    if label is None and (len(names) > 2 or kind == "multi_label"):
+        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class that it is about: {listed}")
+    if label is not None and label not in names:
+        raise UserError(f"--positive_label {label} is no class of the data: use one of {listed}")
+    return 1 if label is None else list(names).index(label)
+
+
+def describe(metrics: Metrics, names: Sequence[str], targets: np.ndarray) -> None:
+    """Note which class the metrics are about, and what of them the validation data `targets` cannot tell."""
+    if metrics.positive is None and not metrics.take_scores:
+        return
+    rows = targets.sum(0) if metrics.multi_label else np.bincount(targets, minlength=len(names))
+    if metrics.positive is not None:
+        label = names[metrics.positive]
+        metrics.notes["positive label"] = label
+        if not rows[metrics.positive]:
+            why = f"no row of the validation data is of class {label}"
+            metrics.notes["note on --positive_label"] = f"{why}: what is computed of it stays 0"
+            metrics.empty |= {name: why for name in metrics.names if name in OF_CLASS}
+    without = [name for name, count in zip(names, rows, strict=True) if count in (0, len(targets))]
+    if metrics.take_scores and len(without) == len(names):
+        why = f"each row of the validation data has the same {'labels' if metrics.multi_label else 'class'}"
+        metrics.notes["note on --metric_name"] = f"{', '.join(SCORED)} cannot be computed (NaN): {why}"
+        metrics.empty |= dict.fromkeys(SCORED, why)
+    elif metrics.take_scores and without:
+        metrics.notes["note on --metric_name"] = (
+            f"{', '.join(SCORED)} is the mean over {len(names) - len(without)} of {len(names)} classes: of the others "
+            f"the validation data has no row, or nothing else ({', '.join(without[:5])}{', ...' * (len(without) > 5)})"
+        )

@@ -1,0 +1,100 @@
+"""Model FLOP utilisation: what a model has to compute, and what the device can.
+
+MFU as in PaLM's appendix B (Chowdhery et al., 2022): floating-point operations of forward and backward pass that the
+real tokens need, over what the devices could have done in the same time. Recomputation and padding earn nothing.
+"""
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.models.compiling import compiled
+from shared.models.first_token import is_short
+
+SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
+REPEATS = 6  # of each; on a busy CPU the smaller ones get through in between
+PASSES = 3  # of a forward pass' products: itself, and two products in the backward pass
+
+
+class FlopCounter:
+    """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
+
+    It ends with that forward pass: layers that are computed again in the backward pass call the same hooks.
+    Compiled layers do not run the hooks that count. There the first batch goes through the model once more before it
+    is trained on, not compiled and without gradients; the random state and the averages of
+    shared/models/batch_norm.py are unmoved.
+
+    Attributes:
+        counted: operations of that forward pass.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.counted = 0
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        self._handles: list[Any] = []
+        self._hooked = [m for m in model.modules() if isinstance(m, kinds)]
+        if compiled(model):
+            self._handles = [model.register_forward_pre_hook(self._count_apart, with_kwargs=True)]
+        else:
+            self._listen()
+            self._handles.append(model.register_forward_hook(self._end))
+
+    def stop(self) -> int:
+        """Count no more, and tell what was counted."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        return self.counted
+
+    def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if model.training:  # and not an evaluation before the first step
+            self.stop()
+
+    def _listen(self) -> None:
+        self._handles = [module.register_forward_hook(self._count) for module in self._hooked]
+
+    def _count_apart(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not model.training:
+            return
+        self.stop()
+        self._listen()
+        devices = {p.device for p in model.parameters() if p.is_cuda}
+        with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+            getattr(model, "module", model).forward(*args, **kwargs)
+        self.stop()
+
+    def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        if module.training:
+            assert isinstance(module.weight, Tensor)
+            self.counted += 2 * output.numel() * math.prod(module.weight.shape[1:])  # the whole one's, under FSDP, too
+
+
+def attention_flops(model: nn.Module) -> int:
+    """Operations of forward and backward pass per token and per token of its sequence: 12 x layers x width.
+
+    0 where the model's config does not say; windows of local attention are counted as if they were whole, and a last
+    layer that computes the first token only is not counted.
+    """
+    config = getattr(model, "config", None)
+    layers = getattr(config, "num_hidden_layers", 0) - is_short(model)
+    return 4 * PASSES * layers * getattr(config, "hidden_size", 0)
+
+
+def measure_peak(device: torch.device, mixed_precision: str) -> float:
+    """Operations per second of the device in a large matrix product, the best of some: random numbers, since zeros take
+    less power and run faster."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
+    generator = torch.Generator(device).manual_seed(0)  # the run's own generators stay as they are
+    rate = 0.0
+    for side in SIDES.get(device.type, SIDES["cuda"]):
+        a = torch.rand(side, side, generator=generator, device=device).to(dtype)
+        for _ in range(REPEATS):
+            started = time.perf_counter()
+            a @ a
+            if device.type != "cpu":
+                torch.get_device_module(device).synchronize()
+            rate = max(rate, 2 * side**3 / (time.perf_counter() - started))
+    return rate

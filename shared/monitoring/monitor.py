@@ -1,0 +1,343 @@
+"""What a run reports about itself: losses, throughput, what was fed and what was skipped, over all processes.
+
+Everything is collected where it arises (tensors on the device, counts on the host) and read once per logging step, so
+that no step waits for the host.
+"""
+
+import importlib.util
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shared.checkpoints import resuming
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.monitoring.flops import PASSES, FlopCounter, attention_flops, measure_peak
+from shared.monitoring.profiling import Profiler
+from shared.monitoring.step_timer import BESIDE, PassTimer, Stopwatch
+from shared.plan.batches import MicroBatch
+from shared.plan.hashing import hash64
+
+MAX_SKIPPED_IN_A_ROW = 10
+BEHIND = 0.1  # a process that works so much longer than the others is named
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class Monitor:
+    """Collects a step's figures and reads them at logging steps.
+
+    Args:
+        accelerator: reduces over its processes.
+        lengths: int64 [N], real tokens of each sample; None when samples are no sequences.
+        seconds_waited: the loader's running total of seconds spent waiting for data.
+        state: what a checkpoint kept of it, to go on from; empty at the start of a run.
+        model: what the loop calls, after `prepare`; hooks on it tell when data was there and gradients were.
+        config: --peak_tflops and --profile.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        lengths: NDArray[np.integer] | None,
+        seconds_waited: Callable[[], float],
+        state: Mapping[str, Any],
+        model: nn.Module,
+        config: Options,
+    ) -> None:
+        self.accelerator, self.lengths, self.seconds_waited = accelerator, lengths, seconds_waited
+        self.digest = 0  # of the sample ids fed to the model by this process
+        self.fed: list[MicroBatch] = []  # not yet counted
+        self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
+        self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
+        self.steps = self.steps_before = 0  # since the last reading; those of them that an earlier start has taken
+        self.resumed = bool(state)  # and not yet read
+        self.most_skipped_in_a_row = 0  # at the last reading
+        self.losses: list[Tensor] = []  # of the micro-batches since the last reading, on the device
+        self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
+        self.loss = np.float32(0)  # what a checkpoint kept, from before the first reading of this process
+        self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
+        self.profiler = Profiler(accelerator, config)
+        given = config.peak_tflops and config.peak_tflops * 1e12
+        self.peak_flops = given or measure_peak(accelerator.device, accelerator.mixed_precision)
+        self.flops_per_position = 0.0  # of forward and backward pass; known after the first micro-batch
+        self.flops_per_token_squared = 0 if lengths is None else attention_flops(accelerator.unwrap_model(model))
+        self.flop_counter = FlopCounter(model)
+        self.stopwatch = Stopwatch(accelerator.device)
+        self.passes = PassTimer(model, self.stopwatch, sequences=lengths is not None)
+        self.window_started = self.read_at = time.perf_counter()
+        self.window_parts = self.stopwatch.read() | {"waited": seconds_waited()}
+        if state:
+            self._restore(state)
+
+    def add(self, micro_batch: MicroBatch, loss: Tensor) -> None:
+        """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
+        self.passes.end(synchronized=micro_batch.last)
+        if not self.flops_per_position and self.passes.positions:
+            self.flops_per_position = PASSES * self.flop_counter.stop() / self.passes.positions
+        self.losses.append(loss.detach())
+        if micro_batch.counted:
+            self.fed.append(micro_batch)
+
+    def end_step(self, skipped: Tensor) -> None:
+        """Count a step; `skipped` is 1.0 where its update was left out, on the device."""
+        self.steps += 1
+        self.skips.append(skipped)
+        self.stopwatch.mark("optimizer")
+        if self.profiler.left:  # starting it and writing what it found is no part of a step
+            with self.stopwatch.time("profile"):
+                self.profiler.end_step()
+
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Time what happens inside as `evaluation` or `checkpoint`, apart from the steps."""
+        return self.stopwatch.time(part)
+
+    def read(self) -> dict[str, float | str]:
+        """The figures since the last call, over all processes; call it on all of them.
+
+        Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
+        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and what `costs`
+        makes of the times. Evaluation and checkpoints are in none of these but `evaluation_seconds` and
+        `checkpoint_seconds`. Times are those of this start: `timed_steps` has their number, in its first reading.
+        """
+        rows = self._gather()
+        totals, seconds = self._totals(rows), float(rows["seconds"].mean())
+        figures: dict[str, float | str] = {
+            "loss": totals["loss"] / max(self.steps, 1),
+            "samples": totals["digest"],
+            "samples_per_second": totals["samples"] / seconds,
+            "skipped_updates": totals["skipped"],
+        }
+        if self.lengths is not None:
+            figures["tokens_per_second"] = totals["tokens"] / seconds
+        figures |= costs(rows, self.steps - self.steps_before)
+        if self.resumed:
+            figures["timed_steps"] = self.steps - self.steps_before
+            self.resumed, self.steps_before = False, 0
+        self.total_samples += totals["samples"]
+        self.total_tokens += totals["tokens"]
+        self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0
+        self.loss, self.most_in_a_row = np.float32(0), 0
+        self.window_started, self.window_parts = self.read_at, self.stopwatch.read() | {"waited": self.seconds_waited()}
+        self.most_skipped_in_a_row = totals["most_in_a_row"]
+        return figures
+
+    def refuse_divergence(self, output_dir: str, last_step: int | None = None) -> None:
+        """End the run if ten updates in a row were skipped before the last reading.
+
+        At the end of the run, `last_step`, those after that reading count as well, and all updates of a shorter run.
+
+        Raises:
+            UserError: says so, and names the last checkpoint that was saved after a finite update.
+        """
+        in_a_row = self.most_skipped_in_a_row
+        if last_step is not None:
+            self._sum_up()
+            in_a_row = self.skipped if self.skipped == last_step else max(in_a_row, self.most_in_a_row)
+        if in_a_row >= MAX_SKIPPED_IN_A_ROW or 0 < in_a_row == last_step:
+            saved = resuming.complete(output_dir).values()
+            good = [path for path in saved if not resuming.read_state(path)["monitor"]["in_a_row"]]
+            raise UserError(
+                f"the gradients of {in_a_row} steps in a row were not finite, and their updates were "
+                "skipped: lower --learning_rate, or use --mixed_precision bf16 or no; last good checkpoint: "
+                f"{max(good, default='none')}"
+            )
+        if last_step is not None and self.in_a_row and self.accelerator.is_main_process:
+            print(
+                f"warning: the updates of the last {self.in_a_row} of {last_step} steps were skipped, because their "
+                f"gradients were not finite: the last model is that of step {last_step - self.in_a_row}",
+                file=sys.stderr,
+            )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, the same on every process; call it on all of them."""
+        totals = self._totals(self._gather())
+        return totals | {
+            "steps": self.steps,
+            "total_samples": self.total_samples + totals["samples"],
+            "total_tokens": self.total_tokens + totals["tokens"],
+        }
+
+    def close(self) -> None:
+        """Write what there is of a profile that the run ends before."""
+        self.profiler.close()
+
+    def summary(self, seconds: float) -> dict[str, float]:
+        """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call it on all processes.
+
+        Evaluation and checkpoints after the last reading, which no other line has, are told as in those.
+        """
+        self.close()
+        rows = self._gather()
+        totals = self._totals(rows)
+        rates = {
+            "train_runtime": seconds,
+            "train_samples_per_second": (self.total_samples + totals["samples"]) / seconds,
+        }
+        if self.lengths is not None:
+            rates["train_tokens_per_second"] = (self.total_tokens + totals["tokens"]) / seconds
+        for part in ("evaluation", "checkpoint"):
+            if late := float(rows[part].mean()):
+                rates[f"{part}_seconds"] = late
+        return rates
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's figures, so that the digest and the next mean are those of one run."""
+        self.steps = self.steps_before = state["steps"]
+        self.total_samples, self.total_tokens = state["total_samples"], state["total_tokens"]
+        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.most_in_a_row = state["most_in_a_row"]
+        if self.accelerator.is_main_process:  # sums over processes: one of them goes on from the whole
+            self.digest = int(state["digest"], 16)
+            self.loss = np.float32(state["loss"])
+
+    def _gather(self) -> dict[str, NDArray[np.float64]]:
+        """What every process counted since the last reading, each [processes]; one host wait, one collective call."""
+        self._count_fed()
+        self._sum_up()  # waits for the device
+        self.stopwatch.mark("rest")
+        self.read_at = time.perf_counter()
+        waited = self.seconds_waited() - self.window_parts["waited"]
+        parts = {part: seconds - self.window_parts[part] for part, seconds in self.stopwatch.read().items()}
+        if self.stopwatch.on_gpu:  # what the host waited for while the GPU was busy cost nothing
+            waited = min(waited, parts["data"])
+        peak_memory, reserved_memory = memory(self.accelerator.device)
+        mine = {
+            "loss": self.loss,
+            "skipped": self.skipped,
+            "in_a_row": self.in_a_row,
+            "most_in_a_row": self.most_in_a_row,
+            "digest_high": self.digest >> 32,  # two halves, so that sums in float64 are exact
+            "digest_low": self.digest & 0xFFFFFFFF,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "positions": self.passes.positions,
+            "flops": self._flops(),
+            "peak_flops": self.peak_flops,
+            "peak_memory": peak_memory,
+            "reserved_memory": reserved_memory,
+            "utilization": utilization(self.accelerator.device),
+            **parts,
+            "data": waited,
+            "seconds": self.read_at - self.window_started - sum(parts[name] for name in BESIDE),
+        }
+        rows = np.array([[*mine.values()]], np.float64)
+        if self.accelerator.num_processes > 1:
+            rows = self.accelerator.gather(torch.from_numpy(rows).to(self.accelerator.device)).cpu().numpy()
+        return dict(zip(mine, rows.T, strict=True))
+
+    def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+        """Sums over the processes; what is the same on each of them is this one's."""
+        me = self.accelerator.process_index
+        digest = (int(rows["digest_high"].sum()) << 32) + int(rows["digest_low"].sum())
+        return {
+            "loss": float(rows["loss"].sum()),
+            "digest": f"{digest & _MASK:016x}",
+            "samples": int(rows["samples"].sum()),
+            "tokens": int(rows["tokens"].sum()),
+            "skipped": int(rows["skipped"][me]),
+            "in_a_row": int(rows["in_a_row"][me]),
+            "most_in_a_row": int(rows["most_in_a_row"][me]),
+        }
+
+    def _flops(self) -> float:
+        """What the real samples or tokens since the last reading needed."""
+        if self.lengths is None:
+            return self.flops_per_position * self.samples
+        return self.flops_per_position * self.tokens + self.flops_per_token_squared * self.tokens_squared
+
+    def _sum_up(self) -> None:
+        """Take in the losses and skips since the last reading: one after the other in float32, as they came."""
+        if not self.losses and not self.skips:
+            return
+        figures = torch.stack([figure.float() for figure in self.losses + self.skips]).cpu().numpy()
+        losses, skips = np.split(figures, [len(self.losses)])
+        self.loss = np.cumsum(np.append(self.loss, losses), dtype=np.float32)[-1]  # cumsum does not sum pairwise
+        for skipped in skips.astype(bool).tolist():
+            self.skipped += skipped
+            self.in_a_row = self.in_a_row + 1 if skipped else 0
+            self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
+        self.losses, self.skips = [], []
+
+    def _count_fed(self) -> None:
+        """Count the samples fed and take their ids into the digest: once per reading, not in every step."""
+        if not self.fed:
+            return
+        samples = np.concatenate([m.samples for m in self.fed])
+        epochs = np.concatenate([m.epochs for m in self.fed])
+        steps = np.repeat([m.step for m in self.fed], [len(m.samples) for m in self.fed])
+        ids = hash64(steps.astype(np.uint64), epochs.astype(np.uint64), samples.astype(np.uint64))
+        self.digest = (self.digest + int(ids.sum())) & _MASK  # a sum: neither order nor process matters
+        self.samples += len(samples)
+        if self.lengths is not None:
+            lengths = self.lengths[samples].astype(np.int64)
+            self.tokens += int(lengths.sum())
+            self.tokens_squared += int((lengths**2).sum())
+        self.fed = []
+
+
+def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, float | str]:
+    """What the steps since the last reading cost, from the figures of all processes (each [processes]).
+
+    Shares are of the time that the steps took, means over processes; docs/performance.md has the definitions.
+    """
+    mean = dict(zip(rows, np.mean([*rows.values()], axis=1).tolist(), strict=True))
+    seconds = mean["seconds"]
+    figures = {
+        "step_seconds": seconds / max(steps, 1),
+        "data_wait": mean["data"] / seconds,
+        **{part: mean[part] / seconds for part in ("forward_backward", "communication", "optimizer")},
+        "evaluation_seconds": mean["evaluation"],
+        "checkpoint_seconds": mean["checkpoint"],
+        "mfu": rows["flops"].sum() / rows["peak_flops"].sum() / seconds,
+        "peak_memory_bytes": rows["peak_memory"].max(),
+        "reserved_memory_bytes": rows["reserved_memory"].max(),
+    }
+    if rows["tokens"].any() and rows["positions"].any():
+        figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
+    if not math.isnan(mean["utilization"]):
+        figures["gpu_utilization"] = mean["utilization"]
+    if "watched" in rows and rows["watched"].any():
+        figures["host_bound"] = rows["starved"].sum() / rows["watched"].sum()
+    work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
+    if len(work) > 1 and work.min() > 0:
+        slowest = int(work.argmax())
+        behind = work[slowest] / np.delete(work, slowest).mean() - 1
+        if behind > BEHIND:
+            figures |= {"slowest_process": slowest, "slowest_process_behind": behind}
+    return {name: float(value) for name, value in figures.items()}
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Bytes this process used at its peak, and holds now: of the CUDA allocator, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, this_process(os.getpid()).memory_info().rss
+
+
+@cache
+def this_process(pid: int) -> psutil.Process:
+    """A process, looked up once: psutil reads three files to make sure which one it is."""
+    return psutil.Process(pid)
+
+
+def utilization(device: torch.device) -> float:
+    """Share of the last second in which the GPU was busy, as NVML says; NaN without GPU or pynvml, or if it fails."""
+    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return math.nan
+    try:
+        return torch.cuda.utilization(device) / 100
+    except Exception:  # pynvml's errors: a part of a GPU (MIG) has no such figure, nor has a container without NVML
+        return math.nan

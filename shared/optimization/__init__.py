@@ -1,0 +1,4 @@
+"""Losses, gradients, optimizers and learning-rate schedules.
+
+May import: models and below.
+"""

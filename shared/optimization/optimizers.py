@@ -1,0 +1,186 @@
+"""Parameter groups, optimizers, learning-rate schedules, and the update that skips itself on the device."""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from shared.config.options import Options, base_learning_rate
+from shared.errors import UserError
+from shared.optimization import gradients
+from shared.pretrained.from_pretrained import backbone
+
+Schedule = Callable[[int], float]
+BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Trainable parameters in two groups: matrices decay, biases and the gains of norms (one dimension) do not."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
+    """`--optim` over the parameter groups, AdamW and SGD fused: one kernel per step.
+
+    LARS and Muon are pytorch_optimizer's, a library that has both and needs torch and NumPy only: torch has no LARS,
+    its Muon takes no convolutions, and timm, which has both, needs torchvision.
+    """
+    groups, rate = parameter_groups(model, config.weight_decay), base_learning_rate(config)
+    if config.optim == "lars":
+        from pytorch_optimizer import LARS
+
+        return LARS(groups, lr=rate, momentum=0.9)
+    if config.optim == "muon":
+        from pytorch_optimizer import Muon
+
+        betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
+        groups = muon_groups(model, config.weight_decay)
+        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
+    if config.optim == "sgd":
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
+        sgd.register_step_pre_hook(begin_momentum)
+        return sgd
+    betas, epsilon = adam(config, beta2=0.999, epsilon=1e-8)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
+
+
+def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
+    """AdamW's betas and epsilon: the flags, or else 0.9 and these."""
+    given = config.adam_beta1, config.adam_beta2, config.adam_epsilon
+    beta1, beta2, epsilon = (
+        default if value is None else value for value, default in zip(given, (0.9, beta2, epsilon), strict=True)
+    )
+    return (beta1, beta2), epsilon
+
+
+def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
+    """Zeros as momentum before the first step, from which that step gets what it would make by itself.
+
+    Where the device skips the first step (`step_if_finite`, GradScaler), the kernel does not write the momentum that
+    torch 2.13 has allocated for it, and the next step would go on from whatever was in that memory.
+    """
+    if not sgd.state:
+        for group in sgd.param_groups:
+            for parameter in group["params"]:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
+    """Trainable parameters in three groups: Muon for matrices and kernels inside the model, AdamW for the rest.
+
+    The first layers ("embeddings", "embedder") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One
+    learning rate does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
+
+    Raises:
+        UserError: the model does not tell what its head is.
+    """
+    if not hasattr(model, "base_model"):
+        raise UserError(
+            f"--optim muon: a {type(model).__name__} does not tell its head (base_model, base_model_prefix) from the "
+            "rest, for which Muon is meant: use adamw"
+        )
+    inside = {id(p) for p in backbone(model).parameters()}
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = {name for name, p in trainable if p.ndim >= 2 and id(p) in inside and "embed" not in name}
+    outer = [p for name, p in trainable if name not in hidden]
+    groups = [
+        {"params": [p for name, p in trainable if name in hidden], "weight_decay": weight_decay, "use_muon": True},
+        {"params": [p for p in outer if p.ndim >= 2], "weight_decay": weight_decay, "use_muon": False},
+        {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0, "use_muon": False},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def peak_learning_rate(config: Options) -> float:
+    """--learning_rate as --scale_learning_rate scales it from a global batch of 256 to that of the run.
+
+    linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and LARS.
+    """
+    assert config.global_batch_size is not None, "the run folder settles the global batch"
+    ratio = config.global_batch_size / BASE_BATCH
+    scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[getattr(config, "scale_learning_rate", "none")]
+    return base_learning_rate(config) * scale
+
+
+def warmup_steps(config: Options, total_steps: int) -> int:
+    """Steps over which the learning rate rises: --warmup_steps, or --warmup_ratio of all."""
+    return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
+
+
+def make_schedule(config: Options, total_steps: int) -> Schedule:
+    """The learning rate as a pure function of the step (0 ... total_steps-1): nothing to save, nothing to restore.
+
+    Warm-up is linear and reaches the peak with step `warmup_steps`; then linear and cosine go to 0 at `total_steps`,
+    polynomial goes there with the square of what is left, constant stays. warmup_stable_decay stays and goes there over
+    the last `decay_ratio` of all steps, as 1 - sqrt (Hägele et al., arXiv:2405.18392).
+    """
+    peak = peak_learning_rate(config)
+    warmup = warmup_steps(config, total_steps)
+    decay_steps = max(1, total_steps - warmup)
+    last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))
+
+    def schedule(step: int) -> float:
+        if step < warmup:
+            return peak * (step + 1) / (warmup + 1)
+        left = max(0.0, 1 - (step - warmup) / decay_steps)
+        share = {
+            "linear": left,
+            "cosine": 0.5 * (1 - math.cos(math.pi * left)),
+            "polynomial": left**2,
+            "constant": 1.0,
+            "warmup_stable_decay": 1 - math.sqrt(min(1.0, max(0.0, 1 - (total_steps - step) / last_steps))),
+        }[config.lr_scheduler_type]
+        return peak * share
+
+    return schedule
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Give every parameter group the same learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer reads `found_inf`, so that a skipped update costs no host synchronization."""
+    return bool(getattr(inner(optimizer), "_step_supports_amp_scaling", False))
+
+
+def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer under Accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+@cache
+def flag(value: bool) -> Tensor:
+    """0.0 or 1.0 on the host, not to be written to: the same two tensors for all steps."""
+    return torch.tensor(float(value))
+
+
+def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
+    """One optimizer step, left out on all processes together when the norm of the gradients is not finite.
+
+    `grad_norm` is that of the synchronized gradients, so it is the same on every process. Returns 1.0 on the device
+    when the update was skipped, else 0.0; the host does not wait for it. Accelerate's `step_was_skipped` cannot serve:
+    with fused optimizers it is always False (accelerate#4242).
+    """
+    on_host = grad_norm.device.type == gradients.HOST
+    skipped = flag(not math.isfinite(grad_norm)) if on_host else (~torch.isfinite(grad_norm)).float()
+    if accelerator.scaler is not None:
+        optimizer.step()  # the scaler found the same when it unscaled the gradients, and skips and backs off by itself
+        return skipped
+    optimizer = inner(optimizer)  # without a scaler the wrapper adds nothing but two import probes, 0.1 ms per step
+    if not on_host and skips_on_device(optimizer):
+        optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not skipped.item():
+        optimizer.step()
+    return skipped

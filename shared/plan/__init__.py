@@ -1,0 +1,4 @@
+"""Which samples each process sees in which micro-batch of which step, and how they are read.
+
+May import: processes and below.
+"""

@@ -1,0 +1,250 @@
+"""Which samples each process sees, in which micro-batch of which step: a pure function of the config.
+
+The sample stream is the epochs' permutations one after the other; step k takes samples k*G ... (k+1)*G of it. Inside
+such a global batch the order is free, so the samples are sorted by length and cut into micro-batches of even cost under
+a budget. The cut never depends on the number of processes; only who computes which micro-batch does. Nothing here has
+state: a run is resumed by asking for the next step.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.plan.cutting import area_limit, check_budget, cost_of, cut_points, fill_in_order, piece_count, share
+from shared.plan.hashing import Ints, permutation
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward and backward pass of one process."""
+
+    step: int
+    index: int  # its position in the step's cut, and so its identity: dropout is seeded from (seed, step, index)
+    samples: Ints  # [rows] sample ids
+    epochs: Ints  # [rows] the epoch each of them belongs to
+    step_size: float  # samples, or what weighs in them, in the whole global batch: the normalizer of the loss
+    counted: bool = True  # False: a repeat without weight, for a process that would otherwise miss a collective call
+    last: bool = False  # the last of this process in this step: gradients are synchronized after it
+
+    @property
+    def normalizer(self) -> float:
+        """What the sum of the rows' losses is divided by; infinity leaves nothing of a repeat without weight."""
+        return self.step_size if self.counted else float("inf")
+
+
+class Plan:
+    """The steps of a run, as seen by one process.
+
+    Args:
+        lengths: int64 [N], the padded length of each sample alone, in tokens; None when samples are of one size.
+        num_samples: N; needed when `lengths` is None.
+        seed: decides the order of the samples.
+        global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
+        num_epochs: passes over the data; the last step may be short. Ignored when `max_steps` is given.
+        max_steps: number of steps, the stream of epochs going on as long as needed.
+        weights: [N], what each sample brings to the normalizer of the loss: masked tokens, a weight; None: 1 each.
+        packed: a micro-batch holds its samples end to end, without padding.
+        max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
+        max_samples: budget of a micro-batch in rows. Given both, both bind.
+        micro_batches: cut a step into at least this many.
+        num_processes, process_index: who computes; decides nothing else, unless there are more processes than
+            micro-batches (then the cut is refined, see `refined`) or `equal_counts`.
+        equal_counts: every process gets the same number of micro-batches, for models whose forward pass communicates
+            (FSDP, SyncBatchNorm); the number per step is then a multiple of `num_processes`.
+
+    Raises:
+        UserError: G is smaller than the number of processes, or a sample does not fit the budget.
+    """
+
+    def __init__(
+        self,
+        *,
+        lengths: NDArray[np.integer] | None = None,
+        num_samples: int | None = None,
+        weights: NDArray[np.integer | np.floating] | None = None,
+        packed: bool = False,
+        seed: int,
+        global_batch_size: int,
+        num_epochs: int | None = None,
+        max_steps: int | None = None,
+        max_tokens: int | None = None,
+        max_samples: int | None = None,
+        micro_batches: int = 1,
+        num_processes: int = 1,
+        process_index: int = 0,
+        equal_counts: bool = False,
+    ) -> None:
+        if max_tokens is not None and lengths is None:
+            raise UserError(
+                f"--max_tokens_per_micro_batch {max_tokens} needs the lengths of the samples, and this data set has "
+                "none: use --per_device_train_batch_size"
+            )
+        if global_batch_size < num_processes:
+            raise UserError(
+                f"--global_batch_size {global_batch_size} is smaller than the number of processes, {num_processes}: "
+                f"raise it to {num_processes} or more, or start fewer processes"
+            )
+        self.num_samples = len(lengths) if lengths is not None else num_samples or 0
+        assert self.num_samples > 0, "an empty data set reached the plan"
+        self.lengths = np.ones(self.num_samples, np.int64) if lengths is None else lengths.astype(np.int64)
+        check_budget(self.lengths, max_tokens, "--max_tokens_per_micro_batch")
+        self.weights, self.packed = weights, packed
+        self.seed, self.global_batch_size = seed, global_batch_size
+        assert num_epochs is not None or max_steps is not None
+        stream = num_epochs * self.num_samples if num_epochs is not None else 0
+        self.total_samples = stream if max_steps is None else max_steps * global_batch_size
+        self.total_steps = -(-self.total_samples // global_batch_size)
+        self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
+        self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
+
+    @classmethod
+    def of_run(
+        cls,
+        config: Options,
+        accelerator: Any,
+        *,
+        lengths: NDArray[np.integer] | None = None,
+        num_samples: int | None = None,
+        weights: NDArray[np.integer | np.floating] | None = None,
+        packed: bool = False,
+    ) -> "Plan":
+        """The plan that a recipe's config asks for, for this process."""
+        assert config.global_batch_size is not None, "the run folder settles the global batch"
+        return cls(
+            lengths=lengths,
+            num_samples=num_samples,
+            weights=weights,
+            packed=packed,
+            seed=config.seed,
+            global_batch_size=config.global_batch_size,
+            num_epochs=config.num_train_epochs,
+            max_steps=config.max_train_steps,
+            max_tokens=getattr(config, "max_tokens_per_micro_batch", None),
+            max_samples=config.per_device_train_batch_size,
+            micro_batches=config.micro_batches_per_step or 1,
+            num_processes=accelerator.num_processes,
+            process_index=accelerator.process_index,
+            equal_counts=accelerator.is_fsdp2 or getattr(config, "sync_batchnorm", False),
+        )
+
+    def evaluation(self, lengths: NDArray[np.integer]) -> list[MicroBatch]:
+        """This process's share of a pass over other data, in micro-batches twice as large: no activations are kept."""
+        return evaluation_batches(
+            lengths,
+            self.max_tokens and 2 * self.max_tokens,
+            self.max_samples and 2 * self.max_samples,
+            num_processes=self.num_processes,
+            process_index=self.process_index,
+            equal_counts=self.equal_counts,
+            packed=self.packed,
+        )
+
+    def global_batch(self, step: int) -> tuple[Ints, Ints]:
+        """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
+        start = step * self.global_batch_size
+        end = min(start + self.global_batch_size, self.total_samples)
+        parts = []
+        for epoch in range(start // self.num_samples, (end - 1) // self.num_samples + 1):
+            first = epoch * self.num_samples
+            part = permutation(self.seed, epoch, self.num_samples)[max(start - first, 0) : end - first]
+            parts.append((part, np.full(len(part), epoch)))
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([part for part, _ in parts]), np.concatenate([epochs for _, epochs in parts])
+
+    def epochs_completed(self, step: int) -> int:
+        """How many epochs are complete once steps 0 ... step-1 are done."""
+        return min(step * self.global_batch_size, self.total_samples) // self.num_samples
+
+    def completes_epoch(self, step: int) -> bool:
+        """Whether step `step` is the first one after which another epoch is complete."""
+        return self.epochs_completed(step + 1) > self.epochs_completed(step)
+
+    def due(self, every: int | None, step: int) -> bool:
+        """Whether something done every `every` steps (None: every epoch) and at the end is due after step `step`."""
+        done = step + 1
+        return done == self.total_steps or (self.completes_epoch(step) if every is None else done % every == 0)
+
+    def cut(self, step: int) -> list[MicroBatch]:
+        """All micro-batches of a step, longest samples first, whoever computes them."""
+        samples, epochs = self.global_batch(step)
+        lengths = self.lengths[samples]
+        order = (-lengths).argsort(kind="stable")
+        samples, epochs, sorted_lengths = samples[order], epochs[order], lengths[order].tolist()
+        starts = self._cut_points(sorted_lengths, self._at_least(sorted_lengths))
+        size = len(samples) if self.weights is None else self.weights[samples].sum().item()
+        return [
+            MicroBatch(step, index, samples[start:end], epochs[start:end], size)
+            for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))
+        ]
+
+    def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
+        """This process's (or process `process_index`'s) share of a step, never empty; the last one is marked."""
+        pieces = mine = self.cut(step)
+        if self.num_processes > 1:
+            costs = [cost_of(self.lengths[piece.samples], self.packed) for piece in pieces]
+            rank = self.process_index if process_index is None else process_index
+            mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
+        while len(mine) < (-(-len(pieces) // self.num_processes) if self.equal_counts else 1):
+            mine.append(_repeat(pieces))
+        return [*mine[:-1], replace(mine[-1], last=True)]
+
+    def refined(self, step: int) -> bool:
+        """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
+        samples, _ = self.global_batch(step)
+        lengths = sorted(self.lengths[samples].tolist(), reverse=True)
+        asked, needed = self.micro_batches_per_step, self._at_least(lengths)
+        return self._cut_points(lengths, asked) != self._cut_points(lengths, needed)
+
+    def _cut_points(self, sorted_lengths: list[int], at_least: int) -> list[int]:
+        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed)
+
+    def _at_least(self, sorted_lengths: list[int]) -> int:
+        """How many micro-batches a step is cut into at least, so that every process gets its share."""
+        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
+        needed = piece_count(sorted_lengths, *budgets)
+        if self.equal_counts:
+            return -(-needed // self.num_processes) * self.num_processes
+        return max(needed, self.num_processes)
+
+
+def evaluation_batches(
+    lengths: NDArray[np.integer],
+    max_tokens: int | None,
+    max_samples: int | None,
+    *,
+    num_processes: int = 1,
+    process_index: int = 0,
+    equal_counts: bool = False,
+    packed: bool = False,
+) -> list[MicroBatch]:
+    """One process's share of one pass over a data set, longest samples first.
+
+    Each sample is in exactly one counted micro-batch of one process. With `equal_counts` every process gets the same
+    number of them, the missing ones as repeats that are not counted, because each forward pass communicates.
+    """
+    order = np.argsort(-lengths.astype(np.int64), kind="stable")
+    sorted_lengths = lengths[order].tolist()
+    rows = len(sorted_lengths)
+    starts = fill_in_order(
+        sorted_lengths, area_limit(sorted_lengths, max_tokens, packed), min(max_samples or rows, rows), packed
+    )
+    if len(starts) < num_processes:
+        starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes, packed)
+    pieces = [
+        MicroBatch(0, index, order[start:end], np.zeros(end - start, np.int64), rows)
+        for index, (start, end) in enumerate(zip(starts, [*starts[1:], rows], strict=True))
+    ]
+    costs = [cost_of(lengths[piece.samples], packed) for piece in pieces]
+    mine = [pieces[i] for i in share(costs, num_processes, equal_counts)[process_index]]
+    return mine + [_repeat(pieces)] * (-(-len(pieces) // num_processes) - len(mine) if equal_counts else 0)
+
+
+def _repeat(pieces: list[MicroBatch]) -> MicroBatch:
+    """A micro-batch of one sample, without weight."""
+    last = pieces[-1]
+    return replace(last, index=len(pieces), samples=last.samples[-1:], epochs=last.epochs[-1:], counted=False)

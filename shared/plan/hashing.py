@@ -1,0 +1,34 @@
+"""The random numbers of a run: hashes of integers, the same on every version of NumPy and torch."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+MASK64 = 0xFFFFFFFFFFFFFFFF
+
+
+def hash64(*words: Any, state: Any = 0x9E3779B97F4A7C15) -> Any:
+    """Mix integers, or arrays of uint64, into one 64-bit hash each (splitmix64's finalizer, once per word).
+
+    `state` is the hash of words that came before, so that many hashes which begin alike need not begin anew.
+
+    The random numbers of a run come from here, because NumPy and torch do not promise their streams across versions.
+    Works alike on Python ints and on uint64 arrays, whose arithmetic wraps around by itself.
+    """
+    for word in words:
+        state = ((state ^ word) + 0x9E3779B97F4A7C15) & MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK64
+        state = state ^ (state >> 31)
+    return state
+
+
+@lru_cache(maxsize=2)  # a global batch may reach from one epoch into the next
+def permutation(seed: int, epoch: int, num_samples: int) -> Ints:
+    """The order of epoch `epoch`: int64 [num_samples], a function of its arguments only."""
+    return np.argsort(hash64(seed, epoch, np.arange(num_samples, dtype=np.uint64)), kind="stable")

@@ -1,0 +1,200 @@
+"""Feeds a process the micro-batches of the plan: worker processes, collation, the copy to the device.
+
+Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Before each `__getitem__`, `random`, NumPy
+and torch are seeded from (seed, epoch, sample), so that ordinary augmentation code draws the same whoever reads the
+sample; a dataset that draws nothing says so with `draws_random = False`, and saves the 20 microseconds. One that reads
+a whole micro-batch at once has `read_micro_batch(samples, epochs)`, which `collate_fn` gets; if it draws, it does so
+from these.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing import active_children
+from multiprocessing.util import Finalize
+from typing import Any
+
+import torch
+from accelerate.utils import recursively_apply, send_to_device
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from shared.errors import UserError
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.seeding import seed_sample
+from shared.processes.signals import ignore_in_child
+
+
+class Loader:
+    """The micro-batches of one process, in the order of the plan.
+
+    Args:
+        dataset: `__len__` and `__getitem__`.
+        plan: which samples, see `shared.plan.batches`.
+        collate_fn: list of samples -> batch of tensors.
+        device: where the batches go.
+        num_workers: processes that read and collate ahead; 0 reads in the training process; None: 2 when `device` is
+            an accelerator, 0 on a CPU, whose cores are busy training.
+
+    Raises:
+        UserError: `dataset` cannot be indexed, so that no order of it can be resumed exactly.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        collate_fn: Callable[[list[Any]], Any],
+        device: torch.device,
+        num_workers: int | None = None,
+    ) -> None:
+        refuse_iterable(dataset)
+        self.plan = plan
+        self.seconds_waited = 0.0  # for data, since the start: monitoring reads the difference
+        if num_workers is None:
+            num_workers = 0 if device.type == "cpu" else 2
+        self.num_workers = num_workers
+        self._feed = (dataset, collate_fn, device, num_workers, plan.seed)
+        self._stream: Iterator[tuple[MicroBatch, Any]] = iter(())
+        self._next_step = -1
+
+    def one(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
+        """A micro-batch and its batch on the device, read in this process: beside the training, not in its order."""
+        dataset, collate_fn, device, _, seed = self._feed
+        return next(feed([micro_batch], dataset, collate_fn, device, 0, seed))
+
+    def micro_batches(self, step: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """This process's micro-batches of a step, each with its collated batch on the device.
+
+        Steps are read ahead in order; asking for any other step than the next one starts there, at once.
+        """
+        if step != self._next_step:
+            plan = self.plan  # not self: in a cycle the workers would end by garbage collection, which takes 10 s each
+            schedule = (m for s in range(step, plan.total_steps) for m in plan.micro_batches(s))
+            self._stream = feed(schedule, *self._feed)
+        self._next_step = -1  # a caller who leaves the loop early gets a fresh stream next time
+        while True:
+            started = time.perf_counter()
+            micro_batch, batch = next(self._stream)
+            self.seconds_waited += time.perf_counter() - started
+            yield micro_batch, batch
+            if micro_batch.last:
+                break
+        self._next_step = step + 1
+
+
+def feed(
+    schedule: Iterable[MicroBatch],
+    dataset: Dataset,
+    collate_fn: Callable[[list[Any]], Any],
+    device: torch.device,
+    num_workers: int = 0,
+    seed: int = 0,
+) -> Iterator[tuple[MicroBatch, Any]]:
+    """Read, collate and move to `device` the samples of each micro-batch of `schedule`, in its order."""
+    source = _Source(dataset, seed)
+    collate = _Collate(collate_fn)
+    pin = device.type == "cuda"
+    batches: Iterable[tuple[MicroBatch, Any]]
+    if num_workers:
+        Finalize(None, _end_workers, exitpriority=0)
+        batches = DataLoader(
+            source,  # type: ignore[arg-type]  # a micro-batch is what it takes, and gives back with the samples
+            batch_sampler=schedule,  # type: ignore[arg-type]
+            collate_fn=collate,  # type: ignore[arg-type]
+            num_workers=num_workers,
+            prefetch_factor=4,
+            pin_memory=pin,
+            worker_init_fn=_start_worker,
+        )
+    else:
+        batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
+    for micro_batch, batch in _one_line_errors(batches):
+        fed.note(batch)
+        if device.type == "cpu":
+            yield micro_batch, batch
+        else:  # from pinned memory the copy does not make the host wait
+            pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
+            yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
+
+
+def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
+    """`batches`; a UserError that a worker met loses the traceback that the DataLoader puts before it."""
+    try:
+        yield from batches
+    except UserError as error:
+        raise UserError(str(error).strip().splitlines()[-1].removeprefix("shared.errors.UserError: ")) from None
+
+
+class _Source:
+    """What the workers read from: a micro-batch in, the micro-batch and its samples out."""
+
+    def __init__(self, dataset: Dataset, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+        self.draws_random = getattr(dataset, "draws_random", True)
+
+    def __getitems__(self, micro_batch: MicroBatch) -> tuple[MicroBatch, list[Any]]:
+        if hasattr(self.dataset, "read_micro_batch"):
+            return micro_batch, self.dataset.read_micro_batch(micro_batch.samples, micro_batch.epochs)
+        if not self.draws_random:
+            return micro_batch, [self.dataset[sample] for sample in micro_batch.samples.tolist()]
+        rows = []
+        for sample, epoch in zip(micro_batch.samples.tolist(), micro_batch.epochs.tolist(), strict=True):
+            seed_sample(self.seed, epoch, sample)
+            rows.append(self.dataset[sample])
+        return micro_batch, rows
+
+
+class _Collate:
+    """Collates the samples and passes the micro-batch through, so that ids and content travel together."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, read: tuple[MicroBatch, list[Any]]) -> tuple[MicroBatch, Any]:
+        micro_batch, samples = read
+        return micro_batch, self.collate_fn(samples)
+
+
+def _start_worker(worker: int) -> None:
+    ignore_in_child()  # Ctrl-C, and the SIGTERM of some schedulers, reach the whole group; the training process decides
+
+
+def _end_workers() -> None:
+    """A process that ends by an exception sends its children SIGTERM, which these ignore, and would wait for ever."""
+    for child in active_children():
+        child.kill()
+
+
+def refuse_iterable(dataset: object) -> None:
+    """Refuse a dataset without random access.
+
+    Raises:
+        UserError: says why, and the way out.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(
+            f"{type(dataset).__name__} can only be read from front to back, so no order of its samples can be resumed "
+            "exactly: store it with save_to_disk and give that folder as --dataset_name"
+        )
+
+
+class Fed:
+    """What this process computes on: there is one of these, `fed`, for the message when memory runs out."""
+
+    batch: Any = None  # on the host
+
+    def note(self, batch: Any) -> None:
+        """Keep a batch to ask for its shape."""
+        self.batch = batch
+
+    @property
+    def shape(self) -> str:
+        """The shape of the batch's largest tensor, empty if it has none."""
+        values = self.batch.values() if isinstance(self.batch, Mapping) else self.batch
+        values = [values] if isinstance(values, Tensor) else values or []
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
+        return " x ".join(map(str, largest.shape)) if tensors else ""
+
+
+fed = Fed()

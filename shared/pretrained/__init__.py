@@ -1,0 +1,4 @@
+"""Models and tokenizers of the Hub or of a local folder.
+
+May import: config.
+"""

@@ -1,0 +1,4 @@
+"""One run from its start to its exported model.
+
+May import: every other room.
+"""

@@ -1,0 +1,218 @@
+"""The folder model/ of a run: weights, config, tokenizer or image processor, and a model card."""
+
+import math
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from shared.checkpoints.buffers import distinct
+from shared.checkpoints.progress import Progress
+from shared.config import options
+from shared.disk import usual_permissions
+from shared.errors import UserError
+from shared.processes.collectives import on_main_process
+
+CARD = "README.md"  # of a model
+
+
+def export(
+    accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any, note: str = ""
+) -> None:
+    """Write `model/`, complete or not at all: weights in full, config, tokenizer or image processor, model card.
+
+    The card has `note` as a paragraph. A model that is any `nn.Module`, without a `save_pretrained`, has no config; the
+    card says how to load it.
+
+    Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
+
+    Raises:
+        UserError: it is not finite, could not be written, or not be uploaded.
+    """
+    from transformers.utils import logging
+
+    output_dir = Path(config.output_dir)
+    weights, unwrapped = accelerator.get_state_dict(model), accelerator.unwrap_model(model)
+
+    def write() -> None:
+        require_finite(config, progress, unwrapped, weights)
+        try:
+            write_folder()
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by three libraries
+            raise UserError(
+                f"cannot write {output_dir / 'model'} ({error}): free space and start again, which goes on from the "
+                "newest checkpoint"
+            ) from None
+        if config.push_to_hub:
+            print(f"uploaded to {push(output_dir / 'model', config)}")
+
+    def write_folder() -> None:
+        logging.disable_progress_bar()  # a bar for one file
+        partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
+        try:
+            save(unwrapped, weights, partial)
+            check_loads(partial, unwrapped)
+            if hasattr(processor, "save_pretrained"):
+                processor.save_pretrained(partial)
+            (partial / CARD).write_text(model_card(config, progress, unwrapped, note))
+            usual_permissions(partial)
+            shutil.rmtree(output_dir / "model", ignore_errors=True)
+            partial.rename(output_dir / "model")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    on_main_process(accelerator, write)
+
+
+def results_of(config: options.Options, progress: Progress) -> tuple[int, dict[str, float]]:
+    """The step of the model that the run ends with, and its evaluation."""
+    if config.load_best_model_at_end and progress.best_step is not None:
+        return progress.best_step, progress.best_results
+    return progress.step, progress.results
+
+
+def require_finite(
+    config: options.Options, progress: Progress, model: torch.nn.Module, weights: Mapping[str, Tensor]
+) -> None:
+    """Refuse to export a model whose loss or parameters are not finite; buffers may be, such as masks of -inf.
+
+    Raises:
+        UserError: says which of the two, and how to train again.
+    """
+    step, results = results_of(config, progress)
+    buffers = dict(model.named_buffers())
+    bad = [name for name, tensor in weights.items() if name not in buffers and not tensor.isfinite().all()]
+    loss = results.get("eval_loss", 0.0)
+    problem = f"its parameter {bad[0]} is not finite" if bad else f"its evaluation loss is {loss}"
+    if bad or not math.isfinite(loss):
+        raise UserError(
+            f"the model of step {step} is not exported, because {problem}: lower --learning_rate, or use "
+            "--mixed_precision bf16 or no, in another --output_dir"
+        )
+
+
+def model_card(config: options.Options, progress: Progress, model: Any = None, note: str = "") -> str:
+    """The README.md of an exported model: what it is, `note`, its numbers, and the command that made it."""
+    own = model is not None and is_own(model)
+    step, results = results_of(config, progress)
+    rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
+    base = getattr(config, "model_name_or_path", None)
+    files = " ".join(config.train_file or ())
+    data = config.dataset_name or files or getattr(config, "train_dir", None) or "the embedded data"
+    return "\n".join(
+        [
+            "---",
+            *([] if own else ["library_name: transformers"]),
+            "tags: [accelerate-recipes]",
+            *([f"base_model: {base}"] if base and not Path(base).exists() else []),  # the Hub knows no folders
+            "---",
+            "",
+            f"# {config.run_name or Path(config.output_dir).resolve().name}",
+            "",
+            f"Trained with accelerate-recipes on {data}: {step} steps of {config.global_batch_size} samples, seed "
+            f"{config.seed}.",
+            "",
+            *([note, ""] if note else []),
+            "| metric on the validation data | value |",
+            "|---|---|",
+            rows,
+            "",
+            *([how_to_load(model)] if own else []),
+            "Command:",
+            "",
+            f"    {shlex.join(sys.argv)}",
+            "",
+        ]
+    )
+
+
+def push(model_folder: Path, config: options.Options) -> str:
+    """Upload `model/` to the Hub as --hub_model_id, by default the name of the output folder; returns its address.
+
+    Raises:
+        UserError: the Hub did not take it; the model stays where it is.
+    """
+    from huggingface_hub import HfApi
+
+    name = config.hub_model_id or model_folder.resolve().parent.name
+    try:
+        api = HfApi()
+        name = api.create_repo(name, exist_ok=True).repo_id
+        commit = "Train with accelerate-recipes"
+        return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))
+    except Exception as error:  # of a dozen kinds; none of them may cost the model, which is complete
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"--push_to_hub: {name} could not be uploaded ({reason}), and the model is in {model_folder}: start again "
+            "to try it once more, or without the flag"
+        ) from None
+
+
+WEIGHTS = "model.safetensors"
+
+
+def save(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write a model as its `save_pretrained` does; where it has none, its state dict as safetensors."""
+    if is_own(model):
+        tensors = {name: tensor.contiguous() for name, tensor in distinct(weights).items()}
+        save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    else:
+        model.save_pretrained(folder, state_dict=weights)
+
+
+def is_own(model: Any) -> bool:
+    """Whether a model cannot save itself, so that only the code that made it can load it."""
+    return not hasattr(model, "save_pretrained")
+
+
+def how_to_load(model: nn.Module) -> str:
+    """For the model card."""
+    return "\n".join(
+        [
+            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe makes:",
+            "",
+            "    from safetensors.torch import load_model",
+            f'    load_model(model, "{WEIGHTS}")',
+            "",
+        ]
+    )
+
+
+def check_loads(folder: Path, model: torch.nn.Module) -> None:
+    """Load the model that `save_pretrained` wrote to `folder`, without memory for its weights: 0.1 s for BERT base.
+
+    Only transformers itself knows which names it writes, which it leaves out because they are tied, and which it reads.
+    A model that transformers does not load is passed over.
+
+    Raises:
+        UserError: a weight of the model is not in the files, or the files have one that is none of the model's.
+    """
+    from torch.distributed.fsdp import FSDPModule
+    from transformers import PreTrainedModel
+    from transformers.utils import logging
+
+    if not isinstance(model, PreTrainedModel):
+        return
+    # fully_shard makes a class of its own of each model's, which is first in the order of its bases.
+    own: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # its table of names would be as long as the model
+    try:
+        _, found = own.from_pretrained(folder, device_map="meta", output_loading_info=True, local_files_only=True)
+    finally:
+        logging.set_verbosity(verbosity)
+    wrong = {kind: sorted(map(str, found[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
+    if any(wrong.values()):
+        said = ", ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in wrong.items() if names)
+        raise UserError(
+            f"the model to be exported would not load as it was trained, of its weights {said}: have build_model "
+            "return the model as transformers makes it; the checkpoints are kept, and model/ was not written"
+        )

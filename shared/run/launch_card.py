@@ -1,0 +1,113 @@
+"""The launch card: what a run resolved to, said once before it starts."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shared.checkpoints.progress import Progress
+from shared.config.options import Options, shown
+from shared.optimization.optimizers import peak_learning_rate, skips_on_device, warmup_steps
+from shared.plan.batches import Plan
+from shared.processes.collectives import gather
+
+
+def print_card(accelerator: Any, *run: Any, **rows: object) -> None:
+    """Say the launch card, once; `run` are the further arguments of `launch_card`."""
+    accelerator.print(launch_card(accelerator, *run, rows))  # type: ignore[call-arg]
+
+
+def launch_card(
+    accelerator: Any,
+    config: Options,
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    checkpoint: Path | None,
+    rows: Mapping[str, object],
+) -> str:
+    """One aligned line per row: hardware, the batch equation, steps, then the recipe's own `rows`, then warnings.
+
+    Call it on every process.
+    """
+    trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
+    several, folder = sum(first for _, first in hosts) > 1, config.output_dir
+    if several:  # as run_folder has found
+        folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
+    card = {
+        **hardware(accelerator),
+        **({"machines": machines(hosts)} if several else {}),
+        **gradients(config.gradient_compression, accelerator.num_processes),
+        "batch": batch_equation(plan, progress.step),
+        "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
+        f"epochs of {plan.num_samples:,}), seed {plan.seed}",
+        "learning rate": f"{peak_learning_rate(config):g} at its peak, {config.lr_scheduler_type}, "
+        f"{warmup_steps(config, plan.total_steps):,} steps of warm-up",
+        "parameters": f"{trained:,} trained by {config.optim}",
+        **rows,
+        "tracker": shown(config.report_to),
+        "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
+    }
+    if progress.step < plan.total_steps and plan.refined(progress.step):
+        card["note"] = (
+            "the steps are cut finer than the config asks, so that every process has work: dropout and batch norm now "
+            "depend on the number of processes (--micro_batches_per_step N fixes the cut)"
+        )
+    if not skips_on_device(optimizer):
+        card["note on --optim"] = "it cannot skip an update on the device, so each step waits for its gradient norm"
+    width = max(map(len, card))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in card.items())
+
+
+def hardware(accelerator: Any) -> dict[str, str]:
+    """Processes, device and precision."""
+    device, processes = accelerator.device, accelerator.num_processes
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
+    wrapper = "FSDP2" if accelerator.is_fsdp2 else "DDP"
+    return {
+        "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else "1",
+        "device": f"{device.type}, {name}",
+        "precision": precision(accelerator),
+    }
+
+
+def machines(hosts: Sequence[tuple[str, bool]]) -> str:
+    """`2: node-a (ranks 0-7), node-b (ranks 8-15)`, from each rank's host and whether it is the first one there."""
+    starts = [rank for rank, (_, first) in enumerate(hosts) if first]
+    said = []
+    for start, end in zip(starts, [*starts[1:], len(hosts)], strict=True):
+        said.append(f"{hosts[start][0]} (rank{f's {start}-{end - 1}' if end - start > 1 else f' {start}'})")
+    return f"{len(said)}: {', '.join(said[:8])}{', ...' * (len(said) > 8)}"
+
+
+def gradients(compression: str, processes: int) -> dict[str, str]:
+    """How gradients travel, where that is not as they are."""
+    if compression == "none":
+        return {}
+    effect = "sent and summed" if processes > 1 else "no effect on one process: would be sent and summed"
+    return {"gradients": f"{effect} in {compression}"}
+
+
+def precision(accelerator: Any) -> str:
+    """The precision of forward and backward passes; weights are always float32."""
+    return {"no": "fp32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision}, weights fp32")
+
+
+def batch_equation(plan: Plan, step: int) -> str:
+    """The global batch as a product: `global batch 256 = 2 processes x ~4 micro-batches of <= 4,096 tokens`."""
+    pieces = len(plan.cut(min(step, plan.total_steps - 1)))
+    return product(
+        plan.global_batch_size, plan.num_processes, pieces / plan.num_processes, plan.max_tokens, plan.max_samples
+    )
+
+
+def product(size: int, processes: int, each: float | None, max_tokens: int | None, max_samples: int | None) -> str:
+    """That equation, with `each` process's number of micro-batches, or without it where the data is not known."""
+    limits = [f"{max_tokens:,} tokens"] if max_tokens else []
+    limits += [f"{max_samples} samples"] if max_samples else []
+    within = f" of <= {' and '.join(limits)}" if limits else ""
+    pieces = "micro-batches" if each is None else f"~{each:g} micro-batch{'es' * (each != 1)}"
+    return f"global batch {size} = {processes} process{'es' * (processes > 1)} x {pieces}{within}"

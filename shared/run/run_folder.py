@@ -1,0 +1,212 @@
+"""The folder a run leaves: opened, checked against what is already in it, and finished with the model in it."""
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from shared.checkpoints import resuming
+from shared.checkpoints.progress import Progress
+from shared.config import options
+from shared.errors import UserError
+from shared.monitoring.tracking import cut_metrics, read_metrics, require_trackers
+from shared.pretrained.hub import require_upload
+from shared.processes import folder_lock, signals
+from shared.processes.collectives import gather, on_main_process
+from shared.processes.writers import check_shared, on_writers
+from shared.run import memory_budget
+from shared.run.export import CARD
+from shared.run.same_run import model_digest, moved, places, refuse_another_run, same_data, shown
+
+Config = TypeVar("Config", bound=options.Options)
+
+
+def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
+    """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
+
+    Call it on every process; those that write look and tell the others. Nothing in the folder is changed yet, but it is
+    locked for this run, whose `main` is `lock.released_after`.
+
+    Raises:
+        UserError: the folder cannot be written, is in use, holds a run that another config decided, or is not what
+            --save_on_each_node says; the tracker is not installed, or the model could not be uploaded at the end.
+    """
+    output_dir = Path(config.output_dir)
+
+    def look() -> dict[str, Any]:
+        require_trackers(config.report_to)
+        if config.push_to_hub:
+            require_upload()
+        settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
+        lines = read_metrics(metrics) if metrics.exists() else []
+        if model.exists() and not settings.is_file():
+            raise UserError(
+                f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
+                "its model would be overwritten; name another folder"
+            )
+        stored = options.load(settings) if settings.is_file() else {}
+        if stored and "output_dir" not in stored:
+            raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
+        found = {"config": stored, "finished": model.exists(), "data": data_of(lines)}
+        return found | {"model now": model_digest(config)}
+
+    def lock_folder() -> None:
+        check_writable(output_dir)
+        folder_lock.acquire(output_dir)
+
+    on_writers(accelerator, config, lock_folder)
+    check_shared(accelerator, config)
+    left = on_main_process(accelerator, look)
+    checkpoint, state = resuming.find(accelerator, config) or (None, left)
+    stored = state["config"]
+    if checkpoint is None and stored and not left["finished"]:
+        changed = options.differences(stored, resolve(config, accelerator, None))
+        accelerator.print(f"{output_dir} holds a run that left no checkpoint{shown(changed)}: this one takes its place")
+        stored = None
+    config = memory_budget.resolve(resolve(config, accelerator, stored), stored)
+    if stored:
+        elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), left["model now"])
+        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
+        if elsewhere:
+            accelerator.print(f"{shown(elsewhere).strip(' ()')}: what is read decides whether the run can go on")
+    if checkpoint is None:
+        return config, Progress(data=state["data"] if stored else None, model=left["model now"]), None
+    hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
+    for name, now in hardware.items():
+        if state[name] != now:
+            accelerator.print(f"{name} was {state[name]} when {checkpoint.name} was saved, is {now}: equal to rounding")
+    return config, Progress.from_state(state | {"model": left["model now"]}), checkpoint
+
+
+def check_writable(output_dir: Path) -> None:
+    """Write and remove a file of 64 KiB.
+
+    Raises:
+        UserError: the folder cannot be made or written to, or its disk is full.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir) as probe:
+            probe.write(bytes(1 << 16))
+    except OSError as error:
+        raise UserError(
+            f"--output_dir {output_dir} cannot be written ({error.strerror}): name another folder, or free space there"
+        ) from None
+
+
+def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
+    """Settle what the launch decides: precision, learning rate, and G if --gradient_accumulation_steps gives it.
+
+    G is derived once, at the first launch; a resumed run keeps it, whatever the number of processes now, and says so.
+
+    Raises:
+        UserError: G and the accumulation are both given and do not fit; shows the equation.
+    """
+    rate, of_new_weights = options.base_learning_rate(config), config.LEARNING_RATES[0]
+    if config.learning_rate is None and stored and stored["learning_rate"] == of_new_weights != rate:
+        accelerator.print(f"the run keeps --learning_rate {of_new_weights:g}, which was the default when it began")
+        rate = of_new_weights
+    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
+    steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
+    if steps is None or rows is None:
+        return config
+    processes = accelerator.num_processes
+    size = rows * processes * steps
+    equation = f"{rows} per device x {processes} process{'es' * (processes > 1)} x {steps} accumulation steps = {size}"
+    given = config.global_batch_size
+    if stored:
+        if size != stored["global_batch_size"]:
+            accelerator.print(
+                f"the run keeps the global batch of its first launch, {stored['global_batch_size']}, and not {equation}"
+            )
+        size = given or stored["global_batch_size"]  # another one given is refused, with all other differences
+    elif given not in (None, size):
+        raise UserError(
+            f"--global_batch_size {given} is not {equation}: leave out one of --global_batch_size and "
+            "--gradient_accumulation_steps"
+        )
+    return dataclasses.replace(config, global_batch_size=size, gradient_accumulation_steps=None)
+
+
+def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
+    """Write config.yaml and start the clock: everything that could refuse the run has been passed.
+
+    metrics.jsonl is cut first, so that a run that was made longer and dies here does not look finished.
+    """
+    progress.started = time.perf_counter()
+    output_dir = Path(config.output_dir)
+
+    def clean_up() -> None:
+        signals.remove_marker(output_dir)
+        resuming.remove_partials(output_dir)
+
+    def write() -> None:
+        cut_metrics(output_dir / "metrics.jsonl", progress.step)
+        options.save(config, output_dir / "config.yaml")
+
+    on_writers(accelerator, config, clean_up)
+    on_main_process(accelerator, write)
+
+
+def finished(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> dict[str, float] | None:
+    """The last evaluation of a finished run, which is said: its model is there, and the config makes it no longer.
+
+    Call it on every process; the main one looks and tells the others. `load_data` gives the training and the validation
+    data first. They are compared with those of the run; where they are gone, that is said instead.
+
+    Raises:
+        UserError: the data are others than those of the run, or can no longer be read.
+    """
+    output_dir = Path(config.output_dir)
+
+    def look() -> dict[str, float] | None:
+        exported = any((output_dir / "model" / name).is_file() for name in ("config.json", CARD))
+        if not exported or not (output_dir / "metrics.jsonl").is_file():
+            return None
+        lines = read_metrics(output_dir / "metrics.jsonl")
+        stored = options.load(output_dir / "config.yaml")
+        grown = any(stored[name] != getattr(config, name) for name in config.MAY_GROW)
+        if not lines or "train_runtime" not in lines[-1] or grown:
+            return None
+        last = next(line for line in reversed(lines) if "eval_loss" in line)
+        return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
+
+    if (results := on_main_process(accelerator, look)) is None:
+        return None
+    note = compare_data(accelerator, config, progress, load_data)
+    on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
+    accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
+    return results
+
+
+def compare_data(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> str:
+    """Refuse other data than those of a finished run; returns why they were not compared, empty if they were."""
+    if progress.data is None:
+        return "; its data was not compared, because an older version made the run and kept no digest"
+    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first name that is not there
+    try:
+        datasets = load_data()[:2]
+    except UserError as error:
+        names = [getattr(config, name, None) for name in (*config.NAMES_DATA, "model_name_or_path")]
+        gone = (str(path) for name in names if name for path in places(name) if not path.exists())
+        outcome = [str(error), next(gone, None)]
+    for problem, gone in gather(accelerator, outcome):
+        if problem and gone is None:  # it is all there, so it has changed
+            raise UserError(problem)
+        if problem:
+            return f"; its data was not compared ({problem})"
+    same_data(accelerator, progress, *datasets)
+    return ""
+
+
+def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The digests of a finished run's data, from the last line of its metrics.jsonl."""
+    return str(lines[-1]["data"]).split() if lines and "data" in lines[-1] else None

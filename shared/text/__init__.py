@@ -1,0 +1,4 @@
+"""Texts as tokens: tokenizers, token files, padding, masking.
+
+May import: datasets and below.
+"""

@@ -1,0 +1,281 @@
+"""A corpus as one flat file of tokens with the offsets of its documents: written once, streaming, then memory-mapped.
+
+The file holds the documents' own tokens only. Where a document is cut into pieces and which special tokens stand around
+them is decided when it is read, so one file serves every --max_length.
+"""
+
+import hashlib
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from shared.config.options import Options
+from shared.datasets.documents import Documents
+from shared.datasets.prepared import build_once
+from shared.datasets.tables import subset
+from shared.errors import UserError
+from shared.plan.hashing import hash64
+from shared.pretrained.tokenizers import check_unknown, unknown_token
+from shared.text.masking import Masking
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 4  # raise it when what is written for the same input changes: it is part of the cache's names
+BATCH_CHARACTERS = 1 << 18  # of texts tokenized at once: the tokenizer takes some 30 bytes for each
+IN_FLIGHT = 4  # batches read ahead: enough to keep the tokenizer busy, few enough for any memory
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The tokens of all documents of a corpus, on disk."""
+
+    folder: Path
+
+    @property
+    def offsets(self) -> Ints:
+        """Where documents begin in `tokens`, and its end: int64 [documents + 1], memory-mapped."""
+        return np.memmap(self.folder / "offsets", np.int64, "r").view(np.ndarray)
+
+    @property
+    def tokens(self) -> NDArray[np.integer]:
+        """All tokens, uint16 or uint32, memory-mapped."""
+        (file,) = self.folder.glob("tokens.*")
+        return np.memmap(file, file.suffix[1:], "r").view(np.ndarray)
+
+
+def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> TokenFile:
+    """The documents' tokens, without special ones; a text that spells one, such as "[MASK]", stays text.
+
+    The first process of a machine writes them, with a progress bar, in as much memory as some thousand documents take;
+    the others wait and read. They are kept by content. Documents without a token are left out, and that is said.
+
+    Raises:
+        UserError: no document has any token that is known, or the tokenizer is not one of the tokenizers library.
+    """
+    if not tokenizer.is_fast:
+        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: give a model with a tokenizer.json")
+    fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, whose settings are ours to change
+    fast.no_padding()
+    fast.no_truncation()
+    fast.encode_special_tokens = True
+    largest = max(tokenizer.get_vocab().values())
+    id_type = np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32
+    unknown_id = -1 if (found := unknown_token(tokenizer)) is None else found
+    settings = repr((FORMAT, tokenizers.__version__, documents.content(), unknown_id)).encode()
+    name = hashlib.blake2b(settings + fast.to_str().encode(), digest_size=16).hexdigest()
+
+    def encode(texts: list[str]) -> tuple[NDArray[Any], Ints, int]:
+        ids = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(chain.from_iterable(ids), id_type, lengths.sum())
+        return flat, lengths[lengths > 0], len(texts)
+
+    def build(folder: Path) -> None:
+        read = written = end = unknown = 0
+        content = hashlib.blake2b(digest_size=16)
+        with (
+            (folder / f"tokens.{np.dtype(id_type).name}").open("wb") as tokens,
+            (folder / "offsets").open("wb") as offsets,
+            tqdm(desc=f"tokenizing {documents.source}", unit=" documents", mininterval=0.5) as bar,
+        ):
+            np.zeros(1, np.int64).tofile(offsets)
+            for flat, lengths, count in _in_order(encode, _small_batches(documents.batches())):
+                flat.tofile(tokens)
+                (end + np.cumsum(lengths)).tofile(offsets)
+                content.update(flat.data)
+                content.update(lengths.data)
+                end, read, written = end + len(flat), read + count, written + len(lengths)
+                unknown += int(np.count_nonzero(flat == unknown_id))
+                bar.update(count)
+        if not written:
+            raise UserError(f"{documents.source} holds no text: {read:,} documents without a token")
+        (folder / "left_out").write_text(str(read - written))
+        (folder / "unknown").write_text(f"{unknown} {end}")
+        (folder / "digest").write_text(content.hexdigest())
+
+    file = TokenFile(build_once(f"corpus-{name}", build))
+    if (left_out := (file.folder / "left_out").read_text()) != "0" and os.environ.get("RANK", "0") == "0":
+        print(f"{documents.source}: {int(left_out):,} documents without text are left out", file=sys.stderr)
+    check_unknown(documents.source, *map(int, (file.folder / "unknown").read_text().split()))
+    return file
+
+
+def _small_batches(batches: Iterator[list[str | None]]) -> Iterator[list[str]]:
+    """The same texts in lists of some BATCH_CHARACTERS, each with at least one; "" for those without text."""
+    texts: list[str] = []
+    size = 0
+    for text in chain.from_iterable(batches):
+        texts.append(text if text and not text.isspace() else "")
+        size += len(texts[-1])
+        if size > BATCH_CHARACTERS:
+            yield texts
+            texts, size = [], 0
+    if texts:
+        yield texts
+
+
+def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """`function` of each item, in two threads: the tokenizer, outside of the GIL, has work while texts are prepared."""
+    pending: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(2) as pool:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= IN_FLIGHT:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def tokenize_parts(
+    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: Options
+) -> tuple[tuple[TokenFile, Ints | None], tuple[TokenFile, Ints | None]]:
+    """Token files of the training and the held-out documents, each with the numbers that belong to it, None: all.
+
+    Without a held-out part, --validation_split_percentage of the documents are held out: see `split_documents`.
+    --max_train_samples and --max_eval_samples leave some documents of each part.
+    """
+    documents, held_out = parts
+    file = tokenize_documents(documents, tokenizer)
+    if held_out:
+        held, chosen, others = tokenize_documents(held_out, tokenizer), None, None
+    else:
+        held, (chosen, others) = file, split_documents(file, documents, config.validation_split_percentage, config.seed)
+    return _limited(file, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
+
+
+def _limited(file: TokenFile, documents: Ints | None, name: str, config: Options) -> tuple[TokenFile, Ints | None]:
+    """A token file and the numbers of those documents that a limit leaves."""
+    count = len(file.offsets) - 1 if documents is None else len(documents)
+    rows = subset(count, getattr(config, name), config.seed, f"--{name}")
+    return file, documents if rows is None else rows if documents is None else documents[rows]
+
+
+def split_documents(file: TokenFile, documents: Documents, percentage: int, seed: int) -> tuple[Ints, Ints]:
+    """The documents to train on and those held out: ascending numbers, a function of (seed, document, count) alone.
+
+    Raises:
+        UserError: there is only one document.
+    """
+    count = len(file.offsets) - 1
+    if count < 2:
+        raise UserError(f"{documents.source} has one document: too few to train on and to validate")
+    held = min(max(1, round(count * percentage / 100)), count - 1)
+    chosen = np.zeros(count, bool)
+    chosen[np.argsort(hash64(seed, np.arange(count, dtype=np.uint64)), kind="stable")[:held]] = True
+    if os.environ.get("RANK", "0") == "0":  # every process comes here, one speaks
+        print(
+            f"{documents.source} has no validation part: {held:,} of its documents ({percentage} %, chosen by --seed "
+            f"{seed}) are kept for it",
+            file=sys.stderr,
+        )
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
+    """The ids that the tokenizer puts before and after a text, such as [CLS] and [SEP]."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text: take another tokenizer")
+
+
+class MaskedDocuments(Dataset):
+    """Pieces of documents, at most `max_length` tokens each with the special ones, read with tokens hidden.
+
+    A sample is a piece: a document that is longer goes on in the next piece, so nothing is lost. `read_micro_batch`
+    gives all pieces of one at once: (tokens [T] end to end, lengths [pieces], where tokens are hidden [n], what they
+    were [n]).
+
+    Args:
+        file: the tokens.
+        documents: which documents of it, ascending numbers; None: all.
+        max_length: of a piece, in tokens.
+        around: ids before and after each piece.
+        masking: how tokens are hidden.
+        seed: decides which, together with epoch and piece.
+
+    Raises:
+        UserError: `max_length` leaves no room for text.
+    """
+
+    def __init__(
+        self,
+        file: TokenFile,
+        documents: Ints | None,
+        max_length: int,
+        around: tuple[list[int], list[int]],
+        masking: Masking,
+        seed: int,
+    ) -> None:
+        self.arguments = (file, documents, max_length, around, masking, seed)
+        self.before, self.after = (np.array(ids, np.int64) for ids in around)
+        self.masking, self.seed = masking, seed
+        special = len(self.before) + len(self.after)
+        room = max_length - special
+        if room < 1:
+            raise UserError(
+                f"--max_length {max_length} leaves no room for text beside {special} special tokens: raise it"
+            )
+        self.tokens, offsets = file.tokens, file.offsets
+        starts, sizes = offsets[:-1], np.diff(offsets)
+        if documents is not None:
+            starts, sizes = starts[documents], sizes[documents]
+        pieces = -(-sizes // room)
+        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
+        self.starts: Ints = np.repeat(starts, pieces) + number * room  # [N] in the file
+        self.sizes: Ints = np.minimum(np.repeat(sizes, pieces) - number * room, room)  # [N] tokens of the text
+        self.lengths: Ints = self.sizes + special  # [N] tokens that the model sees
+        self.masked: Ints = masking.counts(self.sizes)  # [N] tokens that are hidden
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def digest(self) -> str:
+        """A function of all documents' tokens and of how many pieces are read: of other data another one."""
+        return f"{(self.arguments[0].folder / 'digest').read_text()}-{len(self)}"
+
+    def __getitem__(self, piece: int) -> Ints:
+        """A piece as it is, nothing hidden: int64 [length]."""
+        text = self.tokens[self.starts[piece] : self.starts[piece] + self.sizes[piece]]
+        return np.concatenate([self.before, text.astype(np.int64), self.after])
+
+    def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Pieces `samples` in the epochs `epochs`, see the class."""
+        sizes, lengths = self.sizes[samples], self.lengths[samples]
+        spans = [self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True)]
+        text = np.concatenate(spans).astype(np.int64)
+        chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
+        owner = np.repeat(np.arange(len(samples)), sizes)
+        first = np.cumsum(sizes) - sizes
+        place = np.arange(len(text)) - first[owner]
+        labels, whose = text[chosen], owner[chosen]
+        text[chosen] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
+
+        begins = np.cumsum(lengths) - lengths
+        where = begins[owner] + len(self.before) + place  # of each token of the text among all
+        tokens = np.empty(lengths.sum(), np.int64)
+        tokens[where] = text
+        tokens[begins[:, None] + np.arange(len(self.before))] = self.before
+        tokens[(begins + lengths)[:, None] - np.arange(len(self.after), 0, -1)] = self.after
+        return tokens, lengths, where[chosen], labels
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), self.arguments

@@ -1,0 +1,368 @@
+"""Texts as flat arrays of tokens: the tokenizer, the tokens on disk (once per machine), and the padding of a batch."""
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import tokenizers
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from shared.datasets.prepared import build_once
+from shared.datasets.rows import FILL_IN, column_of, source_of, where
+from shared.errors import UserError
+from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown, unknown_token
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+FLAG = "--text_column_names"
+FORMAT = 2  # raise it when what is written for the same input changes: it is part of the cache's names
+BATCH_ROWS = 1000  # enough for the tokenizer's threads to share, few enough for a lively progress bar
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+Item = tuple[np.ndarray, np.ndarray | None, Any]  # one row: input_ids [n], token_type_ids [n], target
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]  # lengths [rows], tokens, types, targets
+Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)
+
+
+class TokenizedText(Dataset):
+    """Token ids of the rows of a table, read from memory-mapped files, with the targets in memory.
+
+    An item is (input_ids [n], token_type_ids [n] or None, target or None), views of NumPy arrays. `Padding` makes a
+    batch of a list of them, or of what `read_micro_batch` gives. A pickle holds the folder and the targets: a worker
+    process maps the files again.
+    """
+
+    def __init__(self, folder: Path, targets: np.ndarray | None = None) -> None:
+        self.folder, self.targets = folder, targets
+        self.input_ids = _mapped(folder / "input_ids.npy")
+        self.offsets = _mapped(folder / "offsets.npy")
+        types = folder / "token_type_ids.npy"
+        self.token_type_ids = _mapped(types) if types.exists() else None
+        self.lengths: NDArray[np.int64] = np.diff(self.offsets)  # [N] tokens
+        assert targets is None or len(targets) == len(self)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> Item:
+        span = slice(self.offsets[row], self.offsets[row + 1])
+        types = None if self.token_type_ids is None else self.token_type_ids[span]
+        return self.input_ids[span], types, None if self.targets is None else self.targets[row]
+
+    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
+        """The items of `samples` as one array of each kind: a third of the time; the same in every epoch."""
+        lengths = self.lengths[samples]
+        ends = lengths.cumsum()
+        tokens = (self.offsets[samples] - ends + lengths).repeat(lengths) + np.arange(ends[-1])
+        types = None if self.token_type_ids is None else self.token_type_ids[tokens]
+        return lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples]
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.folder, self.targets)
+
+    def digest(self) -> str:
+        """A function of the tokens and the targets: of other data another one."""
+        content = hashlib.blake2b(digest_size=16)
+        for array in (self.offsets, self.input_ids, self.token_type_ids, self.targets):
+            content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
+        return content.hexdigest()
+
+    def with_targets(self, targets: np.ndarray) -> "TokenizedText":
+        """The same tokens with a target [N, …] for each row, as `Labels.encode` gives them."""
+        return TokenizedText(self.folder, targets)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Makes items of `TokenizedText` a batch that is as long as its longest row, up to a multiple and a maximum."""
+
+    pad_token_id: int
+    multiple_of: int = 1
+    max_length: int | None = None
+
+    def padded_lengths(self, lengths: Lengths) -> Lengths:
+        """What rows of these lengths cost, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""
+        rounded = -(-lengths // self.multiple_of) * self.multiple_of
+        return rounded if self.max_length is None else np.maximum(lengths, np.minimum(rounded, self.max_length))
+
+    def __call__(self, rows: Rows | list[Item]) -> dict[str, torch.Tensor]:
+        """int64 [rows, longest]: input_ids, attention_mask, token_type_ids if there are any; and labels [rows, …]."""
+        lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
+        real = np.arange(int(self.padded_lengths(lengths.max()))) < lengths[:, None]
+        arrays = {"input_ids": np.full(real.shape, self.pad_token_id), "attention_mask": real.astype(np.int64)}
+        arrays["input_ids"][real] = ids
+        if types is not None:
+            arrays["token_type_ids"] = np.zeros(real.shape, np.int64)
+            arrays["token_type_ids"][real] = types
+        if targets is not None:
+            arrays["labels"] = targets
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def joined(items: list[Item]) -> Rows:
+    """Items one after the other, as `TokenizedText.read_micro_batch` would give them."""
+    ids, types, targets = zip(*items, strict=True)
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    all_types = None if types[0] is None else np.concatenate(types)
+    return lengths, np.concatenate(ids), all_types, None if targets[0] is None else np.array(targets)
+
+
+def tokenize(
+    table: pa.Table, text_columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int
+) -> TokenizedText:
+    """The tokens of one text column, or of pairs of two, cut to `max_length` as the tokenizer itself would.
+
+    The first process of a machine writes them, with a progress bar; the others wait and read. They are kept by content:
+    texts, tokenizer and `max_length`. UserError for a column that is missing or holds no text, for a row whose text is
+    missing, empty or gives no token, for texts of which no word is known, and for a `max_length` without room for any.
+    """
+    columns = _texts(table, text_columns)
+    special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
+    if max_length <= special:
+        raise UserError(f"--max_length {max_length} leaves no room for text beside {special} special tokens: raise it")
+    encoder = _Encoder(tokenizer, max_length)
+
+    def build(folder: Path) -> None:
+        parts = []
+        with tqdm(total=table.num_rows, desc=f"tokenizing {source_of(table)}", unit=" rows", mininterval=0.5) as bar:
+            for batch in _batches(columns):
+                parts.append(encoder.encode(batch))
+                bar.update(len(batch))
+        ids, lengths, types = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        if len(without := np.flatnonzero(lengths == 0)):
+            raise UserError(f"{where(table, int(without[0]))} has a text that gives no token: leave the row out")
+        np.save(folder / "input_ids.npy", ids)
+        np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+        if encoder.with_types:
+            np.save(folder / "token_type_ids.npy", types)
+        unknown = np.count_nonzero(ids == encoder.unknown)
+        (folder / "unknown").write_text(f"{unknown} {len(ids) - special * table.num_rows}")
+
+    data = TokenizedText(build_once(f"tokens-{_digest(encoder.identity, columns)}", build))
+    check_unknown(source_of(table), *map(int, (data.folder / "unknown").read_text().split()))
+    return data
+
+
+class _Encoder:
+    """Texts to token ids, past transformers' wrapper where that is possible, because that takes as long again."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.id_type = np.uint16 if max(tokenizer.get_vocab().values()) <= np.iinfo(np.uint16).max else np.int32
+        self.with_types = "token_type_ids" in tokenizer.model_input_names
+        self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
+        self.fast: Tokenizer | None = None
+        if tokenizer.is_fast:
+            # A copy: truncation is a setting of the tokenizer, and the recipe's is not ours to set.
+            self.fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            self.fast.no_padding()
+            self.fast.enable_truncation(max_length, direction=tokenizer.truncation_side)
+            self.fast.encode_special_tokens = tokenizer.split_special_tokens
+            content = self.fast.to_str().encode()
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer.save_pretrained(folder)
+                content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
+        settings = (
+            FORMAT,
+            tokenizers.__version__,
+            max_length,
+            tokenizer.split_special_tokens,
+            self.with_types,
+            self.unknown,
+        )
+        self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content
+
+    def encode(self, batch: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All token ids one after the other, the number of them in each row (int64), and all token types (uint8)."""
+        if self.fast:
+            encodings = self.fast.encode_batch_fast(batch)
+            ids = [encoding.ids for encoding in encodings]
+            types = [encoding.type_ids for encoding in encodings] if self.with_types else []
+        else:
+            pairs = list(zip(*batch, strict=True)) if isinstance(batch[0], tuple) else [batch]
+            encoded = self.tokenizer(*map(list, pairs), truncation=True, max_length=self.max_length)
+            ids, types = encoded["input_ids"], encoded.get("token_type_ids", [])
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        total = lengths.sum()
+        flat = np.fromiter(chain.from_iterable(ids), self.id_type, total)
+        return flat, lengths, np.fromiter(chain.from_iterable(types), np.uint8, total if self.with_types else 0)
+
+
+def train_tokenizer(
+    table: pa.Table, text_columns: Sequence[str], kind: Literal["wordpiece", "bpe"], vocab_size: int, max_length: int
+) -> "PreTrainedTokenizerFast":
+    """A tokenizer for single texts and pairs, trained on the texts of a table: the same one on every machine.
+
+    It keeps the case of letters, which tells code and names from prose. WordPiece knows words of the characters it has
+    seen; BPE works on bytes and knows everything. Trained once per machine and kept by content. UserError as for
+    `tokenize`, and for a `vocab_size` that the characters alone fill.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    columns = _texts(table, text_columns)
+
+    def build(folder: Path) -> None:
+        train = _train_wordpiece if kind == "wordpiece" else _train_bpe
+        tokenizer = train(columns, vocab_size)
+        if tokenizer.get_vocab_size() > vocab_size:
+            raise UserError(
+                f"--vocab_size {vocab_size} is too small: special tokens and single characters of {source_of(table)} "
+                f"are {tokenizer.get_vocab_size():,} entries already"
+            )
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+        )
+        tokenizer.save(str(folder / "tokenizer.json"))
+
+    settings = (FORMAT, tokenizers.__version__, kind, vocab_size)
+    folder = build_once(f"tokenizer-{_digest(repr(settings).encode(), columns)}", build)
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"),
+        model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],  # [SEP] tells the sentences of a pair apart
+        **SPECIAL_TOKENS,
+    )
+
+
+def _train_bpe(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_shown(columns), trainer)
+    return tokenizer
+
+
+def _train_wordpiece(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
+    """As the trainer does it, but the same in every process.
+
+    The trainer numbers the pieces "##a" in the order of a hash map with a random key, and breaks ties between merges by
+    these numbers: two runs get different vocabularies (tokenizers#1794). Special tokens are numbered first, in their
+    order, so all "##" characters are given as such; a second tokenizer, in which they are not, takes the vocabulary.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=False)
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    characters: set[str] = set()
+    for texts in chain.from_iterable(_batches([column]) for column in columns):
+        characters.update(*texts)
+    inside_words = [c for c in sorted(characters) if _is_one_word(f"a{c}", normalizer, pre_tokenizer)]
+
+    special_tokens = list(SPECIAL_TOKENS.values())
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizer
+    numbered_first = special_tokens + [f"##{character}" for character in inside_words]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=numbered_first, show_progress=False)
+    trained.train_from_iterator(_shown(columns), trainer)
+
+    tokenizer = Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(special_tokens)
+    return tokenizer
+
+
+def _is_one_word(text: str, normalizer: Any, pre_tokenizer: Any) -> bool:
+    words = pre_tokenizer.pre_tokenize_str(normalizer.normalize_str(text))
+    return [word for word, _ in words] == [text]
+
+
+def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", model_vocab_size: int) -> None:
+    """UserError if the tokenizer has ids for which the model has no embedding."""
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= model_vocab_size:
+        raise UserError(
+            f"--model_name_or_path: the tokenizer has ids up to {largest:,}, but the model embeds only "
+            f"{model_vocab_size:,}: take model and tokenizer from the same folder"
+        )
+
+
+def check_max_length(max_length: int, config: Any) -> None:
+    """UserError if `max_length` is beyond the positions of a model with this `PretrainedConfig`."""
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    if positions <= 0:  # relative positions: there is no end
+        return
+    if config.model_type in OFFSET_POSITIONS:
+        positions -= config.pad_token_id + 1
+    if max_length > positions:
+        raise UserError(f"--max_length {max_length} is beyond the model's {positions:,} positions: lower it")
+
+
+def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray]:
+    """The columns as large_string; UserError for what is no text, missing or empty."""
+    if not 1 <= len(text_columns) <= 2:
+        raise UserError(f"{FLAG} {' '.join(text_columns)}: give one column, or the two of a pair")
+    columns = []
+    for name in text_columns:
+        column = column_of(table, name, FLAG, as_text=True)
+        type_ = column.type
+        is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+        if not (is_text or pa.types.is_null(type_)):
+            raise UserError(f"{FLAG} {name}: {source_of(table)} holds {type_} there, not text")
+        column = column.cast(pa.large_string())
+        empty = pc.or_(pc.equal(pc.binary_length(column), 0), pc.utf8_is_space(column))
+        if len(rows := np.flatnonzero(pc.fill_null(empty, True))):
+            such = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
+            raise UserError(f"{where(table, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
+        columns.append(column)
+    return columns
+
+
+def _batches(columns: list[pa.ChunkedArray]) -> Iterator[list[Any]]:
+    """Lists of at most BATCH_ROWS texts, or pairs of texts."""
+    for start in range(0, len(columns[0]), BATCH_ROWS):
+        texts = [column.slice(start, BATCH_ROWS).to_pylist() for column in columns]
+        yield texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+
+
+def _shown(columns: list[pa.ChunkedArray]) -> Iterator[list[str]]:
+    """The texts of one column after the other, in lists, with a progress bar: the trainer's own is no tqdm."""
+    with tqdm(total=sum(map(len, columns)), desc="training the tokenizer", unit=" texts", mininterval=0.5) as bar:
+        for batch in chain.from_iterable(_batches([column]) for column in columns):
+            yield batch
+            bar.update(len(batch))
+
+
+def _digest(settings: bytes, columns: list[pa.ChunkedArray]) -> str:
+    """A name for the content: of equal texts the same, however Arrow has cut them into chunks."""
+    digest = hashlib.blake2b(hashlib.blake2b(settings).digest(), digest_size=16)
+    for column in columns:
+        lengths = hashlib.blake2b()
+        for chunk in column.chunks:
+            _, offset_buffer, text_buffer = chunk.buffers()
+            offsets = np.frombuffer(offset_buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+            lengths.update(np.diff(offsets).tobytes())
+            digest.update(memoryview(text_buffer)[offsets[0] : offsets[-1]])
+        digest.update(lengths.digest())
+    return digest.hexdigest()
+
+
+def _mapped(path: Path) -> np.ndarray:
+    # As a plain array over the map: slices of np.memmap objects cost several times as much.
+    return np.load(path, mmap_mode="r").view(np.ndarray)

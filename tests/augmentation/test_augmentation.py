@@ -1,0 +1,313 @@
+"""Each transform against Pillow's or a formula; and draws that belong to the sample."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from shared.augmentation import color, random_operations
+from shared.augmentation.augmentation import DRAWS, Augmentation, Draws, beta_quantile, crop_boxes, erased, mix
+from shared.augmentation.geometry import Geometry
+from shared.augmentation.resampling import center_boxes, crop_and_resize
+from shared.plan.batches import MicroBatch
+
+CPU = torch.device("cpu")
+GEOMETRY = Geometry(size=12, resize=16, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), interpolation="bilinear")
+
+
+def photo(side, seed=0):
+    """Something smooth with edges, in Pillow."""
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
+
+
+def stored(*images):
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+
+
+def batch(*images):
+    """float32 [rows, 3, height, width]."""
+    return stored(*images).permute(0, 3, 1, 2).float()
+
+
+def arrays(images):
+    return images.permute(0, 2, 3, 1).numpy()
+
+
+def micro_batch(samples, epochs=None):
+    samples = np.asarray(samples)
+    epochs = np.zeros_like(samples) if epochs is None else np.asarray(epochs)
+    return MicroBatch(0, 0, samples, epochs, len(samples))
+
+
+# Crops
+
+
+@pytest.mark.parametrize(
+    ("name", "pillow"), [("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)]
+)
+@pytest.mark.parametrize(("side", "size"), [(64, 24), (24, 64), (33, 32), (8, 32)])
+def test_crop_and_resize_is_that_of_pillow(name, pillow, side, size):
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.1, 0.2, 0.8, 0.95], [0.9, 0.3, 0.4, 0.6]])
+    images = [photo(side, seed) for seed in range(3)]
+    found = arrays(crop_and_resize(stored(*images), boxes, size, name))
+    for image, box, cut in zip(images, boxes, found, strict=True):
+        left, top, right, bottom = (box.double() * side).tolist()
+        expected = np.asarray(image.resize((size, size), pillow, box=(min(left, right), top, max(left, right), bottom)))
+        expected = expected[:, ::-1] if left > right else expected
+        assert np.abs(cut - expected).max() <= 2  # Pillow computes in whole numbers
+        assert np.abs(cut - expected).mean() < 0.3
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 40), (60, 40), (30, 45)])
+def test_evaluation_is_resize_and_center_crop(width, height):
+    """Of an image stored in full; a stored one that is squeezed shows the same part of it."""
+    image = photo(64).resize((width, height), Image.Resampling.BICUBIC)
+    short = min(width, height)
+    resized = image.resize((round(width * 32 / short), round(height * 32 / short)), Image.Resampling.BILINEAR)
+    left, top = (resized.width - 24) / 2, (resized.height - 24) / 2
+    expected = np.asarray(resized.crop((int(left), int(top), int(left) + 24, int(top) + 24)), float)
+    boxes = center_boxes(torch.tensor([width / height]), 24 / 32)
+    side = max(width, height)
+    square = Image.new("RGB", (side, side))
+    square.paste(image)  # not squeezed: the rest is black, and in no box
+    exact = arrays(crop_and_resize(stored(square), boxes * torch.tensor([width, height] * 2) / side, 24))[0]
+    squeezed = arrays(crop_and_resize(stored(image.resize((48, 48), Image.Resampling.BILINEAR)), boxes, 24))[0]
+    assert np.abs(exact - expected).mean() < 2.5  # places are rounded to pixels there, and not here
+    assert np.abs(squeezed - expected).mean() < 5
+
+
+@given(st.integers(0, 2**31), st.floats(0.08, 0.99), st.floats(0.3, 3))
+@settings(max_examples=30, deadline=None)
+def test_random_crops_lie_in_the_image_and_have_the_area_and_shape_asked_for(seed, area, aspect):
+    draw = Draws(seed, micro_batch(range(64)), CPU)
+    left, top, right, bottom = crop_boxes(draw, torch.full((64,), aspect), area).unbind(1)
+    assert min(left.min(), top.min()) >= 0
+    assert max(right.max(), bottom.max()) <= 1 + 1e-6
+    wide, high = right - left, bottom - top
+    whole = (wide < 0.999) & (high < 0.999)
+    shapes = (wide / high * aspect)[whole]
+    assert ((wide * high)[whole] >= area - 1e-5).all()
+    assert ((shapes > 3 / 4 - 1e-4) & (shapes < 4 / 3 + 1e-4)).all()
+
+
+def test_crops_of_the_whole_area_are_the_whole_image():
+    boxes = crop_boxes(Draws(0, micro_batch([1, 2]), CPU), torch.tensor([0.5, 2.0]), 1.0)
+    assert boxes.expand(2, 4).tolist() == [[0, 0, 1, 1]] * 2
+
+
+# Colors and TrivialAugment
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
+@pytest.mark.parametrize(
+    ("ours", "pillow"),
+    [
+        (color.brightness, ImageEnhance.Brightness),
+        (color.contrast, ImageEnhance.Contrast),
+        (color.saturation, ImageEnhance.Color),
+        (color.sharpness, ImageEnhance.Sharpness),
+    ],
+)
+def test_enhancers_are_those_of_pillow(ours, pillow, factor):
+    images = [photo(20), photo(20, 1)]
+    found = arrays(ours(batch(*images), torch.full((2, 1, 1, 1), factor)))
+    for image, changed in zip(images, found, strict=True):
+        assert np.abs(changed - np.asarray(pillow(image).enhance(factor))).max() <= 1
+
+
+def test_operations_on_values_are_those_of_pillow():
+    flat = Image.new("RGB", (20, 20), (10, 200, 30))
+    images = [photo(20), photo(20, 1).point(lambda v: 60 + v // 3), flat]
+    each = lambda value: torch.full((3, 1, 1, 1), value)  # noqa: E731
+    for found, pillow in (
+        (color.posterize(batch(*images), each(3.0)), lambda image: ImageOps.posterize(image, 3)),
+        (color.solarize(batch(*images), each(100.0)), lambda image: ImageOps.solarize(image, 100)),
+        (color.autocontrast(batch(*images)), ImageOps.autocontrast),
+        (color.equalize(batch(*images)), ImageOps.equalize),
+    ):
+        for image, changed in zip(images, arrays(found), strict=True):
+            assert np.abs(changed - np.asarray(pillow(image))).max() <= 1
+
+
+@pytest.mark.parametrize("shift", [-0.5, -0.17, 0.0, 0.08, 0.33])
+def test_hues_turn_as_colorsys_and_pillow_turn_them(shift):
+    images = [photo(20), photo(20, 1), Image.new("RGB", (20, 20), (90, 90, 90))]
+    found = arrays(color.hue(batch(*images), torch.full((3, 1, 1, 1), shift)))
+    for image, turned in zip(images, found, strict=True):
+        pixels = np.asarray(image).reshape(-1, 3) / 255
+        hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
+        exact = np.array([colorsys.hsv_to_rgb((h + shift) % 1, s, v) for h, s, v in hsv]) * 255
+        assert np.abs(turned.reshape(-1, 3) - exact).max() <= 0.51
+        hue, *others = image.convert("HSV").split()  # of 256 hues and saturations only
+        bands = [Image.fromarray(np.asarray(hue) + np.uint8(round(shift * 255) % 256)), *others]
+        assert np.abs(turned - np.asarray(Image.merge("HSV", bands).convert("RGB"))).mean() < 3
+
+
+@pytest.mark.parametrize("space", [random_operations.WIDE, random_operations.USUAL], ids=["trivial", "rand"])
+@pytest.mark.parametrize("name", random_operations.GEOMETRY)
+@pytest.mark.parametrize("strength", [-0.9, 0.37])
+def test_shears_shifts_and_rotations_are_those_of_pillow(name, strength, space):
+    image, signed = photo(40), np.array([strength])
+    if name == "rotate":
+        expected = image.rotate(strength * space.turn)
+    else:
+        matrix = random_operations.inverse(name, signed, 40, space)[0]
+        expected = image.transform((40, 40), Image.Transform.AFFINE, tuple(matrix.ravel()))
+    found = arrays(random_operations.change(batch(image), name, abs(signed), signed, space))[0]
+    assert (found != np.asarray(expected)).mean() < 0.01  # a place between two pixels may be rounded the other way
+
+
+def test_each_image_gets_its_operation_as_it_would_alone():
+    count = len(random_operations.OPERATIONS)
+    images = batch(*(photo(20, seed) for seed in range(count)))
+    operation = (np.arange(count) + 0.5) / count
+    magnitude, sign = np.full(count, 0.8), np.tile([0.2, 0.7], count)[:count]
+    together = random_operations.trivial(images, operation, magnitude, sign)
+    for i in range(count):
+        alone = random_operations.trivial(
+            images[i : i + 1], operation[i : i + 1], magnitude[i : i + 1], sign[i : i + 1]
+        )
+        assert torch.equal(alone[0], together[i]), random_operations.OPERATIONS[i]
+    changed = [not torch.equal(a, b) for a, b in zip(images, together, strict=True)]
+    assert changed == [name != "identity" for name in random_operations.OPERATIONS]
+
+
+def test_an_operation_of_randaugment_is_as_strong_as_its_magnitude_says():
+    """Magnitude 10 of 30 is a third of the way to the strongest that torchvision has."""
+    image = photo(60)
+    drawn = {
+        name: (np.array([(i + 0.5) / len(random_operations.OPERATIONS)]))
+        for i, name in enumerate(random_operations.OPERATIONS)
+    }
+    shift = Image.Transform.AFFINE, (1, 0, 150 / 331 * 60 / 3, 0, 1, 0)
+    shear = Image.Transform.AFFINE, (1, 0.1, 0, 0, 1, 0)
+    for name, expected in (
+        ("identity", image),
+        ("rotate", image.rotate(10)),
+        ("shear x", image.transform((60, 60), *shear)),
+        ("translate x", image.transform((60, 60), *shift)),
+        ("brightness", ImageEnhance.Brightness(image).enhance(1.3)),
+        ("sharpness", ImageEnhance.Sharpness(image).enhance(1.3)),
+        ("posterize", ImageOps.posterize(image, 7)),
+        ("solarize", ImageOps.solarize(image, 170)),
+    ):
+        changed = arrays(random_operations.rand(batch(image), drawn[name], 10, np.array([0.2])))[0]
+        assert (np.abs(changed - np.asarray(expected)) > 1).mean() < 0.01, name
+
+
+def test_each_operation_of_randaugment_on_an_image_has_draws_of_its_own():
+    images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
+    batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
+    as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
+    found, _ = Augmentation(0, as_stored, rand_augment=2).training(micro_batch(rows), batch, 2)
+    draw, expected = Draws(0, micro_batch(rows), CPU), images.permute(0, 3, 1, 2).float()
+    for i in range(2):
+        expected = random_operations.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
+    assert torch.allclose(found, expected, atol=1e-3)
+    assert not np.array_equal(draw.on_cpu("operation 0"), draw.on_cpu("operation 1"))
+
+
+# Erasing and mixing
+
+
+def test_random_erasing_blanks_one_box_of_a_share_of_the_images():
+    masks = erased(Draws(0, micro_batch(range(2000)), CPU), 32, 0.25)
+    hit = masks.flatten(1).any(1)
+    assert 0.2 < hit.float().mean() < 0.3
+    for mask in masks[hit][:50]:
+        rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+        height, width = len(rows), len(columns)
+        assert mask.sum() == height * width
+        assert rows[-1] - rows[0] + 1 == height
+        assert columns[-1] - columns[0] + 1 == width
+        assert 0.01 < height * width / 32**2 < 0.4
+    assert not erased(Draws(0, micro_batch(range(100)), CPU), 32, 0.0).any()
+
+
+def mixed(mixup, cutmix, count=400):
+    images = torch.arange(count, dtype=torch.float32)[:, None, None, None].expand(count, 3, 16, 16)
+    return mix(images, torch.eye(count), Draws(0, micro_batch(range(count)), CPU), mixup, cutmix)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
+def test_targets_are_mixed_as_the_pixels_are(mixup, cutmix):
+    """Image i is all i, its partner all i - 1: so the mean of the pixels gives the share."""
+    images, targets = mixed(mixup, cutmix)
+    own = torch.arange(1, 400)
+    shares = targets[own, own]
+    assert torch.allclose(targets.sum(1), torch.ones(400))
+    assert torch.allclose(targets[own, own - 1], 1 - shares, atol=1e-6)
+    assert torch.allclose(images[1:].mean((1, 2, 3)), own - (1 - shares), atol=1e-3)
+    pasted = torch.tensor([len(image.unique()) > 1 for image in images[1:]])
+    expected = {(0.4, 0.0): 0.0, (0.0, 1.0): 0.97, (0.4, 1.0): 0.48}[mixup, cutmix]
+    assert pasted.float().mean().item() == pytest.approx(expected, abs=0.06)
+
+
+def test_shares_of_mixup_are_from_a_beta_distribution():
+    shares = beta_quantile((np.arange(10000) + 0.5) / 10000, 0.2)
+    assert shares.mean() == pytest.approx(0.5, abs=1e-3)
+    assert shares.var() == pytest.approx(1 / (4 * (2 * 0.2 + 1)), rel=1e-2)
+
+
+# Draws
+
+
+def test_draws_are_a_function_of_seed_epoch_and_sample_whatever_the_batch():
+    whole = Draws(3, micro_batch(range(50), [7] * 50), CPU)
+    part = Draws(3, micro_batch([40, 2, 11], [7] * 3), CPU)
+    for name in DRAWS:
+        assert np.array_equal(whole.on_cpu(name)[[40, 2, 11]], part.on_cpu(name))
+    assert Draws(0, micro_batch([0, 1]), CPU).on_cpu("area").tolist() == [
+        0.3614932133401947,
+        0.17991185039053526,
+    ]  # golden
+
+
+def test_draws_are_uniform_and_unlike_each_other():
+    drawn = {name: Draws(0, micro_batch(range(4000)), CPU).on_cpu(name) for name in DRAWS}
+    drawn |= {"epoch 1": Draws(0, micro_batch(range(4000), [1] * 4000), CPU).on_cpu("area")}
+    drawn |= {"seed 1": Draws(1, micro_batch(range(4000)), CPU).on_cpu("area")}
+    values = np.stack(list(drawn.values()))
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert np.abs(values.mean(1) - 0.5).max() < 0.03
+    assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 0.08
+
+
+def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
+    every = Augmentation(
+        *(0, GEOMETRY),
+        min_crop_area=0.3,
+        horizontal_flip=True,
+        color_jitter=0.4,
+        hue=0.1,
+        trivial_augment=True,
+        rand_augment=2,
+        random_erasing=0.5,
+    )
+    images, aspects = stored(*(photo(20, seed) for seed in range(6))), torch.linspace(0.5, 2, 6)
+    labels = torch.arange(6)
+
+    def augment(rows):
+        batch = {"images": images[rows], "aspects": aspects[rows], "labels": labels[rows]}
+        return every.training(micro_batch(rows), batch, 6)[0]
+
+    together = augment([0, 1, 2, 3, 4, 5])
+    assert together.shape == (6, 3, 12, 12)
+    apart = torch.cat([augment([3, 1]), augment([0])])
+    assert torch.allclose(together[[3, 1, 0]], apart, atol=1e-5)
+    plain = Augmentation(0, GEOMETRY).training(
+        micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels}, 6
+    )
+    assert not torch.allclose(plain[0], together)
+
+
+def test_images_reach_the_model_normalized():
+    images = torch.full((1, 20, 20, 3), 255, dtype=torch.uint8)
+    found = Augmentation(0, GEOMETRY).evaluation({"images": images, "aspects": torch.ones(1)})
+    assert found[0, :, 5, 5].tolist() == pytest.approx([0.5 / 0.2, 0.6 / 0.3, 0.7 / 0.4])

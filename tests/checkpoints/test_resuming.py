@@ -1,0 +1,394 @@
+"""A checkpoint is complete or absent, and a run that was killed and started again is the run that was not."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from shared.checkpoints import resuming
+from shared.checkpoints.progress import Progress
+from shared.checkpoints.saving import Saver
+from shared.config import options
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.monitoring import tracking
+from shared.plan.batches import Plan
+
+STEPS = 24  # of 12 samples: the second epoch of 160 begins within step 13
+FLAGS = [
+    *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--logging_steps", 2),
+    *("--checkpointing_steps", 3, "--save_total_limit", "None"),
+]
+
+
+class Killed(Exception):
+    pass
+
+
+def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
+    """The recipe in this process, which is one process of the world size 1; it may end after some checkpoint."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    save = Saver.save
+
+    def save_and_die(saver, progress, monitored):
+        save(saver, progress, monitored)
+        if progress.step == kill_after:
+            saver.finish()
+            raise Killed
+
+    monkeypatch.setattr(Saver, "save", save_and_die)
+    try:
+        recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(output_dir)]))
+        assert kill_after is None
+    except Killed:
+        pass
+
+
+def distance(run, other):
+    """Relative distance of the exported weights."""
+    return runs.distance(runs.weights_that_learn(run), runs.weights_that_learn(other))
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("nlp")
+
+
+@pytest.fixture(scope="module")
+def outputs(recipe, texts, tmp_path_factory):
+    """Folders of runs of one config, with dropout: one whole, on two processes, and others killed and resumed."""
+    folder = tmp_path_factory.mktemp("killed")
+    bert = runs.write_bert_with_dropout(folder / "bert", texts)
+    flags = [*texts, *FLAGS, "--model_name_or_path", bert, "--learning_rate", 1e-3]
+    launched = [*flags, "--expect_processes", 2, "--output_dir", folder / "resumed-2"]
+    command = runs.torchrun(2, runs.ROOT / "recipes/nlp.py", *launched)
+    process = runs.start(command, OMP_NUM_THREADS="1")
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "resumed-2/checkpoints/step_00000006/manifest.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        runs.end(process)
+    assert not (folder / "resumed-2/model").exists(), "it had finished before it was killed"
+    shutil.copytree(folder / "resumed-2", folder / "killed")
+    shutil.copytree(folder / "resumed-2", folder / "shrunk-1")
+    shutil.copytree(folder / "resumed-2", folder / "elastic-3")
+    with pytest.MonkeyPatch.context() as patch:
+        call(recipe, flags, folder / "grown-2", patch, kill_after=6)
+        call(recipe, flags, folder / "elastic-3", patch, kill_after=15)
+    outputs = runs.run_many(2, dict.fromkeys(("resumed", "whole", "grown"), flags), folder)
+    ninth = folder / "whole3-3/checkpoints/step_00000009"
+    three = {"elastic": flags, "whole3": flags, "resumed3": [*flags, "--resume_from_checkpoint", ninth]}
+    outputs |= runs.run_many(3, three, folder)
+    return outputs | {"killed": folder / "killed", "shrunk": folder / "shrunk-1", "flags": flags}
+
+
+def test_killed_and_resumed_the_weights_are_those_of_the_whole_run_bit_by_bit(outputs):
+    whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole", "resumed"))
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_on_three_processes_too(outputs):
+    """From three on, the order in which gradients are added up depends on what DDP has seen before."""
+    whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole3", "resumed3"))
+    assert set(resuming.complete(outputs["resumed3"])) == set(range(12, STEPS + 1, 3))
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_on_two_then_one_then_three_processes_the_samples_are_the_same_and_the_weights_to_1e_5(outputs):
+    worlds = [
+        resuming.read_state(path)["world_size"] for _, path in sorted(resuming.complete(outputs["elastic"]).items())
+    ]
+    assert sorted(set(worlds), key=worlds.index) == [2, 1, 3]
+    assert distance(outputs["elastic"], outputs["whole"]) < 1e-5
+    whole, elastic = (runs.training_lines(outputs[name]) for name in ("whole", "elastic"))
+    for key in ("step", "samples", "learning_rate"):
+        assert [line[key] for line in elastic] == [line[key] for line in whole]
+
+
+def without_random_states(output):
+    """Delete the generators' states from all checkpoints of a run, as if they had never been there."""
+    for checkpoint in resuming.complete(output).values():
+        for file in checkpoint.glob("random_states_*.pkl"):
+            file.unlink()
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        kept = {name: line for name, line in manifest.items() if not name.startswith("random_states")}
+        (checkpoint / "manifest.json").write_text(json.dumps(kept))
+
+
+def test_killed_at_any_step_again_and_again_the_weights_are_the_same_bit_by_bit(recipe, outputs, monkeypatch, tmp_path):
+    """In the first step of the run and of an epoch, twice in one, with and without workers, nothing random restored."""
+    flags = [*outputs["flags"], "--save_total_limit", 2]
+    call(recipe, flags, tmp_path / "whole", monkeypatch)
+    for step, workers in ((1, 0), (5, 2), (14, 0), (15, 2), (None, 0)):
+        often = [*flags, "--checkpointing_steps", 1, "--dataloader_num_workers", workers]
+        call(recipe, often, tmp_path / "killed", monkeypatch, kill_after=step)
+        without_random_states(tmp_path / "killed")
+    whole, killed = (tmp_path / name / "model/model.safetensors" for name in ("whole", "killed"))
+    assert killed.read_bytes() == whole.read_bytes()
+    assert set(resuming.complete(tmp_path / "killed")) == {STEPS - 1, STEPS}
+
+
+def test_killed_and_resumed_the_metrics_are_those_of_the_whole_run(outputs):
+    whole, resumed = (runs.metrics(outputs[name]) for name in ("whole", "resumed"))
+    assert [line["step"] for line in whole] == [*range(2, STEPS, 2), STEPS, STEPS, STEPS]
+    for key in ("step", "samples", "learning_rate", "grad_norm", "skipped_updates", "eval_loss", "eval_accuracy"):
+        assert [line.get(key) for line in resumed] == [line.get(key) for line in whole], key
+    losses = [[line["loss"] for line in lines if "loss" in line] for lines in (resumed, whole)]
+    newest = max(resuming.complete(outputs["killed"]))
+    across = newest // 2  # the one mean over steps before and after the kill is added up in another order
+    assert losses[0][:across] == losses[1][:across]
+    assert losses[0][across] == pytest.approx(losses[1][across], rel=1e-6)
+    assert losses[0][across + 1 :] == losses[1][across + 1 :]
+
+
+def test_resumed_on_more_processes_the_weights_are_the_same_to_1e_5(outputs):
+    assert distance(outputs["grown"], outputs["whole"]) < 1e-5
+    whole, grown = (runs.training_lines(outputs[name]) for name in ("whole", "grown"))
+    for key in ("step", "samples", "learning_rate"):
+        assert [line[key] for line in grown] == [line[key] for line in whole]
+    state = resuming.read_state(resuming.complete(outputs["grown"])[6])
+    assert state["world_size"] == 1
+    assert resuming.read_state(resuming.complete(outputs["grown"])[9])["world_size"] == 2
+
+
+def test_resumed_on_fewer_processes_past_a_damaged_checkpoint_the_weights_are_the_same_to_1e_5(
+    recipe, outputs, monkeypatch, capfd
+):
+    newest = max(resuming.complete(outputs["shrunk"]))
+    runs.truncate(resuming.complete(outputs["shrunk"])[newest] / "model.safetensors")
+    call(recipe, outputs["flags"], outputs["shrunk"], monkeypatch)
+    said = capfd.readouterr()
+    assert f"step_{newest:08d} is passed over: model.safetensors is damaged" in said.err
+    assert f"resumed from step_{newest - 3:08d}" in said.out
+    assert distance(outputs["shrunk"], outputs["whole"]) < 1e-5
+    samples = [[line["samples"] for line in runs.training_lines(outputs[name])] for name in ("shrunk", "whole")]
+    assert samples[0] == samples[1]
+
+
+def test_resumed_from_a_path_in_a_new_folder_the_weights_are_the_same_to_1e_5(recipe, outputs, monkeypatch, tmp_path):
+    third = resuming.complete(outputs["killed"])[3]
+    call(recipe, [*outputs["flags"], "--resume_from_checkpoint", third], tmp_path / "other", monkeypatch)
+    assert distance(tmp_path / "other", outputs["whole"]) < 1e-5
+    assert min(line["step"] for line in runs.metrics(tmp_path / "other")) == 4
+    assert set(resuming.complete(tmp_path / "other")) == set(range(6, STEPS + 1, 3))
+
+
+def test_never_refuses_a_folder_with_checkpoints_and_changes_nothing(recipe, outputs, monkeypatch):
+    (outputs["killed"] / ".lock").unlink(missing_ok=True)  # of the run that was killed: whoever comes next takes it
+    before = {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match=r"--resume_from_checkpoint never, but .* holds checkpoints up to step \d+"):
+        call(recipe, [*outputs["flags"], "--resume_from_checkpoint", "never"], outputs["killed"], monkeypatch)
+    assert {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()} == before
+
+
+def test_what_a_checkpoint_of_a_run_holds(outputs):
+    folder = resuming.complete(outputs["whole"])[6]
+    state = json.loads((folder / "state.json").read_text())
+    assert [state[name] for name in ("step", "epoch", "world_size", "threads", "seed")] == [6, 0, 2, 1, 0]
+    assert set(state["versions"]) == {"torch", "accelerate", "transformers", "numpy"}
+    assert state["config"]["global_batch_size"] == 12
+    assert {"run_id", "best_step", "results", "seconds", "monitor"} < set(state)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert set(manifest) == files - {"manifest.json"}
+    assert {"model.safetensors", "optimizer.bin", "state.json"} < files
+    for name, expected in manifest.items():
+        assert expected == {"bytes": (folder / name).stat().st_size, "sha256": resuming.digest(folder / name)}
+
+
+# On a tiny model, in this process.
+
+
+@pytest.fixture
+def accelerator():
+    accelerator = Accelerator(cpu=True)
+    yield accelerator
+    accelerator.free_memory()
+
+
+@pytest.fixture
+def model(accelerator):
+    torch.manual_seed(0)
+    return accelerator.prepare(nn.Linear(3, 2))
+
+
+def config(output_dir, **values):
+    return Options(output_dir=str(output_dir), **values)
+
+
+PLAN = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=4)
+
+
+def save_all(accelerator, config, steps, **progress):
+    saver = Saver(accelerator, config, PLAN)
+    for step in steps:
+        saver.save(Progress(step=step, **progress), {})
+    saver.finish()
+
+
+def find(output_dir, resume_from="auto"):
+    """What one process that runs alone finds."""
+    alone = SimpleNamespace(num_processes=1, is_main_process=True, is_local_main_process=True)
+    return resuming.find(alone, config(output_dir, resume_from_checkpoint=str(resume_from)))
+
+
+@pytest.fixture(scope="module")
+def two_saved(tmp_path_factory):
+    """A folder with the checkpoints of steps 3 and 6."""
+    folder, accelerator = tmp_path_factory.mktemp("two"), Accelerator(cpu=True)
+    accelerator.prepare(model := nn.Linear(3, 2), torch.optim.AdamW(model.parameters()))
+    save_all(accelerator, config(folder), (3, 6))
+    accelerator.free_memory()
+    return folder
+
+
+FILES = ("model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.json")
+
+
+@pytest.mark.parametrize(
+    ("damage", "file", "says"),
+    [
+        *((runs.truncate, file, f"{file} is damaged") for file in FILES),
+        *((runs.flip_a_bit, file, f"{file} is damaged") for file in FILES),
+        *((Path.unlink, file, f"{file} is missing") for file in FILES),
+        (runs.truncate, "manifest.json", "its manifest cannot be read"),
+        (runs.flip_a_bit, "manifest.json", ""),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(two_saved, tmp_path, capsys, damage, file, says):
+    shutil.copytree(two_saved, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path / "checkpoints/step_00000006" / file)
+    path, state = find(tmp_path)
+    assert (path.name, state["step"]) == ("step_00000003", 3)
+    said = capsys.readouterr().err
+    assert said.startswith(f"checkpoint {tmp_path}/checkpoints/step_00000006 is passed over: {says}")
+    with pytest.raises(UserError, match=f"--resume_from_checkpoint .*step_00000006: {says}.*use auto"):
+        find(tmp_path, tmp_path / "checkpoints/step_00000006")
+
+
+def test_a_checkpoint_that_was_not_written_to_the_end_is_none(accelerator, model, tmp_path, capsys):
+    save_all(accelerator, config(tmp_path), (3, 6))
+    (tmp_path / "checkpoints/step_00000006/manifest.json").unlink()
+    left = tmp_path / "checkpoints/step_00000009.partial-0123abcd"
+    shutil.copytree(tmp_path / "checkpoints/step_00000003", left)
+    assert set(resuming.complete(tmp_path)) == {3}
+    save_all(accelerator, config(tmp_path), (6, 9))  # what is left of them is in nobody's way
+    assert set(resuming.complete(tmp_path)) == {3, 6, 9}
+    resuming.remove_partials(tmp_path)
+    assert capsys.readouterr().out == f"removed {left}, a checkpoint that was never finished\n"
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step_{step:08d}" for step in (3, 6, 9)}
+
+
+def test_an_empty_folder_has_none_and_never_is_then_no_mistake(tmp_path):
+    assert find(tmp_path) is None
+    assert find(tmp_path, "never") is None
+
+
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+@pytest.mark.parametrize("flag", ["never", "PATH"])
+def test_a_restart_goes_on_from_the_newest_whatever_the_flag_was(two_saved, tmp_path, monkeypatch, capsys, name, flag):
+    third = two_saved / "checkpoints/step_00000003"
+    given = str(third) if flag == "PATH" else flag
+    monkeypatch.setenv(name, "0")
+    if flag == "PATH":
+        assert find(two_saved, given)[0] == third
+    monkeypatch.setenv(name, "1")
+    path, state = find(two_saved, given)
+    assert (path.name, state["step"]) == ("step_00000006", 6)
+    assert f"step_00000006 of this run, not --resume_from_checkpoint {given}" in capsys.readouterr().out
+    # Killed before its first checkpoint: the flag still counts.
+    first = find(tmp_path, given)
+    assert first is None if flag == "never" else first[0] == third
+
+
+def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--resume_from_checkpoint .*nowhere: there is no such folder"):
+        find(tmp_path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ({"save_total_limit": 2}, {9, 12}),
+        ({"save_total_limit": 1, "load_best_model_at_end": True, "metric_for_best_model": "loss"}, {3, 12}),
+        ({"save_total_limit": 1}, {12}),
+        ({"save_total_limit": None}, {3, 6, 9, 12}),
+    ],
+)
+def test_rotation_keeps_the_newest_and_the_best(accelerator, model, tmp_path, values, kept):
+    save_all(accelerator, config(tmp_path, **values), (3, 6, 9, 12), best_step=3)
+    assert set(resuming.complete(tmp_path)) == kept
+
+
+def test_what_others_keep_among_the_checkpoints_is_left_alone(accelerator, model, tmp_path):
+    folder = tmp_path / "checkpoints"
+    (folder / "step_final").mkdir(parents=True)
+    (folder / "step_00000001").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "step_final/manifest.json").write_text("{}")
+    save_all(accelerator, config(tmp_path, save_total_limit=1), (3, 6))
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"step_final", "step_00000001", "notes.txt", "step_00000006"}
+    assert find(tmp_path)[1]["step"] == 6
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link that leads nowhere", "a file"])
+def test_what_lies_where_a_checkpoint_is_to_be_is_moved_aside_and_said(accelerator, model, tmp_path, capfd, kind):
+    theirs, place = tmp_path / "theirs", tmp_path / "checkpoints/step_00000003"
+    theirs.mkdir()
+    (theirs / "manifest.json").write_text("{}")
+    place.parent.mkdir()
+    if kind == "a file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(theirs if kind == "a link" else "nowhere")
+    save_all(accelerator, config(tmp_path), (3,))
+    assert set(resuming.complete(tmp_path)) == {3}
+    assert (theirs / "manifest.json").exists()
+    (aside,) = (path for path in place.parent.iterdir() if path != place)
+    assert capfd.readouterr().err == f"{place} was no checkpoint, and is now {aside.name}\n"
+    assert aside.is_symlink() == (kind != "a file")
+    resuming.remove_partials(tmp_path)
+    assert aside.is_symlink() or aside.read_text() == "mine"
+
+
+def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator, model, tmp_path):
+    best = [p.clone() for p in model.parameters()]
+    asked = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1)
+    save_all(accelerator, asked, (3,), best_step=3)
+    with torch.no_grad():
+        model.weight += 1
+    save_all(accelerator, asked, (6,), best_step=3)
+    last = [p.clone() for p in model.parameters()]
+    resuming.load_best(accelerator, config(tmp_path), Progress(step=6, best_step=3))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))
+    resuming.load_best(accelerator, asked, Progress(step=6, best_step=6))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last, strict=True))
+    resuming.load_best(accelerator, asked, Progress(step=6, best_step=3))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), best, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({"checkpointing_steps": "3"}, [3, 6, 9, 10]),
+        ({"checkpointing_steps": "epoch"}, [5, 10]),
+        ({"checkpointing_steps": "no"}, []),
+        ({"checkpointing_steps": "no", "load_best_model_at_end": True, "metric_for_best_model": "loss"}, [7]),
+    ],
+)
+def test_when_a_checkpoint_is_due(tmp_path, values, steps):
+    plan = Plan(num_samples=50, seed=0, global_batch_size=10, num_epochs=2)
+    due = [step for step in range(1, 11) if resuming.due(config(tmp_path, **values), plan, Progress(step, best_step=7))]
+    assert due == steps

@@ -1,0 +1,133 @@
+"""A model that torch's `fully_shard` shares out over gloo: saved in parts, read by another number of processes."""
+
+import json
+
+import pytest
+import runs
+import torch
+from torch import nn
+
+from shared.checkpoints import resuming, saving
+from shared.checkpoints.progress import Progress
+from shared.checkpoints.saving import Saver
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.optimization.optimizers import make_optimizer
+from shared.plan.batches import Plan
+
+PLAN = Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1)
+
+
+def build(accelerator, shard):
+    """A model and its optimizer, which `accelerator` knows, as it does after `prepare`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 3))  # 33 rows: uneven shards
+    if shard:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (accelerator.num_processes,))
+        for part in (model[0], model):
+            fully_shard(part, mesh=mesh)
+    optimizer = make_optimizer(model, Options(learning_rate=0.01))
+    accelerator._models[:], accelerator._optimizers[:] = [model], [optimizer]
+    return model, optimizer
+
+
+def train(model, optimizer, steps):
+    """Steps on the same data on every process, so that their number does not matter."""
+    for step in steps:
+        torch.manual_seed(step)
+        model(torch.randn(6, 7)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [getattr(p, "full_tensor", lambda p=p: p)().detach().tolist() for p in model.parameters()]
+
+
+def save_on_two(accelerator, folder):
+    from torch.distributed import checkpoint
+
+    saving.SECONDS_BETWEEN = 0.0
+    model, optimizer = build(accelerator, shard=True)
+    config = Options(output_dir=str(folder), save_total_limit=1)
+    saver = Saver(accelerator, config, PLAN)
+    said = {}
+    for step in (2, 4):
+        train(model, optimizer, range(step - 2, step))
+        saver.save(Progress(step=step), {})
+    said["committed"] = sorted(resuming.complete(folder))
+    real = checkpoint.FileSystemWriter.write_data
+
+    def full(*args):
+        if accelerator.process_index == 1:
+            raise OSError(28, "No space left on device")
+        return real(*args)
+
+    checkpoint.FileSystemWriter.write_data = full
+    saver.save(Progress(step=6), {})
+    said["problem"] = saver.problem
+    try:
+        saver.finish()
+    except UserError as error:
+        said["refused"] = str(error)
+    checkpoint.FileSystemWriter.write_data = real
+    said["left"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    try:
+        Saver(accelerator, Options(output_dir=str(folder), save_on_each_node=True), PLAN)
+    except UserError as error:
+        said["each node"] = str(error)
+    said["weights"] = train(model, optimizer, range(4, 8))
+    resuming.load(accelerator, folder / "checkpoints/step_00000004")
+    said["again"] = train(model, optimizer, range(4, 8))
+    return said
+
+
+def resume(accelerator, folder):
+    model, optimizer = build(accelerator, shard=True)
+    train(model, optimizer, range(40, 41))
+    path, state = resuming.find(accelerator, Options(output_dir=str(folder)))
+    resuming.load(accelerator, path)
+    return {"step": state["step"], "weights": train(model, optimizer, range(4, 8))}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    return folder, runs.in_group(save_on_two, 2, folder)
+
+
+def test_each_process_writes_its_part_and_the_manifest_has_all(saved):
+    folder, said = saved
+    checkpoint = folder / "checkpoints/step_00000004"
+    assert [each["committed"] for each in said] == [[4], [4]]
+    files = {str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file()}
+    assert set(json.loads((checkpoint / "manifest.json").read_text())) == files - {"manifest.json"}
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        assert {f"{part}/.metadata", f"{part}/__0_0.distcp", f"{part}/__1_0.distcp"} <= files
+    assert {"state.json", "random_states_0.pkl", "random_states_1.pkl"} <= files
+    assert resuming.problem_with(checkpoint) is None
+
+
+def test_a_failure_of_one_process_is_that_of_all_and_leaves_nothing(saved):
+    for each in saved[1]:
+        assert "process 1: [Errno 28] No space left on device" in each["problem"]
+        assert "process 1: [Errno 28] No space left on device" in each["refused"]
+        assert each["left"] == ["step_00000004"]
+    assert "MB are needed, and in" in saved[1][0]["problem"]
+
+
+def test_parts_on_every_machine_alone_are_refused(saved):
+    assert all("--save_on_each_node" in each["each node"] for each in saved[1])
+
+
+def test_as_many_processes_go_on_bit_by_bit(saved):
+    for each in saved[1]:
+        assert each["weights"] == each["again"]
+
+
+def test_another_number_of_processes_goes_on(saved):
+    folder, said = saved
+    expected = torch.cat([torch.tensor(p).flatten() for p in said[0]["weights"]]).double()
+    for each in runs.in_group(resume, 3, folder):
+        assert each["step"] == 4
+        weights = torch.cat([torch.tensor(p).flatten() for p in each["weights"]]).double()
+        assert runs.distance(weights, expected) < 1e-6

@@ -1,0 +1,283 @@
+"""The embedded docstrings: what is gathered, how it is split, and that it is built once. 10 s, or 20 s uncached."""
+
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.datasets import demo_texts
+from shared.errors import UserError
+
+LIBRARIES = ["planted_a", "planted_b", "planted_c", "planted_d"]
+ROOT = Path(demo_texts.__file__).parents[2]
+
+
+def sentence(library: str, number: int) -> str:
+    return f"Docstring {number} of {library}, which is long enough to be kept: it has more than eighty characters."
+
+
+def planted() -> set[str]:
+    return {sentence(library, number) for library in LIBRARIES for i in range(6) for number in (i, 1000 + i)}
+
+
+def plant(site: Path, library: str) -> None:
+    """An installed library, each of whose files leaves a trace when it is imported."""
+    package = site / library
+    package.mkdir(parents=True)
+    trace = f"open({str(site / 'imported')!r}, 'w')\nraise RuntimeError\n"
+    (package / "__init__.py").write_text(trace)
+    for number in range(6):
+        function = f'def f():\n    """{sentence(library, 1000 + number)}"""\n'
+        (package / f"m{number}.py").write_text(f'"""{sentence(library, number)}"""\n{function}{trace}')
+    (site / f"{library}-1.0.dist-info").mkdir()
+    (site / f"{library}-1.0.dist-info" / "METADATA").write_text(f"Name: {library}\nVersion: 1.0\n")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Four planted libraries, found by `load` instead of the real ones, and an empty cache."""
+    site = tmp_path / "site"
+    for library in LIBRARIES:
+        plant(site, library)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(demo_texts, "LIBRARIES", {name: name for name in LIBRARIES})
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    return site
+
+
+def roots(site: Path) -> dict[str, Path]:
+    return {library: site / library for library in LIBRARIES}
+
+
+def test_docstrings_of_modules_classes_and_functions_are_found_wherever_they_are_defined():
+    source = b'''"""Module."""
+"not a docstring"
+name = """nor this"""
+class A:
+    """Class.
+
+        Indented.
+    """
+    async def method(self):
+        """Method."""
+        def inner():
+            """Inner."""
+try:
+    if name:
+        pass
+    else:
+        def g(): "In else."
+except ImportError:
+    def h(): "In except."
+finally:
+    with name:
+        def k(): "In with."
+'''
+    expected = {"Module.", "Class.\n\nIndented.", "Method.", "Inner.", "In else.", "In except.", "In with."}
+    assert {text for text in demo_texts.docstrings(source) if text} == expected
+
+
+@pytest.mark.parametrize("source", [b"print 'Python 2'", b"x = '\0'", b"\xff\xfe", b"# coding: nonsense\n", b""])
+def test_a_file_that_cannot_be_parsed_or_says_nothing_has_no_docstrings(source):
+    assert not any(demo_texts.docstrings(source))
+
+
+def test_a_docstring_that_is_not_valid_unicode_loses_only_the_invalid_part():
+    assert demo_texts.docstrings(rb'"""a\ud800b\xe9"""') == ["abé"]
+
+
+def test_load_reads_the_libraries_without_importing_them(site):
+    train, validation = demo_texts.load(progress=False)
+    assert train.column_names == validation.column_names == ["text", "label", "file"]
+    rows = train.to_pylist() + validation.to_pylist()
+    assert Counter(row["label"] for row in rows) == dict.fromkeys(LIBRARIES, 12)
+    assert {row["text"] for row in rows} == planted()
+    assert not (site / "imported").exists()
+    assert not sys.modules.keys() & set(LIBRARIES)
+
+
+def test_the_rows_and_their_order_do_not_depend_on_the_order_in_which_files_are_met(site, monkeypatch):
+    first = demo_texts.gather(roots(site))
+    real = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(real(self, pattern))))
+    monkeypatch.setattr(demo_texts, "FILES_PER_PROCESS", 5)
+    second = demo_texts.gather(dict(reversed(roots(site).items())))
+    assert second.equals(first)
+    assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # mixed: any first rows are a sample
+
+
+def test_a_source_file_is_on_one_side_and_stays_there_when_others_come(site):
+    before = {row["file"]: row["split"] for row in demo_texts.gather(roots(site)).to_pylist()}
+    for number in range(100, 140):
+        (site / "planted_a" / f"m{number}.py").write_text(f'"""{sentence("planted_a", number)}"""')
+    rows = demo_texts.gather(roots(site)).to_pylist()
+    after = {(row["file"], row["split"]) for row in rows}
+    assert len(after) == len({row["file"] for row in rows}) == len(before) + 40
+    assert before.items() <= after
+    assert {split for _, split in after} == {"train", "validation"}
+
+
+@given(st.integers(0, 10**9))
+def test_the_validation_share_is_what_the_constant_says(salt):
+    share = sum(demo_texts.in_validation(f"library{salt}/m{number}.py") for number in range(2000)) / 2000
+    assert abs(share - demo_texts.VALIDATION_SHARE) < 0.05  # six standard deviations
+
+
+def test_the_split_never_changes():
+    files = [f"library/module{number}.py" for number in range(20)]
+    assert [number for number, file in enumerate(files) if demo_texts.in_validation(file)] == [4, 10, 13, 17, 18]
+
+
+def test_duplicates_are_kept_once_and_texts_of_two_libraries_not_at_all(site):
+    again = sentence("planted_a", 3).replace(" ", "\n  ")
+    shared = "A sentence that two of the libraries have, so that nobody can tell from which of the two it comes."
+    (site / "planted_a" / "again.py").write_text(f'"""{again}"""\nclass A:\n    """{shared}"""')
+    (site / "planted_b" / "again.py").write_text(f'"""{shared}\n"""\nclass A:\n    """Too short to say much."""')
+    rows = demo_texts.gather(roots(site)).to_pylist()
+    keys = Counter(" ".join(row["text"].split()) for row in rows)
+    assert keys == dict.fromkeys(planted(), 1)
+
+
+def test_a_library_gives_at_most_so_many_files_and_its_tests_are_left_out(site, monkeypatch):
+    (site / "planted_a" / "tests").mkdir()
+    (site / "planted_a" / "tests" / "test_a.py").write_text(f'"""{sentence("planted_a", 77)}"""')
+    everything = demo_texts.gather(roots(site)).to_pylist()
+    assert not any("tests" in row["file"] for row in everything)
+    monkeypatch.setattr(demo_texts, "FILES_PER_LIBRARY", 4)
+    some = demo_texts.gather(roots(site)).to_pylist()
+    assert all(3 <= count <= 4 for count in Counter(file.split("/")[0] for file in {r["file"] for r in some}).values())
+    assert [row for row in everything if row["file"] in {r["file"] for r in some}] == some
+
+
+def test_load_limits_the_texts_per_library_and_documents_does_not(site, monkeypatch):
+    monkeypatch.setattr(demo_texts, "TEXTS_PER_LIBRARY", 5)
+    train, validation = demo_texts.load(progress=False)
+    labels = train["label"].to_pylist() + validation["label"].to_pylist()
+    assert Counter(labels) == dict.fromkeys(LIBRARIES, 5)
+    everything = demo_texts.documents(progress=False)
+    assert everything.column_names == ["text", "file", "split"]
+    assert everything.num_rows == 12 * len(LIBRARIES)
+    sides = dict(zip(everything["file"].to_pylist(), everything["split"].to_pylist(), strict=True))
+    assert {sides[file] for file in train["file"].to_pylist()} == {"train"}
+    assert {sides[file] for file in validation["file"].to_pylist()} <= {"validation"}
+
+
+def test_a_missing_library_is_said_and_replaced_by_the_next(site, monkeypatch, capfd):
+    monkeypatch.setattr(demo_texts, "LIBRARIES", {"no_such": "no-such", **{name: name for name in LIBRARIES}})
+    train, _ = demo_texts.load()
+    assert set(train["label"].to_pylist()) == set(LIBRARIES)
+    said, bar = capfd.readouterr().err.split("\n", 1)
+    assert said.startswith("gathering docstrings, once, from the source of planted_a 1.0, planted_b 1.0, ")
+    assert said.endswith("(no-such not installed)")
+    assert "reading sources" in bar
+
+
+def test_only_the_first_libraries_are_read(site, monkeypatch):
+    monkeypatch.setattr(demo_texts, "MOST_LIBRARIES", 4)
+    plant(site, "planted_e")
+    monkeypatch.setattr(demo_texts, "LIBRARIES", {name: name for name in [*LIBRARIES, "planted_e"]})
+    assert set(demo_texts.load(progress=False)[0]["label"].to_pylist()) == set(LIBRARIES)
+
+
+def test_with_fewer_than_four_libraries_the_error_names_the_missing_and_the_way_out(site, monkeypatch):
+    names = [*LIBRARIES[:3], "no_such"]
+    monkeypatch.setattr(demo_texts, "LIBRARIES", dict(zip(names, [*LIBRARIES[:3], "no-such"], strict=True)))
+    with pytest.raises(UserError, match=r"no-such not installed.*requirements\.txt.*--train_file"):
+        demo_texts.load()
+
+
+def test_a_folder_that_only_has_the_name_of_a_library_is_not_one(site, monkeypatch):
+    (site / "planted_e").mkdir()
+    monkeypatch.setattr(demo_texts, "LIBRARIES", {"planted_e": "planted-e", **{name: name for name in LIBRARIES}})
+    assert "planted_e" not in demo_texts.load(progress=False)[0]["label"].to_pylist()
+
+
+def test_another_version_of_a_library_is_read_anew(site):
+    before = demo_texts.documents(progress=False)
+    (site / "planted_a" / "new.py").write_text(f'"""{sentence("planted_a", 5000)}"""')
+    assert demo_texts.documents(progress=False).equals(before)
+    (site / "planted_a-1.0.dist-info" / "METADATA").write_text("Name: planted_a\nVersion: 1.1\n")
+    assert demo_texts.documents(progress=False).num_rows == before.num_rows + 1
+
+
+def test_the_parsing_processes_take_no_module_from_the_working_folder(site, tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise RuntimeError")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "__init__.py").write_text("raise RuntimeError")
+    monkeypatch.chdir(tmp_path)
+    assert demo_texts.gather(roots(site)).num_rows == 12 * len(LIBRARIES)
+
+
+# There is no guard on __name__ and a thread is running: importing the script again would fail, and forking is unsafe.
+SCRIPT = """
+import sys, threading, time
+from pathlib import Path
+site, me, here = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+sys.path[:0] = [site, {root!r}]
+from shared.datasets import docstrings
+demo_texts.LIBRARIES = dict.fromkeys({libraries!r})
+demo_texts.LIBRARIES.update((name, name) for name in demo_texts.LIBRARIES)
+gather = demo_texts.gather
+def counted(*arguments):
+    (here / ("gathered" + me)).touch(exist_ok=False)
+    time.sleep(0.5)
+    return gather(*arguments)
+demo_texts.gather = counted
+threading.Thread(target=time.sleep, args=(0.5,)).start()
+(here / ("ready" + me)).touch(exist_ok=False)
+while len(list(here.glob("ready*"))) < 2:
+    time.sleep(0.01)
+train, validation = demo_texts.load(progress=False)
+print(hash(str(train.to_pylist() + validation.to_pylist())))
+"""
+
+
+def test_two_processes_at_once_build_once_and_read_the_same(site, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(root=str(ROOT), libraries=LIBRARIES))
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, str(script), str(site)]
+    both = [
+        subprocess.Popen([*command, str(me), str(tmp_path)], env=environment, stdout=subprocess.PIPE) for me in range(2)
+    ]
+    printed = [process.communicate(timeout=60)[0].split() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(printed[0]) == 1
+    assert printed[0] == printed[1]
+    assert len(list(tmp_path.glob("gathered*"))) == 1
+
+
+def test_prepared_data_is_read_and_not_gathered_again(site, monkeypatch, capfd):
+    first = demo_texts.load(progress=False)
+    monkeypatch.setattr(demo_texts, "gather", lambda *_: pytest.fail("gathered again"))
+    second = demo_texts.load()
+    assert all(a.equals(b) for a, b in zip(first, second, strict=True))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_installed_libraries_give_enough_balanced_text():
+    """Up to 20 s, when the user's cache has no data for the installed versions."""
+    train, validation = demo_texts.load()
+    rows = train.to_pylist() + validation.to_pylist()
+    assert len(rows) >= 8000
+    labels = Counter(row["label"] for row in rows)
+    assert len(labels) >= 4
+    assert max(labels.values()) < 2 * min(labels.values())
+    assert set(train["label"].to_pylist()) == set(validation["label"].to_pylist())
+    assert 0.1 < validation.num_rows / len(rows) < 0.2
+    assert not set(train["file"].to_pylist()) & set(validation["file"].to_pylist())
+    assert len({" ".join(row["text"].split()) for row in rows}) == len(rows)
+    for row in random.Random(0).sample(rows, 50):
+        package = Path(importlib.util.find_spec(row["label"]).origin).parent
+        assert row["text"] in demo_texts.docstrings((package.parent / row["file"]).read_bytes())
+
+    everything = demo_texts.documents()
+    assert sum(len(text.encode()) for text in everything["text"].to_pylist()) > 5_000_000
+    assert {row["text"] for row in rows} <= set(everything["text"].to_pylist())

@@ -1,0 +1,266 @@
+"""Several files, patterns, folders and compressed files, as rows and as documents; and what of them is refused."""
+
+import bz2
+import gzip
+import json
+import lzma
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shared.config import options
+from shared.config.options import Options, differences
+from shared.datasets.documents import load_documents, of_files
+from shared.datasets.files import find_files
+from shared.datasets.rows import column_of, source_of, where
+from shared.datasets.tables import load_tables, read_file
+from shared.errors import UserError
+
+COMPRESS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+}
+KINDS = {
+    "csv": lambda rows: "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows),
+    "tsv": lambda rows: "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows),
+    "jsonl": lambda rows: "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows),
+    "json": lambda rows: json.dumps([{"text": text, "label": label} for text, label in rows]),
+}
+ROWS = [(f"text, {i}" if i % 3 else f"row {i} é", i % 2) for i in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def write(path, rows):
+    """Rows as a file of the kind that its name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind, *compression = path.suffixes
+    if kind == ".parquet":
+        pq.write_table(pa.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]}), path)
+        return str(path)
+    content = KINDS[kind[1:]](rows).encode()
+    path.write_bytes(COMPRESS[compression[0][1:]](content) if compression else content)
+    return str(path)
+
+
+def texts_of(documents):
+    return [text for batch in documents.batches() for text in batch]
+
+
+def refusal(function, *arguments):
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def refusals(given):
+    """How files are refused as rows and as documents, the second up to its end."""
+    yield refusal(read_file, given, "--train_file")
+    yield refusal(lambda: texts_of(of_files(given, "--train_file", "text")))
+
+
+@pytest.mark.parametrize("compression", list(COMPRESS))
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_compressed_file_is_read_like_any_other(tmp_path, kind, compression):
+    path = write(tmp_path / f"a.{kind}.{compression}", ROWS)
+    table = read_file(path, "--train_file")
+    assert column_of(table, "text", "", as_text=True).to_pylist() == [text for text, _ in ROWS]
+    assert column_of(table, "label", "").to_pylist() == [label for _, label in ROWS]
+    assert texts_of(of_files([path], "--train_file", "text")) == [text for text, _ in ROWS]
+
+
+@pytest.mark.parametrize("compression", list(COMPRESS))
+def test_a_text_file_in_several_compressed_parts_is_read_to_its_end(tmp_path, compression):
+    compress = COMPRESS[compression]
+    (tmp_path / f"a.txt.{compression}").write_bytes(compress(b"one\ntwo\n") + compress(b"three\n"))
+    assert texts_of(of_files([str(tmp_path)], "--train_file", "text")) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("compression", list(COMPRESS))
+def test_a_compressed_file_that_is_cut_off_or_none_is_refused_by_name(tmp_path, compression):
+    path = tmp_path / f"a.csv.{compression}"
+    whole = COMPRESS[compression](KINDS["csv"](ROWS * 100).encode())
+    for content in (whole[: len(whole) // 2], b"text,label\na,1\n"):
+        path.write_bytes(content)
+        for message in refusals([str(path)]):
+            assert message.startswith(f"--train_file {path} is malformed (")
+            assert message.endswith("): is the file complete?")
+
+
+@pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl.zst", "parquet"])
+def test_several_files_are_one_after_the_other_in_the_order_of_their_names_however_they_are_given(tmp_path, kind):
+    names = [write(tmp_path / f"data/part-{i}.{kind}", ROWS[3 * i : 3 * i + 3]) for i in range(3)]
+    ends = kind.partition(".")[0]
+    (tmp_path / "data/.hidden.csv").write_text("a")
+    (tmp_path / "data/_SUCCESS").write_text("")
+    for given in (names[::-1], [str(tmp_path / "data")], [f"{tmp_path}/data/*.{ends}*"], [f"{tmp_path}/**/part*"]):
+        table = read_file(given, "--train_file")
+        assert column_of(table, "text", "", as_text=True).to_pylist() == [text for text, _ in ROWS]
+        assert where(table, 4) == f"row 2 of --train_file {names[1]}"
+        assert source_of(table) == f"--train_file {' '.join(given)}"
+        documents = of_files(given, "--train_file", "text")
+        assert texts_of(documents) == [text for text, _ in ROWS]
+        digest = documents.content()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert of_files([str(tmp_path / "moved")], "--train_file", "text").content() == digest
+
+
+def test_a_row_of_one_of_several_files_is_named_in_its_file_after_a_split(tmp_path):
+    names = [write(tmp_path / f"{i}.csv", ROWS) for i in range(3)]
+    train, validation = load_tables(Options(train_file=tuple(names)), ["text"], ["label"])
+    assert (train.num_rows, validation.num_rows) == (24, 3)
+    found = [where(part, row) for part in (train, validation) for row in range(part.num_rows)]
+    assert sorted(found) == sorted(f"row {i + 1} of --train_file {name}" for name in names for i in range(9))
+
+
+def test_labels_of_several_files_mean_the_same_in_all_of_them(tmp_path):
+    names = tuple(write(tmp_path / f"{i}.csv", [("a", label), ("b", "2")]) for i, label in enumerate(("1", "01")))
+    train, _ = load_tables(Options(train_file=names, validation_file=names), ["text"], ["label"])
+    assert column_of(train, "label", "").to_pylist() == ["1", "2", "01", "2"]
+    write(tmp_path / "1.csv", [("a", "0.5"), ("b", "2")])
+    train, _ = load_tables(Options(train_file=names, validation_file=names), ["text"], ["label"])
+    assert column_of(train, "label", "").to_pylist() == [1, 2, 0.5, 2]
+
+
+def test_files_that_do_not_go_together_are_refused_with_their_names(tmp_path):
+    one, other = tmp_path / "a.csv", tmp_path / "b.csv"
+    write(one, ROWS)
+    other.write_text("words,label,id\na,1,2\n")
+    message = refusal(read_file, [str(one), str(other)], "--train_file")
+    assert message.startswith(f"--train_file {other} has other columns than --train_file {one} (only here: words, id; ")
+    assert "only there: text)" in message
+    other.write_text("label,text\n1,a\n")  # another order is no difference
+    assert read_file([str(one), str(other)], "--train_file").num_rows == 10
+    for name, label in (("a.jsonl", 1), ("b.jsonl", "x")):
+        write(tmp_path / name, [("text", label)])
+    message = refusal(read_file, [f"{tmp_path}/*.jsonl"], "--train_file")
+    assert message.startswith(f"--train_file {tmp_path / 'b.jsonl'} has other values than ")
+    assert "label" in message
+
+
+def test_what_names_no_files_or_one_twice_is_refused(tmp_path):
+    path = write(tmp_path / "data/a.csv", ROWS)
+    for given, said in (
+        ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no file matches this pattern"),
+        ([path, f"{tmp_path}/data"], f"--train_file {path} is given twice: name each file once"),
+        ([str(tmp_path)], f"--train_file {tmp_path} is a folder without a data file (.csv"),
+        ([f"{tmp_path}/b.csv"], f"--train_file {tmp_path}/b.csv: no such file"),
+    ):
+        assert refusal(lambda given=given: read_file(given, "--train_file")).startswith(said)
+    write(tmp_path / "data/a.csv.gz", ROWS)
+    assert "are the same data: name each file once" in refusal(read_file, [f"{tmp_path}/data"], "--train_file")
+    write(tmp_path / "data/b.jsonl", ROWS)
+    assert "files of several kinds (.csv, .jsonl): name those" in refusal(
+        read_file, [f"{tmp_path}/data"], "--train_file"
+    )
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/dataset_info.json").write_text("{}")
+    assert "give it as --dataset_name" in refusal(find_files, [f"{tmp_path}/saved"], "--train_file", [".json"])
+
+
+# Delimiters and names of columns
+
+
+@pytest.mark.parametrize(("delimiter", "flag"), [(";", "';'"), ("\t", r"'\t'"), ("|", "'|'")])
+def test_another_delimiter_is_named_and_then_works(tmp_path, delimiter, flag):
+    path = tmp_path / "a.csv"
+    path.write_text("text;label\na, b;1\nc;2\n".replace(";", delimiter))
+    for message in refusals([str(path)]):
+        assert message.startswith(
+            f"--train_file {path} has no ',' between its columns, but {delimiter!r} (first line: "
+        )
+        assert message.endswith(f": say --csv_delimiter {flag}")
+    said = delimiter.replace("\t", r"\t")
+    config = Options(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=said)
+    options.check(config)
+    tables = load_tables(config, ["text"], ["label"])
+    assert column_of(tables[0], "text", "", as_text=True).to_pylist() == ["a, b", "c"]
+    assert texts_of(load_documents(config, "text")[0]) == ["a, b", "c"]
+
+
+def test_a_delimiter_without_effect_or_sense_is_refused(tmp_path):
+    config = Options(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
+    for load in (lambda: load_tables(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
+        assert refusal(load).startswith("--csv_delimiter ; has no effect on --train_file ")
+    for mark in (";;", "", '"', "\n", "é"):
+        assert "must be one character" in refusal(options.check, Options(train_file=("a.csv",), csv_delimiter=mark))
+    assert "--csv_delimiter ; has no effect without --train_file" in refusal(options.check, Options(csv_delimiter=";"))
+
+
+@pytest.mark.parametrize(("written", "hint"), [("Text", "Text"), (" text", "' text'"), ("TEXT ", "'TEXT '")])
+def test_a_column_that_is_written_otherwise_is_named(tmp_path, written, hint):
+    path = tmp_path / "a.csv"
+    path.write_text(f"{written},label\na,1\n")
+    table = read_file(str(path), "--train_file")
+    assert refusal(column_of, table, "text", "--text_column_names").endswith(f": say --text_column_names {hint}")
+    message = refusal(lambda: texts_of(of_files([str(path)], "--train_file", "text")))
+    assert message.endswith(f": say --text_column_name {hint}")
+
+
+# The settings
+
+
+def test_one_file_may_be_a_plain_text_in_python_and_in_an_older_run(tmp_path):
+    assert Options(train_file="a.csv", validation_file="b.csv") == options.parse(
+        Options, ["--train_file", "a.csv", "--validation_file", "b.csv"]
+    )
+    assert options.parse(Options, ["--train_file", "a.csv", "b c.csv"]).train_file == ("a.csv", "b c.csv")
+    (tmp_path / "config.yaml").write_text("train_file: a.csv\n")
+    config = options.parse(Options, ["--config", str(tmp_path / "config.yaml")])
+    assert config.train_file == ("a.csv",)
+    assert differences(options.plain(config) | {"train_file": "a.csv"}, config) == {}
+    assert "train_file" in differences(options.plain(config) | {"train_file": "b.csv"}, config)
+    both = Options(train_file=("a.csv", "b.csv"), dataset_name="c")
+    assert "--train_file a.csv b.csv exclude each other" in refusal(options.check, both)
+
+
+# Messages
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", '{"version": "1.1", "data": [{"text": "a"}, {"text": "b"}]}', "one object with 2 rows under 'data'"),
+        ("a.json", '{\n "data": [\n  {"text": "a"}\n ]\n}\n', "one object with 1 rows under 'data': save that list"),
+        ("a.json", '{"words": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 2}}', "is one object of columns, not rows"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b \\ud83d"}\n', r"in line 2: it holds '\ud83d', a lone surrogate"),
+        ("a.json", '[{"text": "a"}, {"text": "\\ude00 b"}]', r"in element 2: it holds '\ude00', a lone surrogate"),
+    ],
+)
+def test_json_that_is_no_rows_is_refused_with_what_it_is(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    for message in refusals([str(tmp_path / name)]):
+        assert said in message
+        assert message.startswith(f"--train_file {tmp_path / name} ")
+
+
+def test_a_line_without_the_column_is_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"words": "b"}\n')
+    message = refusal(lambda: texts_of(of_files([str(tmp_path)], "--train_file", "text")))
+    place = f"line 3 of --train_file {tmp_path / 'a.jsonl'}"
+    assert message == f"--text_column_name text: {place} has no such column (columns: words)"
+
+
+def test_quotation_marks_that_swallow_rows_are_refused_in_a_corpus(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("text\tid\n" + "".join(f"{'' if i % 5 else chr(34)}row {i}\t{i}\n" for i in range(1, 15)))
+    documents = of_files([str(path)], "--train_file", "text")
+    message = refusal(documents.content)
+    assert "a quotation mark is opened in line 6 and closed in the middle of a field in line 11" in message
+
+
+def test_text_of_a_parquet_file_that_is_not_utf8_is_refused(tmp_path):
+    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32).tobytes())
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a \xff ")])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "a.parquet")
+    for message in refusals([str(tmp_path)]):
+        assert message.startswith(f"--train_file {tmp_path / 'a.parquet'} is malformed: ")
+        assert "Invalid UTF8" in message

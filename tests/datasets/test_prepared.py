@@ -1,0 +1,97 @@
+"""Prepared data that is damaged is prepared again, whatever it is, and that is said once."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from runs import flip_a_bit, truncate
+
+from shared.datasets import demo_texts, prepared
+from shared.datasets.documents import of_table
+from shared.datasets.rows import named
+from shared.images.cache import build, corrupt_images, read
+from shared.images.sources import class_folders
+from shared.text.token_files import tokenize_documents
+from shared.text.tokenized import tokenize, train_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+TABLE = named(pa.table({"text": [f"text number {i} of some" for i in range(200)]}), "here")
+
+
+def texts(_):
+    tokenizer = train_tokenizer(TABLE, ["text"], "wordpiece", 200, 16)
+    return tokenize(TABLE, ["text"], tokenizer, 16).digest(), sorted(tokenizer.get_vocab().items())
+
+
+def corpus(_):
+    tokenizer = train_tokenizer(TABLE, ["text"], "bpe", 300, 16)
+    file = tokenize_documents(of_table(TABLE, "text"), tokenizer)
+    return file.tokens.tolist(), file.offsets.tolist()
+
+
+def images(folder):
+    for name in ("cat", "dog"):
+        if not (folder / name).exists():
+            (folder / name).mkdir(parents=True)
+            Image.new("RGB", (9, 8), (9, 0, 0)).save(folder / name / "1.png")
+    built = build(class_folders(str(folder), "--train_dir"), 8, "bilinear", keep_pixels=True)
+    return [array.tolist() for array in read(built)], corrupt_images(built)
+
+
+def embedded(_):
+    return demo_texts.load()[1].num_rows
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+def zero(file):
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, zero, lambda file: file.unlink()])
+@pytest.mark.parametrize("prepare", [texts, corpus, images])
+def test_what_was_damaged_is_prepared_again_and_said(tmp_path, capfd, prepare, damage):
+    right = prepare(tmp_path / "images")
+    assert prepare(tmp_path / "images") == right
+    assert "is damaged" not in capfd.readouterr().err
+    folders = [path for path in prepared.cache_dir().iterdir() if path.is_dir()]
+    files = [path for folder in folders for path in folder.iterdir() if path.stat().st_size]
+    assert len(files) >= 3
+    for file in files:
+        damage(file)
+    assert prepare(tmp_path / "images") == right
+    said = capfd.readouterr().err
+    for folder in folders:
+        assert f"{folder} is damaged, or from an older version: it is prepared again\n" in said
+    assert said.count("is prepared again") == len(folders)
+    assert prepare(tmp_path / "images") == right
+    assert "is damaged" not in capfd.readouterr().err
+    assert {path.name for path in prepared.cache_dir().iterdir() if path.is_dir()} == {
+        folder.name for folder in folders
+    }
+
+
+def test_the_embedded_texts_are_prepared_again(capfd, monkeypatch):
+    table = pa.table({"text": ["a", "b"], "label": ["x", "y"], "file": ["f", "g"], "split": ["train", "validation"]})
+    monkeypatch.setattr(demo_texts, "gather", lambda *_: table)
+    assert embedded(None) == embedded(None)
+    for file in prepared.cache_dir().glob("docstrings-*/*.parquet"):
+        truncate(file)
+    assert embedded(None) == 1
+    assert capfd.readouterr().err.count("is prepared again") == 1
+
+
+def test_who_has_mapped_damaged_data_keeps_it():
+    def fill(folder):
+        np.save(folder / "a.npy", np.arange(9))
+
+    mapped = np.load(prepared.build_once("x", fill) / "a.npy", mmap_mode="r")
+    (prepared.cache_dir() / "x/complete.json").unlink()
+    assert np.load(prepared.build_once("x", fill) / "a.npy").tolist() == mapped.tolist() == list(range(9))

@@ -1,0 +1,290 @@
+"""Every command of README.md and docs/ is run, on a small configuration, or, where this machine cannot, parsed.
+
+`make test-docs` runs this. A block of commands is one test: they run in their order, in one fresh folder. What needs a
+GPU, the Hub, another machine or files that nobody has is checked against the parsers it would reach: every flag exists
+and has a value that is allowed, and every file of the repository that it names is there.
+"""
+
+import ast
+import csv
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+import yaml
+from accelerate.commands.launch import launch_command_parser
+from PIL import Image
+from torch.distributed.run import get_args_parser as torchrun_parser
+
+from shared.config import options
+from shared.config.command_line import field_types
+
+PAGES = [runs.ROOT / "README.md", *sorted(runs.ROOT.glob("docs/**/*.md")), runs.ROOT / "accelerate_configs/README.md"]
+PROGRAMS = "accelerate|torchrun|python3?|make|pip|cp|cd|source|export|wait|sbatch|kubectl|docker|sh|bash"
+COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S* )*(?:{PROGRAMS}|clusters/\S+|\.venv/bin/\S+)(?: .*)?)$")
+# Settings that make any recipe small; those that it has, and that the command does not give.
+SMALL = {
+    "max_train_steps": 2, "logging_steps": 1, "eval_steps": 2, "checkpointing_steps": "no", "global_batch_size": 8,
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 1000, "max_length": 32,
+}  # fmt: skip
+CHECKED_ONLY = ("sbatch", "kubectl", "docker", "pip", "source", "sh", "bash")
+
+
+def blocks(page, languages):
+    """The fenced blocks of a page in one of these languages, with the number of the line they start at."""
+    text = page.read_text()
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if found[1] in languages:
+            yield text.count("\n", 0, found.start()) + 2, found[2]
+
+
+def commands(block):
+    """The commands in a block: lines that begin with a program, joined where they go on; the rest is output."""
+    lines = re.sub(r" *\\\n\s*", " ", block).splitlines()
+    found = [COMMAND.match(line) for line in lines]
+    return [one.strip() for match in found if match for one in match[1].split("  #")[0].split(" && ")]
+
+
+CASES = [
+    pytest.param(commands(block), id=f"{page.relative_to(runs.ROOT)}:{line}")
+    for page in PAGES
+    for line, block in blocks(page, ("", "sh", "bash", "console"))
+    if commands(block)
+]
+SCRIPTS = [
+    pytest.param(block, id=f"{page.relative_to(runs.ROOT)}:{line}")
+    for page in PAGES
+    for line, block in blocks(page, ("python",))
+    if "_launcher(" in block
+]
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder that looks like the repository, into which commands may write."""
+    for path in runs.ROOT.iterdir():
+        if path.name not in ("out", ".git", ".venv", "wandb"):
+            (tmp_path / path.name).symlink_to(path)
+    for name in ("anywhere", "package"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def split(command):
+    """A command's variables, its words before the recipe, the recipe as it names it, or None, and its flags."""
+    words = shlex.split(command.removesuffix(" &"))
+    variables = [words.pop(0) for _ in range(len(words)) if re.match(r"[A-Z_]+=", words[0])]
+    for index, word in enumerate(words):
+        if words[0] != "cp" and recipe_file(word):
+            return variables, words[:index], word, words[index + 1 :]
+    return variables, words, None, []
+
+
+def recipe_file(word):
+    """The recipe that `recipes/nlp.py`, `nlp.py` or `recipes.nlp` means, or None; it may be a copy."""
+    named = re.fullmatch(r"(?:\w+/)?(\w+)\.py|\w+\.(\w+)", word)
+    path = runs.ROOT / f"recipes/{named[1] or named[2]}.py" if named else None
+    return path if path and path.is_file() else None
+
+
+def config_class(recipe):
+    return runs.load_recipe(recipe.stem).Config
+
+
+def make_files(flags, folder):
+    """The .csv files that a command names as its input, with the columns that it names, and images that those name."""
+    given = {flag.removeprefix("--"): flags[i + 1] for i, flag in enumerate(flags[:-1]) if flag.startswith("--")}
+    columns = [given.get("image_column_name") or given.get("text_column_names", "text")]
+    columns += [given.get("label_column_name", "label")]
+    samples = [f"sample number {i} of many" for i in range(40)]
+    for name in ("train_file", "validation_file"):
+        if given.get(name, "").endswith(".csv"):
+            (folder / given[name]).parent.mkdir(exist_ok=True)
+            if "image_column_name" in given:
+                samples = [f"{i}.png" for i in range(40)]
+                for i, image in enumerate(samples):
+                    Image.new("L", (8, 8), 6 * i).save((folder / given[name]).parent / image)
+            with (folder / given[name]).open("w", newline="") as file:
+                csv.writer(file).writerows([columns, *([sample, "ab"[i % 2]] for i, sample in enumerate(samples))])
+
+
+def out_of_reach(variables, launcher, recipe, flags, folder):
+    """Why a command of a recipe cannot run here, or None."""
+    if any(value.startswith("MASTER_ADDR=") and "127.0.0.1" not in value for value in variables):
+        return "other machines"
+    for flag, value in itertools.pairwise(launcher):
+        if flag in ("--nnodes", "--num_machines") and value != "1":
+            return "other machines"
+        if flag == "--config_file" and "fp16" in str(settings := yaml.safe_load((runs.ROOT / value).read_text())):
+            return f"a GPU for {settings['mixed_precision']}"
+        if flag == "--config_file" and settings["distributed_type"] == "FSDP":
+            return "GPUs for FSDP"
+    hints = field_types(config_class(recipe))
+    for flag, value in itertools.pairwise(flags):
+        name = flag.removeprefix("--")
+        reads = name in hints and re.search(r"(_file|_dir|_name_or_path|dataset_name|^config)$", name)
+        if reads and name != "output_dir" and not (folder / value).exists():
+            return f"{flag} {value}"
+    return None
+
+
+def check_launcher(words, recipe, flags):
+    """The words before a recipe are those of a launcher, with flags that it has, or of a script that exists."""
+    if words[:2] == ["accelerate", "launch"]:
+        parsed = launch_command_parser().parse_args([*words[2:], str(recipe), *flags])
+        assert not parsed.config_file or (runs.ROOT / parsed.config_file).is_file()
+    elif words[0] == "torchrun":
+        torchrun_parser().parse_args([*words[1:], str(recipe), *flags])
+    else:
+        assert words[0] in ("sbatch", "python", "sh", "bash") or (runs.ROOT / words[0]).is_file(), words
+        check_paths(words)
+
+
+def check_paths(words):
+    folders = {path.name for path in runs.ROOT.iterdir() if path.is_dir()}
+    for word in words:
+        if "/" in word and word.split("/")[0] in folders - {"out"}:
+            assert (runs.ROOT / word).exists(), word
+
+
+def small(words, recipe, flags):
+    """The command with two processes at most, a port of its own, and few steps of a small model."""
+    words = list(words)
+    if words and words[0] == "torchrun":
+        words[1:1] = ["--master-port", str(runs.free_port())]
+    for index, word in enumerate(words[:-1]):
+        if word in ("--nproc-per-node", "--num_processes"):
+            words[index + 1] = str(min(2, int(words[index + 1])))
+    if "shared.preflight" in words:
+        return words, flags
+    fields = field_types(config_class(recipe))
+    extra = [(f"--{name}", str(value)) for name, value in SMALL.items() if name in fields and f"--{name}" not in flags]
+    return words, [*flags, *(word for pair in extra for word in pair)]
+
+
+def prepared(command, folder):
+    """What to run for a command, or None if it can only be checked, which has been done."""
+    variables, words, name, flags = split(command)
+    if recipe := name and recipe_file(name):
+        make_files(flags, folder)
+        options.parse(config_class(recipe), flags)
+        check_launcher([word for word in words if word != "-m"], recipe, flags)
+        if words[0] in CHECKED_ONLY or words[0].startswith("clusters/"):
+            return None
+        if why := out_of_reach(variables, words, recipe, flags, folder):
+            print(f"only checked, for it needs {why}: {command}")
+            return None
+        words, flags = small(words, recipe, flags)
+        return " ".join(variables) + " " + shlex.join([*words, name, *flags]) + " &" * command.endswith(" &")
+    module = re.search(r"-m (shared\.[\w.]+)", command)
+    if module:
+        assert (runs.ROOT / f"{module[1].replace('.', '/')}.py").is_file()
+    if (module and re.search(r" [A-Z]\w* | [A-Z_]+$", f"{command} ")) or any("MASTER_ADDR=10." in v for v in variables):
+        return None  # placeholders, or other machines
+    if words[0] == "make":
+        subprocess.run(["make", "--dry-run", "--silent", *words[1:]], cwd=folder, check=True, capture_output=True)
+        return None
+    if script := next((word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None):
+        known = re.findall(
+            r'add_argument\(\s*"(--[\w-]+)"', "".join(p.read_text() for p in Path(script).parent.glob("*.py"))
+        )
+        assert (runs.ROOT / script).is_file()
+        assert not {word for word in words if word.startswith("--")} - {*known}
+        return None
+    if words[0] in CHECKED_ONLY or words[0].startswith(("clusters/", ".venv/")) or "venv" in words:
+        check_paths(words)
+        for package in re.findall(r"\b\w[\w-]*==\S+", command):
+            assert package in (runs.ROOT / "requirements.txt").read_text().split()
+        return None
+    return command
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("block", CASES)
+def test_the_commands_of_a_block_work(block, clone):
+    script = [line for command in block if (line := prepared(command, clone))]
+    if not script:
+        return
+    print("\n".join(script))
+    environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PATH": f"{runs.BIN}:{os.environ['PATH']}"}
+    runs.succeed(["bash", "-euo", "pipefail", "-c", "\n".join(script)], folder=clone, timeout=500, **environment)
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_cell_of_a_notebook_starts_two_processes(script, clone):
+    settings = ", ".join(f"{name}={value!r}" for name, value in SMALL.items())
+    changed = script.replace("Config(", f"Config({settings}, ")
+    if "notebook_launcher(" in changed:
+        changed = changed.replace("num_processes=2)", f"num_processes=2, use_port='{runs.free_port()}')")
+    assert changed.count("max_train_steps") == 1
+    said = runs.succeed([sys.executable, "-c", changed], folder=clone, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert re.search(r"processes +2, DDP over gloo", said)
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("place", ["", "package/"], ids=["empty folder", "package"])
+@pytest.mark.parametrize("recipe", sorted(runs.ROOT.glob("recipes/*.py")), ids=lambda path: path.name)
+def test_a_recipe_copied_with_exactly_what_its_docstring_lists_trains(recipe, place, texts, tmp_path):
+    listed = re.search(r"^To copy: this file(.*)$", ast.get_docstring(ast.parse(recipe.read_text())), re.MULTILINE)[1]
+    paths = re.findall(r"[\w./]+(?:/|\.\w+)(?=[\s,.]|$)", listed)
+    assert paths
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    if place:
+        (folder / "__init__.py").touch()
+    shutil.copy(recipe, folder)
+    for path in paths:
+        source, target = runs.ROOT / path, folder / path
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    with (folder / "shared/errors.py").open("a") as module:
+        module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
+    data = [] if "train_dir" in field_types(config_class(recipe)) else texts
+    _, flags = small([], recipe, [*map(str, data), "--output_dir", "run"])
+    started = f"imported {folder}/shared/errors.py"
+    if place:  # by its path as in a folder; as a module with its folder on the path
+        assert started in runs.succeed([sys.executable, f"{place}{recipe.name}", "--help"], folder=tmp_path)
+        command = [sys.executable, "-m", f"package.{recipe.stem}", *flags]
+    else:
+        command = [sys.executable, recipe.name, *flags]
+    said = runs.succeed(command, folder=tmp_path, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
+    assert started in said
+    assert "global batch 8 = 1 process" in said
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+    assert [line["step"] for line in runs.training_lines(tmp_path / "run")] == [1, 2]
+
+
+def test_commands_are_found_and_told_from_output():
+    block = "$ python x.py --seed 1  # one\n  processes   1\nRANK=1 torchrun \\\n    x.py &\nstep 1/2\ncd a && make b\n"
+    assert commands(block) == ["python x.py --seed 1", "RANK=1 torchrun x.py &", "cd a", "make b"]
+    assert len(CASES) > 10
+    assert len(SCRIPTS) == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python recipes/nlp.py --sede 1",
+        "torchrun --nproc-per-knot 2 recipes/nlp.py",
+        "accelerate launch --config_file accelerate_configs/no.yaml recipes/nlp.py",
+        "sbatch clusters/slurm/no.sbatch recipes/nlp.py",
+        "python -m shared.no",
+        "make no",
+        "pip install torch==0.1",
+        "clusters/no.sh",
+    ],
+)
+def test_a_command_that_would_fail_is_found(command, clone):
+    with pytest.raises((Exception, SystemExit)):
+        prepared(command, clone)

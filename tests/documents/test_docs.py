@@ -1,0 +1,279 @@
+"""The documents name nothing that does not exist, and the code keeps the limits that CONTRIBUTING.md states."""
+
+import argparse
+import ast
+import graphlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser as torchrun_parser
+
+from shared.config.command_line import field_types
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(ROOT.glob("recipes/*.py"))
+MODULES = sorted(ROOT.glob("shared/**/*.py"))
+PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "clusters/**/*.md")
+DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
+FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
+IN_THE_TREE = ("recipes", "shared", "accelerate_configs", "clusters", "docs")
+# pip's, and those of shared modules and campaigns.
+OTHER_FLAGS = {"index-url", "loss_tolerance", "weight_tolerance", "timeout", "kills", "walks"}
+# Those of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
+FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "follow"}
+FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
+MOST_LINES_OF_A_RECIPE, MOST_LINES_OF_ITS_LOOP, MOST_LINES_OF_A_MODULE = 260, 50, 400
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def by_name(paths: list[Path]):
+    return pytest.mark.parametrize("path", paths, ids=name)
+
+
+def test_the_lists_of_files_are_not_empty():
+    assert RECIPES
+    assert len(MODULES) > 20
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/exactness.md"} <= {name(path) for path in DOCUMENTS}
+
+
+# The documents
+
+
+def tree() -> list[str]:
+    """The paths in the README's file tree: indentation is depth, a folder ends with a slash."""
+    block = re.search(r"^## Files\n+```\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block, "README.md has no file tree under ## Files"
+    paths, folders = [], []
+    for line in block[1].splitlines():
+        indent, entry, purpose = re.fullmatch(r"( *)(\S+)( +\S.*)?", line).groups()
+        folders = folders[: len(indent) // 2]
+        paths.append("".join(folders) + entry)
+        if entry.endswith("/"):
+            folders.append(entry)
+        else:
+            assert purpose, f"{entry} stands in the README's tree without its purpose"
+    return paths
+
+
+def test_the_tree_of_the_readme_is_complete_and_names_nothing_else():
+    files = {
+        name(path)
+        for folder in IN_THE_TREE
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.stat().st_size and not path.name.startswith(".") and "__pycache__" not in path.parts
+    }
+    listed = tree()
+    assert len(listed) == len(set(listed))
+    assert not files - set(listed), "these files are missing from the tree"
+    assert not [path for path in listed if not (ROOT / path).exists()], "the tree names what does not exist"
+
+
+@by_name(DOCUMENTS)
+def test_every_path_that_a_document_names_exists(path):
+    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})/[\w./-]*", path.read_text())
+    modules = re.findall(r"(?<= -m )(?:shared|recipes)\.[\w.]*\w", path.read_text())
+    named = {re.sub(r"[./]+$", "", word) for word in named} | {module.replace(".", "/") + ".py" for module in modules}
+    assert not [word for word in sorted(named) if not (ROOT / word).exists()]
+
+
+@by_name(DOCUMENTS)
+def test_every_relative_link_and_anchor_resolves(path):
+    text = path.read_text()
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"^\[[^\]]+\]: (\S+)", text, re.MULTILINE)
+    broken = []
+    for target in targets:
+        if re.match(r"https?://", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = path.parent / file if file else path
+        if not linked.exists() or (anchor and anchor not in anchors(linked)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(document: Path) -> set[str]:
+    """What GitHub makes of the headings: lower case, punctuation dropped, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_name(DOCUMENTS)
+def test_every_flag_that_a_document_names_exists(path):
+    flags = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", path.read_text()))
+    assert not flags - recipe_flags() - launcher_flags() - benchmark_flags() - OTHER_FLAGS - FOREIGN_FLAGS
+
+
+def benchmark_flags() -> set[str]:
+    """What the scripts in benchmarks/ add to their parsers."""
+    sources = [path.read_text() for path in (ROOT / "benchmarks").glob("*.py")]
+    return {flag for source in sources for flag in re.findall(r'add_argument\(\s*"--([\w-]+)"', source)}
+
+
+@cache
+def recipe_flags() -> set[str]:
+    """The settings of all recipes, and the flags that every command line has."""
+    flags = {"config", "help"}
+    for recipe in RECIPES:
+        spec = importlib.util.spec_from_file_location(f"documented_{recipe.stem}", recipe)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        hints = field_types(module.Config)
+        flags |= set(hints) | {f"no_{field}" for field, hint in hints.items() if hint is bool}
+    return flags
+
+
+@cache
+def launcher_flags() -> set[str]:
+    """What `accelerate launch` and `torchrun` take."""
+    parsers: list[argparse.ArgumentParser] = [launch_command_parser(), torchrun_parser()]
+    return {
+        option.removeprefix("--")
+        for parser in parsers
+        for action in parser._actions
+        for option in action.option_strings
+    }
+
+
+def test_every_line_of_ours_that_the_troubleshooting_page_quotes_is_in_the_code():
+    page = re.sub(
+        r"^## NCCL.*?^## Slow", "", (ROOT / "docs/troubleshooting.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and " | " in line]
+    quoted = [line for row in rows if len(row) == 3 for line in re.findall(r"`([^`]+)`", row[1])]
+    spoken = "\n".join(text for path in [*MODULES, *RECIPES] for text in spoken_in(path))
+    pieces = [piece.strip(" ,:") for line in quoted for piece in line.split("…")]
+    assert len(pieces) > 30
+    assert not [piece for piece in pieces if piece not in spoken]
+
+
+def spoken_in(path):
+    """Every string in the code of a module, as one text where values are filled in."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+@by_name(DOCUMENTS)
+def test_every_target_of_make_that_a_document_names_exists(path):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    # In code only: between backticks, or alone on a line.
+    named = set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )?([a-z][\w-]*)", path.read_text(), re.MULTILINE))
+    assert named <= targets
+
+
+@by_name(DOCUMENTS)
+def test_a_document_has_no_placeholder(path):
+    assert not re.findall(r"@@\w+@@|TODO|FIXME", path.read_text())
+
+
+# The limits of the code
+
+
+@by_name(RECIPES)
+def test_a_recipe_is_short_and_its_loop_in_view(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= MOST_LINES_OF_A_RECIPE
+    loops = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.For) and ast.unparse(node).startswith("for step in range(")
+    ]
+    assert len(loops) == 1, "a recipe has one training loop: for step in range(...)"
+    assert loops[0].end_lineno - loops[0].body[0].lineno + 1 <= MOST_LINES_OF_ITS_LOOP
+
+
+@by_name(RECIPES)
+def test_a_recipe_says_how_it_is_started_what_to_expect_and_what_to_copy(path):
+    said = ast.get_docstring(ast.parse(path.read_text()))
+    assert f"accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/{path.name}" in said
+    assert re.search(r"^Expected: .*\d", said, re.MULTILINE), "a number, and not a promise of one"
+    assert re.search(r"^To copy: ", said, re.MULTILINE)
+
+
+@by_name(MODULES)
+def test_a_module_is_short_and_says_what_it_holds(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= MOST_LINES_OF_A_MODULE
+    assert not source or ast.get_docstring(ast.parse(source))
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of this project that a file imports, anywhere in it; `from shared import x` is shared.x."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name(path)} has a relative import, which fails when the file is copied"
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {module for module in found if module.split(".")[0] in ("shared", "recipes")}
+
+
+def test_modules_import_each_other_without_a_circle_and_nothing_imports_a_recipe():
+    graph = {name(path).removesuffix(".py").replace("/", "."): imports(path) for path in MODULES}
+    assert any(graph.values()), "no import was found, so nothing was checked"
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    for path in [*MODULES, *RECIPES]:
+        assert not [module for module in imports(path) if module.startswith("recipes")], name(path)
+
+
+IMPORT_ALL = """
+import importlib, json, os, random, signal, sys, threading, warnings
+import accelerate, numpy, pyarrow.csv, pyarrow.json, pyarrow.parquet, tokenizers, torch, torch.utils.data  # not ours
+
+def visible():
+    return {
+        "environment": sorted(os.environ.items()),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+        "random state": [str(random.getstate()), str(numpy.random.get_state()), torch.get_rng_state().tolist()],
+        "threads of torch": torch.get_num_threads(),
+        "process group": torch.distributed.is_initialized(),
+        "path": sys.path,
+        "warnings": str(warnings.filters),
+    }
+
+sys.path.insert(0, sys.argv[1])
+before = visible()
+for module in sys.argv[2:]:
+    importlib.import_module(module)
+after = visible()
+changed = [what for what in before if before[what] != after[what]]
+heavy = {"datasets", "evaluate", "matplotlib", "sklearn", "transformers", "tyro", "wandb"} & sys.modules.keys()
+sys.stdout.write(json.dumps([changed, sorted(heavy)]))
+"""
+
+
+def test_importing_all_of_shared_and_the_recipes_does_nothing_visible(tmp_path):
+    # The metrics are loaded by path, by `evaluate`, which they have to import: tests/monitoring/test_metrics.py.
+    paths = [path for path in [*MODULES, *RECIPES] if "metrics" not in path.parts]
+    modules = [name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", IMPORT_ALL, ROOT, *modules],
+        cwd=tmp_path,
+        env=os.environ | {"HOME": str(tmp_path), "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    changed, heavy = json.loads(done.stdout)  # which fails if a module printed anything
+    assert not changed
+    assert not heavy, "these are imported where they are used"
+    assert not done.stderr
+    assert not list(tmp_path.iterdir()), "importing wrote files"

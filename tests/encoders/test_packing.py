@@ -1,0 +1,239 @@
+"""Packed documents give what each gives alone, and the head on hidden tokens what the dense head gives there."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForMaskedLM
+
+from shared.encoders.masked_head import predict_only_masked
+from shared.encoders.packing import OnePerRow, Packing, arrange, packs, use_packed_attention, varlen_attention
+from shared.text.tokenized import Padding
+
+CPU = torch.device("cpu")
+KINDS = ("bert", "roberta", "modernbert")
+PAD, LONGEST = 1, 60  # a padding id that is not 0: RoBERTa counts from it
+
+
+def tiny(kind, **more):
+    """A model of random weights, large enough that attention to the wrong token would be seen."""
+    local = {"local_attention": 16, "global_attn_every_n_layers": 2} if kind == "modernbert" else {}
+    dropout = {} if kind == "modernbert" else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = AutoConfig.for_model(
+        kind,
+        **{
+            **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
+            **{"num_attention_heads": 4, "max_position_embeddings": LONGEST + PAD + 1, "pad_token_id": PAD},
+            **{"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3, "initializer_range": 0.1},
+            **local,
+            **dropout,
+            **more,
+        },
+    )
+    torch.manual_seed(0)
+    return AutoModelForMaskedLM.from_config(config).eval()
+
+
+def read(lengths, seed=0, share=0.3):
+    """What MaskedDocuments.read_micro_batch gives for documents of these lengths: (tokens, lengths, masked, labels)."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(5, 320, sum(lengths))
+    masked = np.sort(generator.choice(len(tokens), max(1, int(share * len(tokens))), replace=False))
+    return tokens, np.array(lengths), masked, generator.integers(5, 320, len(masked))
+
+
+def alone(model, tokens, lengths):
+    """Logits [T, vocabulary], from each document by itself."""
+    documents = np.split(tokens, np.cumsum(lengths)[:-1])
+    return torch.cat([model(input_ids=torch.from_numpy(document)[None]).logits[0] for document in documents])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [[60, 37, 37, 12, 3, 1], [20, 20, 20], [60]])
+def test_packed_logits_are_those_of_each_document_alone(kind, lengths):
+    model = tiny(kind)
+    tokens, lengths, _, _ = read(lengths)
+    with torch.no_grad():
+        expected = alone(model, tokens, lengths)
+        predict_only_masked(model)
+        assert "packed" in use_packed_attention(model, CPU, "no")
+        assert model.config._attn_implementation == "packed_padded"
+        batch = Packing.for_model(model.config)((tokens, lengths, np.arange(len(tokens)), tokens))
+        batch.pop("labels")
+        packed = model(**batch).logits
+    assert batch["input_ids"].shape == (1, sum(lengths)), "every token that is computed is a real one"
+    assert (packed - expected).abs().max() < 1e-5
+    assert expected.std() > 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_packed_attention_documents_would_see_each_other(kind):
+    """What the test above would miss if the default attention gave the same."""
+    model = tiny(kind)
+    tokens, lengths, _, _ = read([40, 30, 9])
+    batch = Packing.for_model(model.config)((tokens, lengths, np.arange(len(tokens)), tokens))
+    with torch.no_grad():
+        expected = alone(model, tokens, lengths)
+        leaking = model(batch["input_ids"], position_ids=batch["position_ids"]).logits[0]
+    assert (leaking - expected).abs().max() > 1e-3
+
+
+def test_the_window_of_modernbert_is_seen_in_the_logits():
+    """Else the test of its alternating attention could pass with all layers global."""
+    model = tiny("modernbert")
+    assert set(model.config.layer_types) == {"full_attention", "sliding_attention"}
+    tokens, lengths, _, _ = read([60])
+    with torch.no_grad():
+        narrow = alone(model, tokens, lengths)
+        wide = alone(tiny("modernbert", local_attention=200), tokens, lengths)
+    assert (narrow - wide).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("rows", ["packed", "one document per row"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_and_gradient_of_the_sparse_head_are_those_of_the_dense_one(kind, rows):
+    found = read([60, 37, 37, 12, 3, 1])
+    tokens, lengths, masked, labels = found
+    dense, sparse = tiny(kind).train(), tiny(kind).train()
+    expected = F.cross_entropy(alone(dense, tokens, lengths)[masked], torch.from_numpy(labels))
+    expected.backward()
+
+    predict_only_masked(sparse)
+    packed = rows == "packed"
+    if packed:
+        use_packed_attention(sparse, CPU, "no")
+    batch = (Packing.for_model(sparse.config) if packed else OnePerRow(PAD))(found)
+    targets = batch.pop("labels")
+    logits = sparse(**batch).logits
+    assert logits.shape == (len(masked), 320), "no logits for other places"
+    loss = F.cross_entropy(logits, targets)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    pairs = zip(sparse.parameters(), dense.parameters(), strict=True)
+    gradients = [(a.grad.flatten(), b.grad.flatten()) for a, b in pairs]
+    mine, theirs = (torch.cat(part) for part in zip(*gradients, strict=True))
+    assert ((mine - theirs).norm() / theirs.norm()).item() < 1e-5
+
+
+def test_a_model_called_without_masked_gives_all_logits():
+    model = tiny("bert")
+    predict_only_masked(model)
+    assert model(input_ids=torch.full((2, 7), 9)).logits.shape == (2, 7, 320)
+
+
+@pytest.mark.parametrize("kind", ["bert", "deberta-v2", "mpnet", "megatron-bert", "squeezebert", "nothing apart"])
+def test_the_logits_of_hidden_tokens_are_those_of_the_dense_head_in_any_model(kind):
+    """Whether or not it hands its arguments on to its encoder; and where it has no encoder apart from its head."""
+    more = {"embedding_size": 64} if kind == "squeezebert" else {}
+    model = tiny("bert" if kind == "nothing apart" else kind, **more)
+    if kind == "nothing apart":
+        model.base_model_prefix = ""
+        assert model.base_model is model
+    batch = OnePerRow(PAD)(read([9, 4, 2]))
+    batch.pop("labels")
+    masked = batch.pop("masked")
+    with torch.no_grad():
+        expected = model(**batch).logits.flatten(0, 1)[masked]
+        predict_only_masked(model)
+        assert (model(**batch, masked=masked).logits - expected).abs().max() < 1e-5
+        assert model(**batch).logits.ndim == 3, "a call without places is what it was"
+
+
+def test_one_document_per_row_pads_like_the_other_recipe():
+    tokens, lengths, masked, labels = read([9, 4, 2])
+    batch = OnePerRow(PAD, multiple_of=8, max_length=12)((tokens, lengths, masked, labels))
+    items = [(document, None, None) for document in np.split(tokens, np.cumsum(lengths)[:-1])]
+    padded = Padding(PAD, multiple_of=8, max_length=12)(items)
+    assert torch.equal(batch["input_ids"], padded["input_ids"])
+    assert torch.equal(batch["attention_mask"], padded["attention_mask"])
+    assert batch["input_ids"].flatten()[batch["masked"]].tolist() == tokens[masked].tolist()
+
+
+def test_dropout_of_attention_reaches_the_packed_one():
+    model = tiny("bert", attention_probs_dropout_prob=0.5).train()
+    use_packed_attention(model, CPU, "no")
+    tokens, lengths, masked, labels = read([9, 4, 2])
+    batch = Packing()((tokens, lengths, masked, labels))
+    batch.pop("labels"), batch.pop("masked")
+    torch.manual_seed(0)
+    one, other = model(**batch).logits, model(**batch).logits
+    assert not torch.allclose(one, other)
+
+
+def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
+    cuda, generation = torch.device("cuda"), [(9, 0)]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
+
+    def chosen(model, device, precision):
+        said = use_packed_attention(model, device, precision)
+        assert model.config._attn_implementation == ("packed_padded" if "padded to" in said else "packed_varlen")
+        return said.removeprefix("packed without padding, attention ")
+
+    padded = "over each micro-batch's documents padded to the longest"
+    assert chosen(tiny("modernbert"), cuda, "bf16") == "by torch.nn.attention.varlen"
+    assert chosen(tiny("modernbert"), cuda, "fp16") == "by torch.nn.attention.varlen"
+    assert chosen(tiny("modernbert"), cuda, "no") == f"{padded} (full precision)"
+    assert chosen(tiny("modernbert"), CPU, "bf16") == f"{padded} (no GPU)"
+    dropping = tiny("bert", attention_probs_dropout_prob=0.1)
+    assert chosen(dropping, cuda, "bf16") == f"{padded} (dropout of attention)"
+    for width, fits in ((256, True), (264, False), (12, False), (8, True)):
+        said = chosen(tiny("bert", hidden_size=4 * width), cuda, "bf16")
+        assert said == ("by torch.nn.attention.varlen" if fits else f"{padded} ({said.partition('(')[2]}")
+        assert fits or f"heads of width {width}" in said
+    generation[0] = (7, 5)
+    assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
+
+
+def test_a_torch_without_varlen_takes_the_other_attention_and_says_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # importing it fails
+    model = tiny("modernbert")
+    said = use_packed_attention(model, torch.device("cuda"), "bf16")
+    assert model.config._attn_implementation == "packed_padded"
+    assert said.endswith(f"padded to the longest (torch {torch.__version__} has no torch.nn.attention.varlen)")
+    assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "a CPU has nothing to miss"
+
+
+def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch):
+    """The kernel runs on GPUs only; here a stand-in shows what it is given."""
+    from torch.nn.attention import varlen
+
+    calls = []
+
+    def stand_in(q, k, v, ends, ends_k, longest, longest_k, *, scale, window_size):
+        calls.append((q.shape, ends.tolist(), longest, scale, window_size))
+        assert ends is ends_k
+        assert longest == longest_k
+        return v
+
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    value = torch.arange(24.0).view(1, 2, 4, 3)
+    ends = torch.tensor([0, 3, 4], dtype=torch.int32)
+    for window in (None, 9):
+        out, _ = varlen_attention(
+            None, value, value, value, None, cu_seq_lens_q=ends, max_length_q=3, scaling=0.5, sliding_window=window
+        )
+        assert torch.equal(out, value.transpose(1, 2))
+    assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.5, (-1, -1)), ((4, 2, 3), [0, 3, 4], 3, 0.5, (8, 8))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "packed"), [("bert", True), ("eurobert", True), ("mobilebert", False), ("deberta-v2", False)]
+)
+def test_documents_are_packed_where_they_do_not_see_each_other(kind, packed):
+    """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours."""
+    more = {"num_key_value_heads": 2, "head_dim": 16} if kind == "eurobert" else {}
+    more |= {"embedding_size": 64, "intra_bottleneck_size": 64} if kind == "mobilebert" else {}
+    model = tiny(kind, **more)
+    before = model.config._attn_implementation
+    assert packs(model, [np.arange(5, 5 + n) for n in (11, 7, 16)]) == packed
+    assert model.config._attn_implementation == before
+    data = [np.arange(5, 25), np.arange(5, 9)]
+    config = SimpleNamespace(packing=True, mixed_precision="no", max_length=60)
+    collate, said = arrange(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
+    assert collate.packed == packed
+    assert ("packed without padding" in said) == packed
+    assert (f"the documents would see each other in a {type(model).__name__}" in said) == (not packed)

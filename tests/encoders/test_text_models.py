@@ -1,0 +1,112 @@
+"""The attention and the masks of a device: what transformers computes with its own."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks.host_waits import Operations
+from shared.config.options import Options
+from shared.encoders import text_models
+from shared.encoders.attention import LONGEST, attend
+from shared.encoders.text_models import attend_by_products, mask_on_device
+
+
+def tiny(kind):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+    local = {"local_attention": 8, "global_attn_every_n_layers": 2} if kind == "modernbert" else {}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes, **local, vocab_size=50, pad_token_id=0, initializer_range=0.2)
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+def batch(padded):
+    lengths = torch.tensor([[20], [13], [5]] if padded else [[20], [20], [20]])
+    return {"input_ids": torch.arange(60).view(3, 20) % 49 + 1, "attention_mask": (torch.arange(20) < lengths).long()}
+
+
+def logits_and_waits(model, inputs):
+    found = []
+    with torch.no_grad(), Operations(found.append):
+        return model(**inputs).logits, found
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_the_mask_is_always_taken_and_gives_the_same(kind, padded):
+    model, inputs = tiny(kind), batch(padded)
+    expected, waits = logits_and_waits(model, inputs)
+    assert waits, "transformers looks at the batch by itself: else this module has nothing to do"
+    mask_on_device(model)
+    given, waits = logits_and_waits(model, inputs)
+    assert not waits
+    assert (given - expected).abs().max() < 1e-5
+    assert (logits_and_waits(model, batch(not padded))[0] - given).abs().max() > 1e-3, "the mask is seen"
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cuda", "bf16"), ("cpu", "bf16"), ("cpu", "no")])
+def test_a_module_of_ones_own_stays_as_it_is(device, precision):
+    model = torch.nn.Linear(2, 2)
+    accelerator = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
+    assert text_models.for_device(accelerator, Options(output_dir="unused"), model) is model
+
+
+def test_a_model_with_another_attention_keeps_it():
+    model = tiny("bert")
+    model.set_attn_implementation("eager")
+    mask_on_device(model)
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("longest", [12, LONGEST + 8])
+@pytest.mark.parametrize("kind", ["none", "padding", "window"])
+def test_attention_by_products_is_torchs(kind, longest):
+    random = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(2, 2, longest, 16, generator=random) for _ in range(3)]
+    seen = (torch.arange(longest) < torch.tensor([[longest], [5]]))[:, None, None]
+    place = torch.arange(longest)
+    near = seen & ((place[:, None] - place).abs() < 3)  # beyond the window of its last token, a row sees nothing
+    mask = {"none": None, "padding": seen, "window": near}[kind]
+    rows = slice(None) if kind != "window" else near.any(-1).expand(2, 2, longest)
+    found = []
+    for dtype, function in ((torch.bfloat16, attend), (torch.float32, attend), (torch.float64, reference)):
+        query, key, value = (part.clone().to(dtype).requires_grad_() for part in inputs)
+        out = function(query, key, value, mask, 0.0, 0.3)
+        assert torch.isfinite(out).all()
+        out[rows].square().sum().backward()
+        found.append([out[rows].double(), *(part.grad.double() for part in (query, key, value))])
+    for half, full, expected in zip(*found, strict=True):
+        assert runs.distance(full, expected) < 1e-5
+        assert runs.distance(half, expected) < 0.02
+
+
+def reference(query, key, value, mask, dropout, scale):
+    scores = query @ key.transpose(-1, -2) * scale
+    return (scores if mask is None else scores.masked_fill(~mask, -1e30)).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_encoders_attend_by_products_in_bf16_and_give_the_same(kind, padded, monkeypatch):
+    model, inputs = tiny(kind), batch(padded)
+    expected, calls = model(**inputs).logits, []
+    monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
+    attend_by_products(model)
+    assert (model(**inputs).logits - expected).abs().max() < 1e-5
+    assert len(calls) == model.config.num_hidden_layers
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (model(**inputs).logits.float() - expected).abs().max() < 0.05
+
+
+def test_a_decoder_keeps_its_own_attention():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0)
+    model, inputs = AutoModelForSequenceClassification.from_config(config).eval(), batch(padded=True)
+    expected = model(**inputs).logits
+    attend_by_products(model)
+    assert torch.equal(model(**inputs).logits, expected)

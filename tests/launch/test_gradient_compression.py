@@ -1,0 +1,117 @@
+"""Gradients in half the bytes, one synchronization per step, and the profile that shows it: the recipe's own loop."""
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+
+from shared.config import options
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.launch import gradient_compression
+from shared.launch.starting import check_environment
+from shared.monitoring import profiling
+from shared.run.launch_card import gradients
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def launched(texts, tmp_path_factory):
+    """The recipe on two processes, uncompressed and in bf16 and fp16, each with a profile of three steps."""
+    folder = tmp_path_factory.mktemp("compression")
+    flags = [*runs.TINY, *texts, "--profile", STEPS, "--checkpointing_steps", "no", "--max_tokens_per_micro_batch", 60]
+    flags += ["--logging_steps", 8]  # a reading is a collective call, too
+    formats = ("none", "bf16", "fp16")
+    return runs.run_many(2, {name: [*flags, "--gradient_compression", name] for name in formats}, folder)
+
+
+def trace(output, rank):
+    return json.loads((output / f"profile/trace-{rank}.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("compressed", ["none", "bf16", "fp16"])
+def test_gradients_are_sent_once_per_step_however_many_micro_batches(launched, compressed):
+    for rank in range(2):
+        calls = Counter(event.get("name") for event in trace(launched[compressed], rank))
+        assert calls["DistributedDataParallel.forward"] >= 2 * STEPS, "there are several micro-batches"
+        # One of the gradients, for the model fits in one bucket, and one to agree on signals.
+        assert calls["c10d::allreduce_"] == 2 * STEPS
+
+
+@pytest.mark.parametrize(("compressed", "most"), [("bf16", 2e-2), ("fp16", 2e-3)])
+def test_compression_changes_the_weights_by_its_rounding_only(launched, compressed, most):
+    between = runs.distance(runs.weights(launched[compressed]), runs.weights(launched["none"]))
+    assert 0 < between < most
+
+
+def test_a_profile_has_a_trace_and_a_table_per_process(launched):
+    folder = launched["none"] / "profile"
+    expected = [f"{what}-{rank}.{kind}" for what, kind in (("operators", "txt"), ("trace", "json")) for rank in (0, 1)]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(expected)
+    table = (folder / "operators-1.txt").read_text().splitlines()
+    _, header, rows = [i for i, line in enumerate(table) if line.startswith("----")]
+    assert rows - header - 1 == profiling.MOST_EXPENSIVE
+
+
+def hook_result(gradient, dtype, monkeypatch):
+    """What two processes with the same gradient get out of the hook; `sent` is what travels."""
+    sent = []
+
+    def all_reduce(tensor, async_op):
+        sent.append(tensor.clone())
+        tensor.mul_(2)
+        future = torch.futures.Future()
+        future.set_result([tensor])
+        return SimpleNamespace(get_future=lambda: future)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    bucket = SimpleNamespace(buffer=lambda: gradient)
+    return gradient_compression.average_in(dtype)(None, bucket).wait(), sent
+
+
+def test_the_hook_sends_half_the_bytes_and_returns_the_mean_in_place(monkeypatch):
+    gradient = torch.randn(1000)
+    expected = gradient.to(torch.bfloat16).float()
+    result, (sent,) = hook_result(gradient, torch.bfloat16, monkeypatch)
+    assert sent.element_size() == 2
+    assert result is gradient
+    assert torch.equal(result, expected)
+
+
+def test_the_hook_divides_before_it_casts_so_that_a_sum_within_range_stays_finite(monkeypatch):
+    result, _ = hook_result(torch.tensor([60000.0]), torch.float16, monkeypatch)
+    assert result.item() == pytest.approx(60000, rel=1e-3)
+
+
+def test_compression_decides_the_run_and_profiling_does_not():
+    stored = options.plain(Options())
+    assert set(options.differences(stored, Options(gradient_compression="bf16"))) == {"gradient_compression"}
+    assert not options.differences(stored, Options(profile=3, peak_tflops=2.0))
+
+
+def test_compression_without_effect_is_said_or_refused(monkeypatch):
+    assert gradients("bf16", 1)["gradients"].startswith("no effect on one process")
+    assert gradients("bf16", 2) == {"gradients": "sent and summed in bf16"}
+    assert gradients("none", 2) == {}
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    with pytest.raises(UserError, match="--gradient_compression bf16 has no effect under FSDP"):
+        check_environment(Options(gradient_compression="bf16", mixed_precision="no"), on_cpu=False)
+
+
+def test_a_run_too_short_for_its_profile_writes_what_there_is_and_says_so(tmp_path, capsys):
+    accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"), print=print)
+    profiler = profiling.Profiler(accelerator, Options(profile=5, output_dir=str(tmp_path)))
+    for _ in range(profiling.WARMUP + 2):
+        torch.ones(3) + 1
+        profiler.end_step()
+    profiler.close()
+    profiler.close()
+    assert "after 4 steps, 3 of the profile are missing" in capsys.readouterr().out
+    assert (tmp_path / "profile/trace-0.json").stat().st_size > 0
+    assert "aten::add" in (tmp_path / "profile/operators-0.txt").read_text()

@@ -1,0 +1,400 @@
+"""Processes that cannot meet are told the likely cause, within a timeout of their own, and each cause by its name."""
+
+import contextlib
+import os
+import re
+import runpy
+import shutil
+import socket
+import sys
+import threading
+from importlib import metadata
+
+import pytest
+import runs
+import torch
+
+from shared import preflight
+from shared.checkpoints.progress import Progress
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.launch import agreement, rendezvous
+from shared.launch.rendezvous import Place
+from shared.plan.batches import Plan
+from shared.processes import exit_reasons
+from shared.run import launch_card
+
+
+@pytest.fixture
+def listener():
+    """A socket that listens on a port and accepts nobody."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        yield server
+
+
+def place(rank, port, processes=2, address="127.0.0.1"):
+    return Place(rank, processes, address, port, serves=rank == 0)
+
+
+# Each cause, as a process meets it
+
+
+def test_a_port_in_use_is_named_with_its_owner(listener):
+    port = listener.getsockname()[1]
+    with pytest.raises(UserError, match=rf"port {port} is in use on \S+ by process {os.getpid()} \(.*choose another"):
+        rendezvous.meet(place(0, port), 5)
+
+
+def test_an_address_that_is_no_name():
+    with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid is no name that \S+ knows: give .* IP address"):
+        rendezvous.meet(place(1, 29500, address="node-0.invalid"), 0.5)
+
+
+def test_a_port_on_which_nobody_listens():
+    port = runs.free_port()
+    with pytest.raises(UserError, match=f"nothing listens at 127.0.0.1:{port}, seen from .*: start rank 0"):
+        rendezvous.meet(place(1, port), 0.5)
+
+
+def test_packets_that_are_dropped(listener):
+    # Linux answers nothing once the queue of connections to be accepted is full, as a firewall does that drops them.
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            full = stack.enter_context(socket.socket())
+            full.setblocking(False)
+            full.connect_ex(listener.getsockname())
+        with pytest.raises(UserError, match=r"no answer from 127.0.0.1:\d+ to .*: a firewall drops the packets"):
+            rendezvous.meet(place(1, listener.getsockname()[1]), 0.5)
+
+
+def test_a_network_that_leads_nowhere(monkeypatch):
+    def connect(*_):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(UserError, match=r"no way to 10.1.2.3:29500 \(Network is unreachable\): a wrong MASTER_ADDR"):
+        rendezvous.meet(place(1, 29500, address="10.1.2.3"), 0.5)
+
+
+def test_something_else_that_answers_at_the_port(listener):
+    # It takes the connection and closes it, as a server of another protocol does.
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    with pytest.raises(UserError, match=r"something answers at .*, but it is not rank 0 of this launch"):
+        rendezvous.meet(place(1, listener.getsockname()[1]), 3)
+    listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_rank_that_does_not_come():
+    port = runs.free_port()
+    alone = place(0, port, processes=3)
+    store = rendezvous.meet(alone, 5)
+    with pytest.raises(UserError, match=r"of 3 processes rank 1, 2 did not come to 127.* within 0.5 s \(rank 0 did\)"):
+        rendezvous.exchange(store, alone, {}, 0.5)
+
+
+def test_an_address_that_is_not_rank_0s_own():
+    with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is no address of \S+, where rank 0 runs: .* give"):
+        rendezvous.meet(place(0, runs.free_port(), address="192.0.2.1"), 5)
+
+
+def test_two_processes_of_one_rank():
+    port = runs.free_port()
+    first = place(0, port)
+    store = rendezvous.meet(first, 5)
+    with pytest.raises(UserError, match="did not come"):
+        rendezvous.exchange(store, first, {}, 0.2)
+    with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
+        rendezvous.exchange(store, first, {}, 0.2)
+
+
+def test_processes_that_met_and_cannot_connect(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
+    alone = place(0, runs.free_port(), processes=1)
+    store = rendezvous.meet(alone, 5)
+    with pytest.raises(UserError, match=r"the processes met at 127.*, but .*no-such-card.*: open all ports .*IFNAME"):
+        rendezvous.connect(store, alone, 5)
+
+
+def test_a_host_whose_name_is_a_loopback_address_in_its_own_file(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
+    assert "is a loopback address in its own /etc/hosts" in rendezvous.unconnected()
+
+
+def test_a_call_that_never_ends_is_ended():
+    script = "from shared import preflight\nimport time\nwith preflight.ended_after(0.2, 'stood still'): time.sleep(60)"
+    done = runs.run([sys.executable, "-c", script])
+    assert (done.returncode, done.stderr) == (2, "error: stood still\n")
+
+
+# What has to be the same on all machines
+
+
+def fact(host, rank, **changes):
+    kinds = {
+        "setting": {"--seed": "0"},
+        "version": {"torch": "2.13.0"},
+        "code": {"shared/launch/starting.py": "aa"},
+        "data": {"of train.csv": "bb"},
+    }
+    return {"host": host, "rank": rank} | {kind: kinds[kind] | changes.get(kind, {}) for kind in kinds}
+
+
+def test_processes_that_agree_pass():
+    agreement.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"setting": {"--seed": "1"}}, r"--seed is 0 on a \(rank 0, 1\), 1 on b \(rank 2\): make it the same"),
+        ({"version": {"torch": "2.12.0"}}, r"torch is 2.13.0 on a \(rank 0, 1\), 2.12.0 on b \(rank 2\)"),
+        (
+            {"code": {"shared/launch/starting.py": "ab"}},
+            r"shared/launch/starting.py differs between a \(rank 0, 1\) and b \(rank 2\)",
+        ),
+        ({"code": {"shared/new.py": "ab"}}, "code shared/new.py differs"),
+        ({"data": {"of train.csv": "bc"}}, "data of train.csv differs between"),
+    ],
+)
+def test_machines_that_differ_are_told_in_what(changes, said):
+    with pytest.raises(UserError, match=said):
+        agreement.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2, **changes)])
+
+
+def test_machines_whose_libraries_make_other_embedded_data_are_refused(monkeypatch):
+    nlp, images = runs.load_recipe("nlp").Config, runs.load_recipe("image_classification").Config
+
+    def of(host, rank, config, sklearn):
+        monkeypatch.setattr(metadata, "version", lambda name: sklearn if name == "scikit-learn" else "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        return preflight.own_facts(runs.ROOT / "recipes/nlp.py", config) | {"host": host, "rank": rank}
+
+    for config, why in ((nlp(), "sklearn, whose docstrings are data,"), (images(), "scikit-learn, whose digits")):
+        facts = [of("a", 0, config, "1.9"), of("b", 1, config, "1.8")]
+        with pytest.raises(UserError, match=rf"{why}.* is 1.9 on a \(rank 0\), 1.8 on b \(rank 1\)"):
+            agreement.refuse_differences(facts)
+    own = nlp(train_file="no.csv")  # data of one's own: it makes no difference
+    agreement.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
+
+
+def in_a_launch(accelerator, folder):
+    """What each of two processes is told of settings, code or versions that they have of their own."""
+    rank, told = accelerator.process_index, {}
+    cases = {
+        "nothing": ({}, {}),
+        "workers": ({"dataloader_num_workers": 1}, {"dataloader_num_workers": 2}),
+        "seed": ({"seed": 1}, {"seed": 2}),
+        "logging": ({"logging_steps": 1}, {"report_to": "wandb", "dry_run": True}),
+        "folders": ({"output_dir": "a"}, {"output_dir": "b"}),
+        "own folders": [{"output_dir": each, "save_on_each_node": True} for each in "ab"],
+        "precision": ({"mixed_precision": "bf16"}, {}),
+    }
+    for name, settings in cases.items():
+        me = exit_reasons.me() | ({"host": f"machine-{rank}"} if name == "own folders" else {})
+        with pytest.MonkeyPatch.context() as changed:
+            changed.setattr(exit_reasons, "me", lambda me=me: me)
+            if name == "precision":
+                changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
+            told[name] = compared(Options(**settings[rank]))
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(agreement, "versions", lambda: {"torch": f"2.1{rank}"})
+        changed.setattr(agreement, "code", lambda _: {"shared/run/launch_card.py": "ab"[rank]})
+        told["version and code"] = compared(Options())
+    return told
+
+
+def compared(config):
+    try:
+        agreement.compare(*rendezvous.place_met(), config, "cpu", 30)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def test_processes_of_one_launch_that_would_train_a_mixture_are_refused_before_they_train(tmp_path):
+    found = runs.in_group(in_a_launch, 2, tmp_path)
+    assert found[0] == found[1], "every process is told"
+    told, host = found[0], socket.gethostname()
+    for name in ("nothing", "workers", "own folders", "precision"):
+        assert told[name] is None, told[name]
+    assert told["seed"] == f"--seed is 1 on {host} (rank 0), 2 on {host} (rank 1): make it the same on all processes"
+    for part in ("--logging_steps is 1 on", "--report_to is none on", "--dry_run is False on"):
+        assert part in told["logging"]
+    assert f"--output_dir is a on {host} (rank 0), b on" in told["folders"]
+    assert f"torch is 2.10 on {host} (rank 0), 2.11 on" in told["version and code"]
+    assert (
+        f"code shared/run/launch_card.py differs between {host} (rank 0) and {host} (rank 1)"
+        in told["version and code"]
+    )
+
+
+def test_the_code_of_a_run_is_its_recipe_and_shared_and_a_cell_of_a_notebook_has_no_file():
+    found = agreement.code(runs.load_recipe("nlp").Config())
+    assert {"nlp.py", "shared/launch/starting.py", "shared/text/tokenized.py"} <= found.keys()
+    assert not [name for name in agreement.code(Options()) if not name.startswith("shared/")]
+    cell = type("Config", (Options,), {"__module__": "a notebook"})
+    assert agreement.code(cell()) == agreement.code(Options())
+
+
+def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "WHOLE", 8)
+    file = tmp_path / "data"
+    seen = set()
+    for content in (b"0" * 12, b"1" + b"0" * 11, b"0" * 11 + b"1", b"0" * 13, b"0" * 20, b"0" * 19 + b"1"):
+        file.write_bytes(content)
+        seen.add(preflight.digest(file))
+    assert len(seen) == 6
+    before = preflight.digest(tmp_path)
+    file.write_bytes(b"0" * 21)
+    assert preflight.digest(tmp_path) != before
+
+
+def test_machines_are_listed_with_their_ranks():
+    assert launch_card.machines([("a", True), ("a", False), ("b", True)]) == "2: a (ranks 0-1), b (rank 2)"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [(["--timeout", "soon"], "--timeout: give the seconds"), (["no.py"], "no.py is no file: python -m shared.pre")],
+)
+def test_a_command_line_that_is_wrong(argv, said):
+    with pytest.raises(UserError, match=said):
+        preflight.arguments(argv)
+
+
+def test_help_and_the_name_of_the_launch_module_reach_the_preflight(capsys, monkeypatch):
+    preflight.main(["--help"])
+    asked = capsys.readouterr().out
+    assert "-m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]" in asked
+    monkeypatch.setattr(sys, "argv", ["launch.py", "--help"])
+    with pytest.warns(RuntimeWarning, match="found in sys.modules"):  # this process has imported both, in vain
+        runpy.run_module("shared.launch.starting", run_name="__main__")
+    assert capsys.readouterr().out == asked
+
+
+# The card, which a recipe prints as well
+
+
+def on_two_machines(accelerator, folder):
+    """The card of a launch whose processes are each a machine."""
+    plan = Plan(num_samples=20, seed=0, global_batch_size=4, num_epochs=1)
+    optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters())
+    said = []
+    for config in (Options(output_dir="out"), Options(output_dir="out", save_on_each_node=True, report_to="trackio")):
+        said.append(launch_card.launch_card(accelerator, config, plan, optimizer, Progress(), None, {"data": "none"}))
+    return said
+
+
+def test_the_card_of_several_machines_names_them_the_tracker_and_whose_the_folder_is(tmp_path):
+    first, second = runs.in_group(on_two_machines, 2, tmp_path, machines=True)
+    shared, own = first
+    assert first == second
+    host = socket.gethostname()
+    assert re.search(rf"^  machines +2: {host} \(rank 0\), {host} \(rank 1\)$", shared, re.MULTILINE)
+    assert re.search("^  tracker +none$", shared, re.MULTILINE)
+    assert re.search("^  learning rate +5e-05 at its peak, linear, 0 steps of warm-up$", shared, re.MULTILINE)
+    assert re.search("^  output +out, shared by the machines, from the start$", shared, re.MULTILINE)
+    assert re.search("^  tracker +trackio$", own, re.MULTILINE)
+    assert re.search("^  output +out, each machine's own, from the start$", own, re.MULTILINE)
+
+
+# Launched
+
+
+def shells(command, changes):
+    """One process per shell, as ranks 0, 1, ..., each with its own changes to how it is started: said, exit codes."""
+    common = {"WORLD_SIZE": str(len(changes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
+    common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    started = []
+    try:
+        for rank, change in enumerate(changes):
+            flags = change.pop("flags", [])
+            started.append(runs.start([*command, *flags], **common | {"RANK": str(rank)} | change))
+        said = ["".join(shell.communicate(timeout=120)) for shell in started]
+    finally:
+        for shell in started:
+            runs.end(shell)
+    return said, [shell.returncode for shell in started]
+
+
+def test_processes_that_meet_say_as_what_and_how_fast(texts, tmp_path):
+    flags = [*texts, "--global_batch_size", 12, "--output_dir", tmp_path / "run"]
+    command = runs.torchrun(2, "-m", "shared.preflight", "recipes/nlp.py", *flags)
+    said = runs.succeed(command, CUDA_VISIBLE_DEVICES="")
+    for line in (
+        r"processes +2, DDP over gloo",
+        r"machines +1: \S+ \(ranks 0-1\)",
+        r"precision +fp32",
+        r"batch +global batch 12 = 2 processes x micro-batches of <= 1,024 tokens",
+        r"tracker +none",
+        rf"output +{tmp_path}/run, seen by all processes",
+        r"all-reduce +\d+ MiB in [\d.]+ ms, [\d.e-]+ GB/s in and out of each process",
+        r"ready: 2 processes",
+    ):
+        assert len(re.findall(line, said)) == 1, said
+    assert not (tmp_path / "run").exists()
+
+
+def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(texts, tmp_path):
+    shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "shared/run/launch_card.py").open("a") as module:
+        module.write("# edited on one machine\n")
+    package = tmp_path / "accelerate-0.0.1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: accelerate\nVersion: 0.0.1\n")
+    for folder, labels in (("here", "ab"), ("there", "ac")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "train.csv").write_text("text,label\none,{}\ntwo,{}\n".format(*labels))
+    command = [sys.executable, "-m", "shared.preflight", runs.ROOT / "recipes/nlp.py", "--train_file", "train.csv"]
+    here = {"folder": tmp_path / "here", "PYTHONPATH": str(runs.ROOT)}
+    there = {"folder": tmp_path / "there", "PYTHONPATH": str(tmp_path), "flags": ["--seed", "1"]}
+    said, codes = shells(command, [here, there])
+    assert codes == [2, 2], said
+    for one in said:
+        assert one.count("error: ") == 1, one
+        for part in (
+            r"--seed is 0 on \S+ \(rank 0\), 1 on \S+ \(rank 1\)",
+            r"accelerate is 1\.\S+ on \S+ \(rank 0\), 0\.0\.1 on",
+            r"code shared/card\.py differs",
+            r"data of train\.csv differs",
+        ):
+            assert re.search(part, one), one
+
+
+def test_a_machine_without_the_data_ends_the_others_with_its_reason(texts, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    shutil.copy(texts[1], tmp_path / "here/train.csv")
+    flags = [*runs.TINY, "--train_file", "train.csv", "--save_on_each_node", "--output_dir", "run"]
+    command = [sys.executable, runs.ROOT / "recipes/nlp.py", *flags]
+    said, codes = shells(
+        command, [{"folder": tmp_path / name, "PYTHONPATH": str(runs.ROOT)} for name in ("here", "there")]
+    )
+    assert codes == [2, 2], said
+    reason = "--train_file train.csv: no such file"
+    assert said[1].startswith(f"error: {reason}")
+    assert f"error: rank 1 on {socket.gethostname()} has ended: {reason}" in said[0]
+    for one in said:
+        assert one.count("rror") == 1, one
+        assert "Traceback" not in one
+
+
+def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout():
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "CUDA_VISIBLE_DEVICES": ""}
+    done = runs.run([sys.executable, "-m", "shared.preflight", "--timeout", "2"], timeout=120, **alone)
+    assert done.returncode == 2
+    assert "rank 1 did not come" in done.stderr
+
+
+def test_a_launch_of_one_process_is_ready_at_once():
+    said = runs.succeed([sys.executable, "-m", "shared.preflight"], CUDA_VISIBLE_DEVICES="")
+    assert "ready: 1 process\n" in said
+    assert "all-reduce" not in said

@@ -1,0 +1,181 @@
+"""Running averages move once per step, by what all micro-batches have seen; frozen ones do not move."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from shared.errors import UserError
+from shared.models.batch_norm import STEPS_AT_ONCE, RunningAverages, notes, synchronize
+from shared.plan.batches import MicroBatch, Plan
+
+SIZES = (5, 2, 3)  # micro-batches of a step
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6))
+
+
+def micro_batches():
+    torch.manual_seed(1)
+    ids = np.arange(10)
+    for index, size in enumerate(SIZES):
+        yield MicroBatch(0, index, ids[:size], ids[:size], 10), torch.randn(size, 3, 8, 8) * (1 + index) + index
+
+
+def step(net, averages, pieces=None, grad_norm=1.0, settle=True):
+    for micro_batch, images in pieces or micro_batches():
+        net(images)
+        averages.add(micro_batch)
+    averages.end_step(torch.tensor(grad_norm))
+    if settle:
+        averages.settle()
+
+
+def buffers(net):
+    return torch.cat([b.flatten().double() for name, b in net.named_buffers() if "running" in name])
+
+
+def expected():
+    """What one step makes of the first norm's mean, from its inputs."""
+    net = model()
+    inputs = [(micro_batch, net[0](images)) for micro_batch, images in micro_batches()]
+    mean = sum(len(m.samples) / 10 * x.mean((0, 2, 3)) for m, x in inputs)
+    variance = sum(len(m.samples) / 10 * x.var((0, 2, 3)) for m, x in inputs)
+    return 0.1 * mean.detach(), (0.9 + 0.1 * variance).detach()
+
+
+def test_a_step_moves_the_averages_once_by_the_weighted_mean_of_its_micro_batches():
+    net = model().train()
+    averages = RunningAverages(Accelerator(cpu=True), net)
+    step(net, averages)
+    mean, variance = expected()
+    assert torch.allclose(net[1].running_mean, mean, atol=1e-6)
+    assert torch.allclose(net[1].running_var, variance, atol=1e-6)
+    assert net[1].num_batches_tracked == net[4].num_batches_tracked == 1
+
+
+def test_a_repeat_without_weight_is_passed_over():
+    net, other = model().train(), model().train()
+    averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
+    step(net, averages)
+    ids = np.arange(1)
+    repeat = MicroBatch(0, 3, ids, ids, 10, counted=False), torch.full((2, 3, 8, 8), 100.0)
+    step(other, others, [*micro_batches(), repeat])
+    assert torch.equal(buffers(net), buffers(other))
+
+
+def test_a_skipped_update_leaves_the_averages_as_they_were():
+    net = model().train()
+    averages = RunningAverages(Accelerator(cpu=True), net)
+    step(net, averages)
+    before = buffers(net)
+    ids = np.arange(10)
+    step(net, averages, [(MicroBatch(1, 0, ids, ids, 10), torch.full((10, 3, 8, 8), torch.nan))], torch.nan)
+    assert torch.equal(buffers(net), before)
+    step(net, averages)
+    assert torch.isfinite(buffers(net)).all()
+
+
+def test_when_the_averages_are_settled_changes_nothing():
+    net, other = model().train(), model().train()
+    averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
+    for _ in range(3):
+        step(net, averages)
+        step(other, others, settle=False)
+        assert not torch.equal(buffers(other), buffers(net))  # but those of the last micro-batch
+    others.settle()
+    assert torch.equal(buffers(other), buffers(net))
+    assert other[1].num_batches_tracked == 3
+    others.settle()
+    assert torch.equal(buffers(other), buffers(net))
+
+
+def test_norms_in_eval_mode_do_not_move():
+    net = model().train()
+    net[1].eval()
+    frozen, moving = net[1].running_mean.clone(), net[4].running_mean.clone()
+    step(net, RunningAverages(Accelerator(cpu=True), net))
+    assert torch.equal(net[1].running_mean, frozen)
+    assert not torch.equal(net[4].running_mean, moving)
+
+
+def test_a_model_without_batch_norm_needs_nothing():
+    net = nn.Conv2d(3, 4, 3)
+    step(net, RunningAverages(Accelerator(cpu=True), net))
+
+
+def shared_out(accelerator, _):
+    """The averages after two steps, and whether those of many steps are the same where each step settles them."""
+    rank, world = accelerator.process_index, accelerator.num_processes
+    net, other = model().train(), model().train()
+    averages, others = RunningAverages(accelerator, net), RunningAverages(accelerator, other)
+    mine, found = list(micro_batches())[rank::world], []
+    for number in range(STEPS_AT_ONCE + 3):
+        step(net, averages, mine)
+        step(other, others, mine, settle=False)
+        if number == 1:
+            found = buffers(net).tolist()
+    others.settle()
+    return found, torch.equal(buffers(net), buffers(other))
+
+
+def test_processes_agree_with_each_other_and_with_one_alone(tmp_path):
+    net = model().train()
+    averages = RunningAverages(Accelerator(cpu=True), net)
+    step(net, averages)
+    step(net, averages)
+    (first, one), (second, other) = runs.in_group(shared_out, 2, tmp_path)
+    assert first == second
+    assert one
+    assert other
+    assert runs.distance(torch.tensor(first), buffers(net)) < 1e-6
+
+
+def plan(rows):
+    return Plan(num_samples=64, seed=0, global_batch_size=4 * rows, num_epochs=1, max_samples=rows)
+
+
+def test_small_micro_batches_and_synchronized_norms_are_said():
+    net = model().train()
+    assert notes(net, plan(16), 0) == {}
+    assert "micro-batches of 8 samples" in notes(net, plan(8), 0)["batch norm"]
+    assert notes(net.eval(), plan(8), 0) == {}
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(net.train())
+    assert "depends on the number of processes" in notes(synchronized, plan(16), 0)["batch norm"]
+
+
+def test_synchronized_norms_are_refused_without_a_gpu_and_without_norms():
+    with pytest.raises(UserError, match="--sync_batchnorm needs a GPU"):
+        synchronize(SimpleNamespace(device=torch.device("cpu")), model())
+    with pytest.raises(UserError, match="no effect on a model without batch norm"):
+        synchronize(SimpleNamespace(device=torch.device("cuda")), nn.Linear(2, 2))
+
+
+def on_one_gpu(rank, folder):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    net = nn.SyncBatchNorm.convert_sync_batchnorm(model()).cuda().train()
+    images = torch.cat([images for _, images in micro_batches()]).cuda()
+    parallel = nn.parallel.DistributedDataParallel(net, device_ids=[0])
+    parallel(images[rank::2]).square().mean().backward()
+    torch.save([p.grad.cpu() for p in net.parameters()] + [b.cpu() for b in net.buffers()], f"{folder}/{rank}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_two_processes_on_one_gpu_with_synchronized_norms_equal_the_whole_batch(tmp_path):
+    torch.multiprocessing.spawn(on_one_gpu, args=(str(tmp_path),), nprocs=2)
+    net = model().cuda().train()
+    images = torch.cat([images for _, images in micro_batches()]).cuda()
+    net(torch.cat([images[0::2], images[1::2]])).square().mean().backward()
+    whole = [p.grad.cpu() for p in net.parameters()] + [b.cpu() for b in net.buffers()]
+    for rank in range(2):
+        for found, expected in zip(torch.load(tmp_path / f"{rank}.pt"), whole, strict=True):
+            assert torch.allclose(found.float(), expected.float(), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,154 @@
+"""--torch_compile: in place, the same losses, the same run on any number of processes and after a kill.
+
+Compiled with torch's "aot_eager", which does everything but the generating of code: a C++ compiler takes a minute here.
+Tests for `make campaign` and for GPUs take the real one.
+"""
+
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForImageClassification
+
+from shared.config import options
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.models import compiling
+from shared.models.compiling import compile_layers, compiled, repeated_layers
+from shared.monitoring import tracking
+from shared.monitoring.flops import FlopCounter
+
+CONFIG = Options(torch_compile=True)
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return Accelerator(cpu=True)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Everything but generating code; forgets what was compiled before."""
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+
+
+def bert(**more):
+    torch.manual_seed(0)
+    return BertForMaskedLM(BertConfig(**SIZES, **WITHOUT_DROPOUT, num_hidden_layers=3, **more)).train()
+
+
+def ids(rows, length):
+    return torch.arange(rows * length).view(rows, length) % 50
+
+
+def test_what_is_compiled_are_the_layers_of_an_encoder_and_the_stages_of_a_resnet():
+    assert [type(layer).__name__ for layer in repeated_layers(bert())] == ["BertLayer"] * 3
+    resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8], depths=[1, 2, 1]))
+    assert [type(layer).__name__ for layer in repeated_layers(resnet)] == ["ResNetStage"] * 3
+    assert repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+
+
+def test_losses_and_gradients_are_the_same_and_all_layers_and_sizes_share_code(accelerator, quick):
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
+    assert compiled(model)
+    assert not compiled(plain)
+    assert set(model.state_dict()) == set(plain.state_dict()), "names of weights as they were"
+    for rows, length in ((4, 7), (3, 9), (5, 6), (2, 12)):
+        losses = [m(ids(rows, length)).logits.square().mean() for m in (plain, model)]
+        assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
+        for loss in losses:
+            loss.backward()
+    assert counters["stats"]["unique_graphs"] == 1
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        if one.grad is not None:
+            assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
+
+
+def test_operations_are_counted_in_compiled_layers_too_and_the_random_state_stays(accelerator, quick, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")  # code is of no interest here, only that hooks are not run
+    expected = FlopCounter(plain := bert())
+    plain(ids(2, 5))
+    model = compile_layers(accelerator, CONFIG, bert())
+    model(ids(2, 5))  # compiled before anybody counts, as in a run
+    counter, random_state = FlopCounter(model), torch.get_rng_state()
+    model.eval()(ids(4, 5))
+    assert counter.counted == 0, "an evaluation is not what is counted"
+    model.train()(ids(2, 5))
+    assert counter.stop() == expected.stop() > 0
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_without_the_flag_nothing_is_compiled(accelerator):
+    assert not compiled(compile_layers(accelerator, Options(), bert()))
+
+
+def test_no_compiler_no_layers_and_fsdp_are_one_line_each(accelerator, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, .* no no-such-compiler: .*CXX"):
+        compile_layers(accelerator, CONFIG, bert())
+    monkeypatch.delenv("CXX")
+    with pytest.raises(UserError, match=r"^--torch_compile: Linear has no repeated layers"):
+        compile_layers(accelerator, CONFIG, nn.Linear(1, 1))
+    monkeypatch.setattr(Accelerator, "is_fsdp2", True)
+    with pytest.raises(UserError, match=r"^--torch_compile .* FSDP"):
+        compile_layers(accelerator, CONFIG, bert())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Folders of runs in this process, by name: eager, compiled, and gone on from the compiled one's middle."""
+    folder = tmp_path_factory.mktemp("compiled")
+    base = [*runs.TINY_IMAGES, "--checkpointing_steps", "4"]
+    jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
+    jobs["resumed"] = [*jobs["compiled"], "--resume_from_checkpoint", folder / "compiled/checkpoints/step_00000004"]
+    recipe = runs.load_recipe("image_classification")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(compiling, "BACKEND", "aot_eager")
+        patch.setattr(tracking, "draw_curves", lambda *_: None)
+        for name, flags in jobs.items():
+            recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(folder / name)]))
+    return {name: folder / name for name in jobs}
+
+
+def test_a_compiled_run_is_the_eager_one_to_rounding(trained):
+    assert runs.distance(runs.weights(trained["compiled"]), runs.weights(trained["eager"])) < 1e-5
+    losses, mfu = (
+        [[line[key] for line in runs.training_lines(trained[name])] for name in ("eager", "compiled")]
+        for key in ("loss", "mfu")
+    )
+    assert losses[1] == pytest.approx(losses[0], abs=1e-4)
+    assert min(mfu[1]) > 0
+
+
+def test_a_compiled_run_that_was_cut_short_goes_on_bit_identically(trained):
+    assert [line["step"] for line in runs.training_lines(trained["resumed"])] == [6, 8]
+    assert torch.equal(runs.weights(trained["resumed"]), runs.weights(trained["compiled"]))
+
+
+def test_the_exported_model_and_checkpoints_have_the_names_of_the_eager_ones(trained):
+    for file in ("model/model.safetensors", "checkpoints/step_00000008/model.safetensors"):
+        names = [set(load_file(trained[run] / file)) for run in ("eager", "compiled")]
+        assert names[0] == names[1]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+def test_generated_code_trains_the_same_on_one_process_and_on_two(texts, tmp_path, recipe):
+    base = runs.TINY_IMAGES if recipe == "image_classification" else [*texts, *runs.TINY]
+    path = f"recipes/{recipe}.py"
+    outputs = runs.run_many(1, {"eager": base, "compiled": [*base, "--torch_compile"]}, tmp_path, path)
+    outputs |= runs.run_many(2, {"two": [*base, "--torch_compile"]}, tmp_path, path)
+    eager = runs.weights(outputs["eager"])
+    found = {name: runs.distance(runs.weights(outputs[name]), eager) for name in ("compiled", "two")}
+    print(found)  # for docs/performance.md
+    assert max(found.values()) < 1e-5

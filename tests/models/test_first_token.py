@@ -1,0 +1,161 @@
+"""A last layer that computes the first token only: the same logits and gradients, and only where a head reads it."""
+
+import copy
+import sys
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    DeiTForImageClassificationWithTeacher,
+)
+
+sys.path.insert(0, str(runs.ROOT))
+
+from shared.config.options import Options
+from shared.encoders.text_models import for_device
+from shared.models import compiling, image_models
+from shared.models.first_token import FAMILIES, is_short, shorten_last_layer
+from shared.monitoring.flops import FlopCounter, attention_flops
+from shared.pretrained.from_pretrained import checkpoint_activations
+
+SIZES = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+TEXT = {"vocab_size": 50, "pad_token_id": 0}
+PICTURE = {"image_size": 16, "patch_size": 4, "architectures": ["DeiTForImageClassification"]}  # of deit there are two
+PICTURES = ("deit", "vit")
+
+
+def config_of(kind, dropout=0.0, **more):
+    rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    if kind == "distilbert":
+        rates = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), dropout)
+    given = SIZES | (PICTURE if kind in PICTURES else TEXT) | rates | more
+    return AutoConfig.for_model(kind, **given, num_hidden_layers=3, initializer_range=0.2, num_labels=3)
+
+
+def tiny(kind, **more):
+    torch.manual_seed(0)
+    model = AutoModelForImageClassification if kind in PICTURES else AutoModelForSequenceClassification
+    return model.from_config(config_of(kind, **more)).train()
+
+
+def batch(padded, kind="bert"):
+    if kind in PICTURES:
+        return {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(int(padded)))}
+    lengths = torch.tensor([[20], [13], [5]] if padded else [[20], [20], [20]])
+    return {"input_ids": torch.arange(60).view(3, 20) % 49 + 1, "attention_mask": (torch.arange(20) < lengths).long()}
+
+
+def logits_and_gradients(model, inputs):
+    model.zero_grad()
+    logits = model(**inputs).logits
+    logits.square().sum().backward()
+    return logits, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_logits_and_gradients_are_those_of_the_whole_layer(kind, padded):
+    whole, inputs = tiny(kind), batch(padded, kind)
+    short = copy.deepcopy(whole)
+    shorten_last_layer(short)
+    assert (is_short(whole), is_short(short)) == (False, True)
+    assert short.base_model(**inputs).last_hidden_state.shape == (3, 1, 32)
+    expected, found = logits_and_gradients(whole, inputs), logits_and_gradients(short, inputs)
+    for one, other in zip(expected, found, strict=True):
+        assert runs.distance(other, one) < 1e-5
+    assert set(short.state_dict()) == set(whole.state_dict())
+    again = logits_and_gradients(copy.deepcopy(short), batch(not padded, kind))
+    assert runs.distance(again[0], found[0]) > 1e-3, "a copy is a model of its own, and the mask is seen"
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+@pytest.mark.parametrize("how", ["recomputed", "by products in bf16", "compiled"])
+def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
+    model, inputs = tiny(kind), batch(padded=True)
+    expected = logits_and_gradients(model, inputs)
+    half = "bf16" in how
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, is_fsdp2=False, mixed_precision="bf16" if half else "no"
+    )
+    if how == "recomputed":
+        checkpoint_activations(model)
+    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
+    model = for_device(accelerator, Options(output_dir="unused"), model)
+    if how == "compiled":
+        model = compiling.compile_layers(accelerator, Options(output_dir="unused", torch_compile=True), model)
+    assert is_short(model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        found = logits_and_gradients(model, inputs)
+    for one, other in zip(expected, found, strict=True):
+        assert runs.distance(other.float(), one) < (0.05 if half else 1e-5)
+
+
+def test_image_classifiers_are_shortened_with_the_rest():
+    accelerator = SimpleNamespace(device=torch.device("cpu"))
+    config = SimpleNamespace(sync_batchnorm=False, channels_last=True, torch_compile=False)
+    model = image_models.for_device(accelerator, config, tiny("vit"))
+    assert is_short(model)
+    assert model.base_model(**batch(True, "vit")).last_hidden_state.shape == (3, 1, 32)
+
+
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "vit"])
+def test_dropout_is_drawn_anew_and_only_in_training(kind):
+    model, inputs = tiny(kind, dropout=0.5), batch(True, kind)
+    shorten_last_layer(model)
+    model.eval().base_model.get_submodule(FAMILIES[kind][0])[-1].train()
+    torch.manual_seed(1)
+    first, second = model(**inputs).logits, model(**inputs).logits
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(model(**inputs).logits, first)
+    model.eval()
+    assert torch.equal(model(**inputs).logits, model(**inputs).logits)
+
+
+class MeanForSequenceClassification(BertForSequenceClassification):
+    """As someone may write who wants BERT with another head."""
+
+    def forward(self, **inputs):
+        return SimpleNamespace(logits=self.classifier(self.bert(**inputs).last_hidden_state.mean(1)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: tiny("modernbert"),  # the mean of all tokens
+        lambda: tiny("albert"),  # the first, by layers that are one
+        lambda: tiny("bert", is_decoder=True),
+        lambda: tiny("bert", attn_implementation="eager"),
+        lambda: AutoModelForMaskedLM.from_config(config_of("bert")),
+        lambda: DeiTForImageClassificationWithTeacher(config_of("deit")),  # the first two
+        lambda: MeanForSequenceClassification(config_of("bert")),
+    ],
+    ids=["mean", "layers that are one", "decoder", "eager", "masked LM", "two tokens", "a head of one's own"],
+)
+def test_other_models_stay_as_they_are(model):
+    model = model().eval()
+    before, inputs = copy.deepcopy(model), batch(True, model.config.model_type)
+    shorten_last_layer(model)
+    assert not is_short(model)
+    assert torch.equal(model(**inputs).logits, before(**inputs).logits)
+
+
+def test_what_is_not_computed_is_not_counted():
+    counted = []
+    for shorten in (False, True):
+        model = tiny("bert")
+        if shorten:
+            shorten_last_layer(model)
+        counter = FlopCounter(model)
+        model(**batch(padded=False))
+        counted.append(counter.stop())
+        assert attention_flops(model) == 12 * (3 - shorten) * 32
+    of_a_token = 2 * (2 * 32 * 32 + 2 * 32 * 64)  # query, output and the feed-forward network
+    assert counted[0] - counted[1] == 3 * 19 * of_a_token

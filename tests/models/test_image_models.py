@@ -1,0 +1,214 @@
+"""Families of image classifiers train, export and give the reported score in a pipeline, as docs/images.md says."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import runs
+import torch
+import transformers
+from PIL import Image
+
+from shared.config import options
+from shared.errors import UserError
+from shared.models.image_models import geometry_of, head_of, normalization_of
+from shared.optimization.optimizers import muon_groups
+from shared.pretrained.from_pretrained import backbone, label_order
+
+WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+PATCHES = WIDE | {"image_size": 32, "patch_size": 8}
+TWO_TOWERS = {"vision_config": PATCHES, "text_config": WIDE | {"vocab_size": 50}}
+STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+PYRAMID = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
+# Class prefix: (that of its image processor, sizes of a small one).
+FAMILIES = {
+    "Beit": ("Beit", PATCHES),
+    "Bit": ("Bit", {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1] * 4, "num_groups": 4}),
+    "CLIP": ("CLIP", TWO_TOWERS | {"projection_dim": 16}),
+    "ConvNext": ("ConvNext", STAGES | {"num_stages": 2}),
+    "ConvNextV2": ("ConvNext", STAGES | {"num_stages": 2}),
+    "DeiT": ("DeiT", PATCHES),
+    "Dinov2": ("Bit", PATCHES),
+    "EfficientNet": (
+        "EfficientNet",
+        {"width_coefficient": 0.25, "depth_coefficient": 0.1, "image_size": 32, "hidden_dim": 320},
+    ),
+    "FocalNet": ("Bit", {"embed_dim": 8, "depths": [1, 1], "focal_levels": [1, 1], "focal_windows": [3, 3]}),
+    "MobileNetV2": ("MobileNetV2", {"depth_multiplier": 0.125, "image_size": 32}),
+    "PoolFormer": ("PoolFormer", {"hidden_sizes": [8] * 4, "depths": [1] * 4}),
+    "Pvt": ("Pvt", PYRAMID | {"image_size": 32}),
+    "RegNet": ("ConvNext", {"embedding_size": 8, "hidden_sizes": [8] * 4, "depths": [1] * 4, "groups_width": 8}),
+    "ResNet": ("ConvNext", STAGES | {"embedding_size": 8, "layer_type": "basic"}),
+    "Segformer": ("Segformer", PYRAMID),
+    "Siglip": ("Siglip", TWO_TOWERS),
+    "Swin": ("ViT", WINDOWS),
+    "Swinv2": ("ViT", WINDOWS),
+    "ViT": ("ViT", PATCHES),
+    "ViTMSN": ("ViT", PATCHES),
+}
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("image_classification")
+
+
+@pytest.fixture(autouse=True)
+def one_process(one_cpu_process_without_a_picture, monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Dark and light images of 32 x 32 with noise, in the usual layout."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 6)):
+        for label, level in (("dark", 40), ("light", 140)):
+            (root / split / label).mkdir(parents=True)
+            for i in range(count):
+                pixels = (level + rng.integers(0, 70, (32, 32, 3))).astype(np.uint8)
+                Image.fromarray(pixels).save(root / split / label / f"{i}.png")
+    return root
+
+
+def write_model(folder, family, processor=True, **changed):
+    """A classifier of random weights for ImageNet's classes, and an image processor that makes 32 x 32 pixels."""
+    kind, sizes = FAMILIES[family]
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(0)
+    getattr(transformers, f"{family}ForImageClassification")(config).save_pretrained(folder)
+    if processor:
+        made = getattr(transformers, f"{kind}ImageProcessorPil")(**changed)
+        for name in ("size", "crop_size"):
+            if edges := getattr(made, name, None):
+                setattr(made, name, dict.fromkeys(dict(edges), 32))
+        made.save_pretrained(folder)
+    return folder
+
+
+def config_of(recipe, folder, images, *flags):
+    sizes = ["--global_batch_size", 12, "--per_device_train_batch_size", 6, "--max_train_steps", 3, "--eval_steps", 3]
+    data = ["--train_dir", images, "--peak_tflops", 1, "--learning_rate", 0.5]
+    flags = ["--model_name_or_path", folder / "given", "--output_dir", folder / "run", *sizes, *data, *flags]
+    return options.parse(recipe.Config, [*map(str, flags)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_trains_and_its_export_gives_the_reported_score(recipe, tmp_path, images, family):
+    write_model(tmp_path / "given", family)
+    results = recipe.main(config_of(recipe, tmp_path, images))
+    frozen = recipe.build_model(config_of(recipe, tmp_path, images, "--freeze_backbone"), ("dark", "light"))
+    below = {id(p) for p in backbone(frozen).parameters()}
+    trained = [p for p in frozen.parameters() if p.requires_grad]
+    assert trained
+    assert not below & {*map(id, trained)}
+    assert not backbone(frozen.train()).training
+    frozen(pixel_values=torch.rand(2, 3, 32, 32)).logits.sum().backward()
+    assert all(p.grad is not None for p in trained)
+
+    classify = transformers.pipeline("image-classification", model=str(tmp_path / "run/model"), top_k=None)
+    files = sorted((images / "val").rglob("*.png"))
+    said = classify([str(file) for file in files])
+    scores = [{answer["label"]: answer["score"] for answer in answers} for answers in said]
+    right = np.array([found[file.parent.name] for found, file in zip(scores, files, strict=True)])
+    assert np.mean(right > 0.5) == pytest.approx(results["eval_accuracy"], abs=1e-6)
+    assert -np.log(right).mean() == pytest.approx(results["eval_loss"], rel=2e-3)
+
+
+def test_the_table_of_families_has_those_that_are_tested():
+    text = (runs.ROOT / "docs/images.md").read_text()
+    table = text[text.index("| family |") :].split("\n\n")[0]
+    assert {*re.findall(r"`(\w+)ForImageClassification`", table)} == {*FAMILIES}
+
+
+@pytest.mark.parametrize("family", ["CLIP", "Siglip"])
+def test_the_backbone_of_a_model_that_names_none_is_frozen_and_found_by_muon(recipe, tmp_path, images, family, capsys):
+    write_model(tmp_path / "given", family)
+    recipe.main(config_of(recipe, tmp_path, images, "--freeze_backbone"))
+    model = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "given")
+    assert backbone(model) is model.vision_model
+    muon = next(group for group in muon_groups(model, 0.1) if group["use_muon"])
+    assert len(muon["params"]) > 8
+
+
+def test_parameters_that_the_loss_does_not_reach_are_frozen_and_named(recipe, tmp_path, images, capsys):
+    write_model(tmp_path / "given", "Dinov2")
+    recipe.main(config_of(recipe, tmp_path, images))
+    assert "frozen, because the loss does not depend on them: dinov2.embeddings.mask_token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["ViT", "CLIP"])
+def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tmp_path, images, family):
+    kind = f"{family}ForImageClassification"
+    sizes = getattr(transformers, f"{family}Config")(**FAMILIES[family][1], **head_of(("light", "odd", "dark")))
+    given = getattr(transformers, kind)(sizes).eval()
+    given.save_pretrained(tmp_path / "given")
+    pixels = torch.rand(2, 3, 32, 32)
+    config = config_of(recipe, tmp_path, images)
+    names = label_order(str(tmp_path / "given"), ("dark", "light", "odd"))
+    assert names == ("light", "odd", "dark")
+    for classes, kept in ((names, True), (("a", "b", "c"), False)):
+        model = recipe.build_model(config, classes).eval()
+        assert torch.allclose(model(pixel_values=pixels).logits, given(pixel_values=pixels).logits) is kept
+        assert model.config.id2label == dict(enumerate(classes))
+
+
+def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, tmp_path, images, capsys):
+    for family, flags, said in (
+        ("ViT", [], "images of 32 x 32, as the model's config says, normalized as ImageNet's are"),
+        ("CLIP", [], "images of 32 x 32, as the model's config says"),
+        ("RegNet", ["--image_size", 32], "images of 32 x 32, as --image_size says"),
+    ):
+        write_model(tmp_path / family / "given", family, processor=False)
+        results = recipe.main(config_of(recipe, tmp_path / family, images, *flags))
+        assert said in capsys.readouterr().err
+        exported = json.loads((tmp_path / family / "run/model/preprocessor_config.json").read_text())
+        assert exported["image_mean"] == [0.485, 0.456, 0.406]
+        assert results["eval_loss"] < 100
+    with pytest.raises(UserError, match="has no image processor, and its config no size of images: give --image_size"):
+        recipe.load_data(config_of(recipe, tmp_path / "RegNet", images))
+
+
+def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_path, images):
+    write_model(tmp_path / "given", "ViT")
+    with pytest.raises(UserError, match="a ViTForImageClassification cannot take images of 48 x 48") as caught:
+        recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48))
+    assert "\n" not in str(caught.value)
+    recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48, "--from_scratch"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("EfficientNet", {}),  # divides by the standard deviation twice
+        (
+            "EfficientNet",
+            {"rescale_offset": True, "rescale_factor": 1 / 127.5, "do_normalize": False, "include_top": False},
+        ),
+        ("ViT", {"do_normalize": False}),
+        ("ViT", {"image_std": (0.2, 0.3, 0.4)}),
+    ],
+)
+def test_normalization_is_what_the_processor_does_and_not_what_it_says(kind, changed):
+    processor = getattr(transformers, f"{kind}ImageProcessorPil")(**changed)
+    mean, std = normalization_of(processor, "it")
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    processor.size = {"height": 64, "width": 64}
+    found = processor(images=pixels, return_tensors="np")["pixel_values"][0]
+    assert np.allclose(found.transpose(1, 2, 0), (pixels / 255 - mean) / std, atol=1e-4)
+
+
+def test_odd_processors_are_said_or_refused(capsys):
+    given = type("Given", (), {"model_name_or_path": "it", "image_size": None, "resize_size": None})()
+    flipped = transformers.MobileViTImageProcessorPil()
+    assert geometry_of(flipped, given).std == (1, 1, 1)
+    assert "gives the channels as blue, green, red" in capsys.readouterr().err
+    nearest = transformers.EfficientNetImageProcessorPil(resample=0)
+    assert geometry_of(nearest, given).interpolation == "bicubic"
+    assert "resamples in a way (0) that is not known here: bicubic is" in capsys.readouterr().err
+    with pytest.raises(UserError, match="its image processor makes no squares"):
+        geometry_of(transformers.Siglip2ImageProcessorPil(), given)
+    with pytest.raises(UserError, match="its image processor makes no images"):
+        geometry_of(transformers.ImageGPTImageProcessorPil(), given)

@@ -1,0 +1,191 @@
+"""Each family of docs/models.md, tiny and of random weights, through both text recipes and back out of the export.
+
+What is seen makes a row of that page's table, so the page cannot say anything else.
+"""
+
+import csv
+
+import numpy as np
+import pytest
+import runs
+import torch
+import transformers
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from shared.config import options
+from shared.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+LONGEST = 48
+FLAGS = [
+    *("--max_length", LONGEST, "--max_tokens_per_micro_batch", 192, "--global_batch_size", 12, "--logging_steps", 2),
+    *("--max_train_steps", 2, "--eval_steps", 2, "--checkpointing_steps", "no", "--learning_rate", 1e-3),
+]
+SIZES = {
+    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"max_position_embeddings": 64, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
+    **{"pad_token_id": 0},
+}
+DISTILBERT = {"dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 3, "eos_token_id": 3}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "eos_token_id": 3}
+T5 |= {"decoder_start_token_id": 0}
+FUNNEL = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1}
+GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
+FAMILIES = {  # name in the table: model_type and what its config has
+    "BERT": ("bert", SIZES),
+    "RoBERTa": ("roberta", SIZES),
+    "DistilBERT": ("distilbert", DISTILBERT),
+    "ELECTRA": ("electra", SIZES | {"embedding_size": 16}),
+    "ALBERT": ("albert", SIZES | {"embedding_size": 16}),
+    "DeBERTa-v2, v3": ("deberta-v2", SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "XLM-R": ("xlm-roberta", SIZES),
+    "CamemBERT": ("camembert", SIZES),
+    "MPNet": ("mpnet", SIZES),
+    "Longformer": ("longformer", SIZES | {"attention_window": [16, 16]}),
+    "BigBird": ("big_bird", SIZES),
+    "RoFormer": ("roformer", SIZES | {"embedding_size": 16}),
+    "SqueezeBERT": ("squeezebert", SIZES | {"embedding_size": 16} | dict.fromkeys(GROUPS, 1)),
+    "FNet": ("fnet", SIZES),
+    "Funnel": ("funnel", FUNNEL),
+    "Nystromformer": ("nystromformer", SIZES),
+    "MobileBERT": ("mobilebert", SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16}),
+    "ModernBERT": ("modernbert", SIZES),
+    "GPT-2": ("gpt2", GPT2),
+    "Llama": ("llama", SIZES | {"num_key_value_heads": 1}),
+    "Qwen2": ("qwen2", SIZES | {"num_key_value_heads": 1}),
+    "T5": ("t5", T5),
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(texts, tmp_path_factory):
+    """A few rows of the texts, and the tokenizer of a tiny run."""
+    folder, flags = tmp_path_factory.mktemp("families"), []
+    for flag, file, rows in ((*texts[:2], 48), (*texts[2:], 12)):
+        with file.open(newline="") as stream:
+            lines = list(csv.reader(stream))[: rows + 1]
+        with (folder / file.name).open("w", newline="") as stream:
+            csv.writer(stream).writerows(lines)
+        flags += [flag, folder / file.name]
+    nlp = runs.load_recipe("nlp")
+    *_, tokenizer = nlp.load_data(options.parse(nlp.Config, [*map(str, flags), *runs.TINY]))
+    return flags, tokenizer, lines[1:]
+
+
+def write(folder, auto, family, tokenizer):
+    """A model of random weights, large enough that what it sees of a text shows in its logits."""
+    kind, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    # Qwen2's class adds a token of its own to any tokenizer; published vocabularies have room as well.
+    model = auto.from_config(AutoConfig.for_model(kind, vocab_size=len(tokenizer) + 8, **sizes))
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.ndim > 1:
+                weights.mul_(max(1.0, 0.3 / weights.std().item()))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def trained(recipe, corpus, folder, family, auto, capfd):
+    """(config, evaluation, what was said, the exported model, its tokenizer); None if there is no such model."""
+    module = runs.load_recipe(recipe)
+    flags, tokenizer, _ = corpus
+    if AutoConfig.for_model(FAMILIES[family][0]).__class__ not in auto._model_mapping:
+        return None
+    model = write(folder / "model", auto, family, tokenizer)
+    given = [*flags, *FLAGS, "--model_name_or_path", model, "--output_dir", folder / "run"]
+    config = options.parse(module.Config, [*map(str, given)])
+    results = module.main(config)
+    said = capfd.readouterr()
+    exported, loading = auto.from_pretrained(folder / "run/model", output_loading_info=True)
+    assert not [names for kind, names in loading.items() if names and kind != "error_msgs"], loading
+    return config, results, said.out + said.err, exported.eval(), AutoTokenizer.from_pretrained(folder / "run/model")
+
+
+def classifies(corpus, folder, family, capfd):
+    """What the table says of nlp.py: the exported model gives the evaluation's loss and accuracy, text by text."""
+    _, results, said, model, tokenizer = trained(
+        "nlp", corpus, folder, family, AutoModelForSequenceClassification, capfd
+    )
+    padding = {"padding": "max_length"} if "sees padding" in said else {}
+    logits = []
+    with torch.inference_mode():
+        for text, _ in corpus[2]:
+            given = tokenizer(text, truncation=True, max_length=LONGEST, return_tensors="pt", **padding)
+            logits.append(model(**given).logits[0])
+    logits = torch.stack(logits)
+    targets = torch.tensor([model.config.label2id[label] for _, label in corpus[2]])
+    assert results["eval_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
+    assert results["eval_accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
+    assert logits.std(0).max() > 0.003, "the texts are told apart"
+    return "yes" + ", padded to `--max_length`" * bool(padding), said
+
+
+def fills_in(corpus, folder, family, capfd):
+    """What the table says of mlm.py: the exported model gives the evaluation's loss, document by document."""
+    found = trained("mlm", corpus, folder, family, AutoModelForMaskedLM, capfd)
+    if found is None:
+        return "no such model in transformers", ""
+    config, results, said, model, tokenizer = found
+    packed, padded = "packed without padding" in said, "sees padding" in said
+    assert packed != ("the documents would see each other" in said)
+    _, held_out, _ = runs.load_recipe("mlm").load_data(config)
+    losses = []
+    with torch.inference_mode():
+        for piece in range(len(held_out)):
+            tokens, _, masked, labels = held_out.read_micro_batch(np.array([piece]), np.zeros(1, np.int64))
+            ids = {"input_ids": tokens.tolist()}
+            given = tokenizer.pad(ids, padding="max_length", max_length=LONGEST) if padded else ids
+            logits = model(**{name: torch.tensor(values)[None] for name, values in given.items()}).logits[0, masked]
+            losses.append(F.cross_entropy(logits, torch.from_numpy(labels), reduction="none"))
+    assert results["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
+    return ("packed" if packed else "one document per row") + ", padded to `--max_length`" * padded, said
+
+
+def frozen(said):
+    """The layers that were frozen, by the last names that tell something."""
+    lines = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("frozen, because")]
+    names = [name.split(" ")[0].split(".") for line in lines for name in line.split(", ")]
+    return sorted({name[-3] if name[-2] == "dense" else name[-2] for name in names})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_table_says_what_each_family_does(corpus, tmp_path, capfd, family):
+    nlp, said_by_nlp = classifies(corpus, tmp_path / "nlp", family, capfd)
+    mlm, said_by_mlm = fills_in(corpus, tmp_path / "mlm", family, capfd)
+    notes = [f"`{name}` frozen" for name in frozen(said_by_nlp)]
+    notes += [f"`{name}` frozen in mlm.py" for name in frozen(said_by_mlm) if name not in frozen(said_by_nlp)]
+    notes += ["attends to all tokens"] * ("attends to all tokens" in said_by_nlp)
+    row = f"| {family} | `{FAMILIES[family][0]}` | {nlp} | {mlm} | {', '.join(notes)} |".replace("|  |", "| |")
+    assert row in table()
+
+
+def test_the_table_has_no_other_families():
+    assert [row.split(" | ")[0].removeprefix("| ") for row in table()] == list(FAMILIES)
+
+
+def table():
+    """The rows of the page's table of families."""
+    page = (runs.ROOT / "docs/models.md").read_text()
+    _, _, rows = page.partition("| family | `model_type` | nlp.py | mlm.py | what is said |\n|---|---|---|---|---|\n")
+    return rows.partition("\n\n")[0].splitlines()
+
+
+def test_the_page_names_the_version_that_was_tried():
+    assert f"transformers {transformers.__version__}" in (runs.ROOT / "docs/models.md").read_text()
+
+
+def test_an_encoder_decoder_whose_texts_do_not_end_once_is_refused(corpus, tmp_path):
+    _, tokenizer, _ = corpus
+    nlp = runs.load_recipe("nlp")
+    folder = write(tmp_path / "model", AutoModelForSequenceClassification, "T5", tokenizer)
+    (tmp_path / "train.csv").write_text("text,label\nends early [SEP] and late,x\nends late,y\nlate as well,x\n")
+    given = ["--train_file", tmp_path / "train.csv", "--validation_file", tmp_path / "train.csv", *FLAGS]
+    given += ["--model_name_or_path", folder, "--output_dir", tmp_path / "run"]
+    with pytest.raises(
+        UserError, match=r"^--model_name_or_path: a T5\w+ reads the end-of-sequence token .*row 0 has 2"
+    ):
+        nlp.main(options.parse(nlp.Config, [*map(str, given)]))

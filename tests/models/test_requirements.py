@@ -1,0 +1,158 @@
+"""`build_model` that returns any `nn.Module`, as the README says: checked before it trains, exported, loaded again."""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+import runs
+import torch
+from safetensors.torch import load_model
+from torch import nn
+
+from shared.config import options
+from shared.encoders.masked_head import predict_only_masked
+from shared.errors import UserError
+from shared.optimization.optimizers import muon_groups
+from shared.processes import folder_lock
+from shared.run import export
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+class Output(NamedTuple):
+    logits: torch.Tensor
+
+
+class Words(nn.Module):
+    """The mean of the words' vectors, or each of them; two names for one matrix."""
+
+    def __init__(self, words, labels=None):
+        super().__init__()
+        self.words = nn.Embedding(words, 8)
+        self.head = nn.Linear(8, labels or words)
+        self.mean = labels is not None
+        if labels is None:
+            self.head.weight = self.words.weight
+
+    def forward(self, input_ids, attention_mask):
+        vectors = self.words(input_ids)
+        if self.mean:
+            real = attention_mask[..., None]
+            vectors = (vectors * real).sum(1) / real.sum(1)
+        return Output(self.head(vectors))
+
+
+class Pixels(nn.Module):
+    def __init__(self, labels):
+        super().__init__()
+        self.head = nn.Linear(3, labels)
+
+    def forward(self, pixel_values):
+        return Output(self.head(pixel_values.mean((2, 3))))
+
+
+def masked(model):
+    predict_only_masked(model)
+    return model
+
+
+MAKE = {
+    "nlp": lambda config, labels, tokenizer: Words(len(tokenizer), labels.num_labels),
+    "mlm": lambda config, tokenizer: masked(Words(len(tokenizer))),
+    "image_classification": lambda config, names: Pixels(len(names)),
+}
+
+
+@pytest.fixture
+def call(texts, monkeypatch, tmp_path):
+    """Calls a recipe's `main` with another `build_model`."""
+
+    def train(recipe, make, *flags):
+        module = runs.load_recipe(recipe)
+        monkeypatch.setattr(module, "build_model", make)
+        data = runs.TINY_IMAGES if recipe == "image_classification" else [*runs.TINY, *texts]
+        words = [*data, "--max_train_steps", 2, "--eval_steps", 2, *flags, "--output_dir", tmp_path / "run"]
+        return module.main(options.parse(module.Config, [*map(str, words)]))
+
+    yield train
+    folder_lock.release_all()
+
+
+@pytest.mark.parametrize("recipe", list(MAKE))
+def test_it_trains_is_exported_loads_and_the_run_is_known_as_finished(call, tmp_path, capsys, recipe):
+    made = []
+
+    def make(*args):
+        made.append((MAKE[recipe](*args), args))
+        return made[-1][0]
+
+    results = call(recipe, make)
+    (model, args), folder = made[0], tmp_path / "run/model"
+    assert results["eval_loss"] > 0
+    again = MAKE[recipe](*args)
+    before = {name: tensor.clone() for name, tensor in again.state_dict().items()}
+    assert load_model(again, folder / "model.safetensors") == (set(), [])
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.state_dict().items())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in again.state_dict().items())
+    card = (folder / "README.md").read_text()
+    assert f"holds the state dict of a {type(model).__name__}" in card
+    assert 'load_model(model, "model.safetensors")' in card
+    assert "library_name: transformers" not in card
+    capsys.readouterr()
+    assert call(recipe, make) == pytest.approx(results)
+    assert "holds this run, finished" in capsys.readouterr().out
+
+
+class Bare(Words):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids, attention_mask).logits
+
+
+class Deaf(Words):
+    def forward(self, ids):
+        return super().forward(ids, torch.ones_like(ids))
+
+
+class BarePixels(Pixels):
+    def forward(self, pixel_values):
+        return {"logits": super().forward(pixel_values).logits}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "make", "said"),
+    [
+        ("nlp", lambda c, labels, t: Bare(len(t), labels.num_labels), "Bare.forward returns a Tensor without logits"),
+        (
+            "nlp",
+            lambda c, labels, t: Deaf(len(t), labels.num_labels),
+            "Deaf.forward does not take what it is called with, input_ids, attention_mask",
+        ),
+        ("mlm", lambda c, t: Bare(len(t)), "Bare.forward returns a Tensor without logits"),
+        ("image_classification", lambda c, n: BarePixels(len(n)), "BarePixels.forward returns a dict without logits"),
+    ],
+)
+def test_what_a_recipe_cannot_use_is_refused_before_training(call, tmp_path, recipe, make, said):
+    with pytest.raises(UserError) as caught:
+        call(recipe, make)
+    assert str(caught.value).startswith(f"build_model: {said}")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "run").rglob("*.yaml"))
+
+
+def test_muon_needs_to_know_the_head():
+    with pytest.raises(UserError, match=r"^--optim muon: a Words does not tell its head .*: use adamw$"):
+        muon_groups(Words(9), 0.1)
+
+
+def test_a_processor_that_cannot_save_itself_is_left_out(monkeypatch, tmp_path):
+    from shared.checkpoints.progress import Progress
+
+    accelerator = SimpleNamespace(
+        get_state_dict=lambda model: model.state_dict(),
+        unwrap_model=lambda model: model,
+        is_main_process=True,
+        num_processes=1,
+    )
+    config = options.Options(output_dir=str(tmp_path))
+    export.export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}

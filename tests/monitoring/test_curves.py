@@ -1,0 +1,102 @@
+"""The picture of a run shows names, shapes and single points as they are, and says nothing on the side."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shared.images.pictures import Picture
+from shared.monitoring.curves import draw_curves, families_for, legible, shortened
+
+LINES = [{"step": 10, "loss": 1.0, "data_wait": 0.0}, {"step": 10, **{f"eval_{name}": 1.0 for name in "abcdef"}}]
+NAMES = [
+    *(
+        "African hunting dog, hyena dog, Cape hunting dog, Lycaon pictus",
+        "\u732b",
+        "\u0939\u093e\u0925\u0940",
+        "$x^2$ and $",
+    ),
+    *("two\nlines", "", "\ud800", "\U0001f600", "\u200b"),
+]
+
+
+def drawn(path, pictures):
+    """The picture of a run, as grey values."""
+    draw_curves(LINES, path, pictures)
+    return np.asarray(Image.open(path).convert("L"))
+
+
+def bounds(dark):
+    """Height and width of what is dark."""
+    rows, columns = np.flatnonzero(dark.any(1)), np.flatnonzero(dark.any(0))
+    return rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_any_name_of_a_class_can_be_drawn_without_a_word(tmp_path, capfd, caplog):
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    drawn(tmp_path / "curves.png", [Picture(pixels, name, name) for name in NAMES])
+    out, err = capfd.readouterr()
+    assert not out + err
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("aspect", [1.0, 2.0, 0.5])
+def test_a_picture_has_the_shape_of_its_image(tmp_path, aspect):
+    """Images are decoded as squares; what is shown has the width over height of the original."""
+    magenta = np.full((8, 8, 3), (255, 0, 255), np.uint8)
+    draw_curves(LINES, tmp_path / "curves.png", [Picture(magenta, "a", "b", aspect)])
+    shown = np.asarray(Image.open(tmp_path / "curves.png").convert("RGB")).astype(int)
+    height, width = bounds((shown[..., 0] > 250) & (shown[..., 1] < 5) & (shown[..., 2] > 250))
+    assert width / height == pytest.approx(aspect, rel=0.03)
+
+
+def test_captions_of_neighbours_do_not_touch(tmp_path):
+    """Between two pictures of long names there is a column without ink."""
+    white = np.full((8, 8, 3), 255, np.uint8)
+    name = "Staffordshire bullterrier \u0431\u043e\u043b\u044c\u0448\u0430\u044f WM 0123456789"
+    page = drawn(tmp_path / "curves.png", [Picture(white, name, name)] * 8)
+    captions = page[-int(1.8 * 150) :]
+    empty = (captions > 200).all(0)
+    gaps = np.flatnonzero(np.diff(empty.astype(int)) == -1)  # where ink begins after a gap
+    wide = [start for start in gaps if empty[max(0, start - 8) : start].all()]
+    assert len(wide) >= 7
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("exactly 10", "exactly 10"),
+        ("abcdefghijklmnop", "abcde\u2026mnop"),
+        ("\u732b" * 5, "\u732b" * 5),  # twice as wide as a letter
+        ("\u732b" * 9, "\u732b\u732b\u2026\u732b\u732b"),
+    ],
+)
+def test_a_long_name_loses_its_middle(text, expected):
+    assert shortened(text, 10) == expected
+
+
+def test_a_character_that_no_font_has_is_written_as_its_code():
+    private = "\U0010ff00"
+    families, missing = families_for({"a", private})
+    assert families[0] == "sans-serif"
+    assert missing <= {private}
+    assert legible("a\n \u732b b", {"\u732b"}) == "a \\u732b b"
+
+
+def test_a_character_that_the_default_font_lacks_comes_from_another():
+    families, missing = families_for({"\U0001d4d0"})  # a script capital, of mathematics: in the fonts of matplotlib
+    assert len(families) == 2
+    assert not missing
+
+
+def test_a_single_point_and_a_line_at_the_edge_are_seen_whole():
+    from matplotlib.figure import Figure
+
+    from shared.monitoring.curves import Panel, draw_panel
+
+    axes = Figure().subplots()
+    draw_panel(axes, Panel("x", {"zero": ([10], [0.0]), "full": ([10], [100.0])}, top=100), last_step=10)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    assert left < 0 < right - 10
+    assert low < 0 < high - 100
+    assert all(line.get_marker() == "o" and line.get_markersize() > 4 for line in axes.get_lines())

@@ -1,0 +1,529 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.monitoring import evaluation
+from shared.plan.batches import MicroBatch
+
+ROOT = Path(__file__).parents[2]
+KINDS = list(evaluation.DEFAULT_METRICS)
+
+
+def resolve(kind: str, *names: str, classes: int = 2, targets: Any = None, **settings: Any) -> evaluation.Metrics:
+    """The metrics `names` of a task with classes a, b, c, ... of which the validation data has one row each."""
+    config = Options(metric_name=names or None, **settings)
+    if targets is None:
+        targets = np.eye(classes) if kind == "multi_label" else np.arange(classes)
+    return evaluation.resolve(config, kind, tuple("abcdefghij"[:classes]), np.asarray(targets))
+
+
+class World:
+    """Processes as threads: each calls `reduce` once, and gets the sum of what all brought."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.brought, self.barrier = size, [], threading.Barrier(size, timeout=10)
+        self.accelerator = SimpleNamespace(device=torch.device("cpu"), reduce=self.reduce)
+
+    def reduce(self, tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+        assert reduction == "sum"
+        self.brought.append(tensor)
+        self.barrier.wait()
+        return torch.stack(self.brought).sum(0)
+
+    def gather(self, shares: list[list[int]], rows: torch.Tensor, total: int) -> list[Any]:
+        """What `gather_rows` returns or raises on each process, when process i brings the samples shares[i]."""
+
+        def process(share: list[int]) -> Any:
+            indices = np.array(share, dtype=np.int64)
+            try:
+                return evaluation.gather_rows(self.accelerator, indices, rows[indices], total)
+            except AssertionError as error:
+                return error
+
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(process, shares))
+
+
+@st.composite
+def divided(draw: st.DrawFn, most: int = 40) -> tuple[int, list[list[int]]]:
+    """A number of samples, and which process brings which of them in which order; some may bring none."""
+    total, world = draw(st.integers(1, most)), draw(st.integers(1, 4))
+    owners = draw(st.lists(st.integers(0, world - 1), min_size=total, max_size=total))
+    order = draw(st.permutations(range(total)))
+    return total, [[i for i in order if owners[i] == rank] for rank in range(world)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    divided(),
+    st.sampled_from([torch.float32, torch.float64, torch.int64]),
+    st.sampled_from([(), (1,), (3,), (2, 2)]),
+)
+def test_rows_come_back_exactly_and_in_dataset_order_on_every_process(
+    division: tuple[int, list[list[int]]], dtype: torch.dtype, trailing: tuple[int, ...]
+) -> None:
+    total, shares = division
+    rows = (torch.randn(total, *trailing, dtype=torch.float64) * 1e6).to(dtype)
+    for gathered in World(len(shares)).gather(shares, rows, total):
+        assert gathered.dtype == dtype
+        assert torch.equal(gathered, rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(divided(), st.data())
+def test_a_sample_that_comes_twice_or_never_is_an_error_on_every_process(
+    division: tuple[int, list[list[int]]], data: st.DataObject
+) -> None:
+    total, shares = division
+    sample = data.draw(st.integers(0, total - 1))
+    if data.draw(st.booleans()):
+        times = 2
+        shares[data.draw(st.integers(0, len(shares) - 1))].append(sample)
+    else:
+        times = 0
+        shares = [[i for i in share if i != sample] for share in shares]
+    for outcome in World(len(shares)).gather(shares, torch.ones(total, 2), total):
+        assert isinstance(outcome, AssertionError)
+        assert str(outcome) == f"sample {sample} of {total} was evaluated {times} times, not once"
+
+
+def test_a_loss_that_is_not_finite_stays_where_it_is() -> None:
+    rows = torch.tensor([1.0, torch.nan, torch.inf, 2.0])
+    for gathered in World(2).gather([[0, 1], [3, 2]], rows, 4):
+        torch.testing.assert_close(gathered, rows, equal_nan=True, rtol=0, atol=0)
+
+
+def test_rows_in_a_type_whose_sum_rounds_are_refused() -> None:
+    with pytest.raises(AssertionError, match="bfloat16"):
+        evaluation.gather_rows(World(1).accelerator, np.arange(2), torch.ones(2, dtype=torch.bfloat16), 2)
+
+
+BATCH = 2
+
+
+def classified(total: int) -> np.ndarray:
+    """[total, 2] predicted and true classes."""
+    return np.random.default_rng(total).integers(0, 3, (total, 2))
+
+
+def evaluate_in_group(rank: int, folder: Path) -> None:
+    """One process of three real groups, of 3, 2 and 1: every size of data set that matters."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the files below do the work
+    cases = []
+    for world in (3, 2, 1):
+        if rank >= world:
+            break
+        if world > 1:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+            store = f"file://{folder / f'store_{world}'}"
+            torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+        else:
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+                del os.environ[name]
+        accelerator = Accelerator(cpu=True)
+        assert accelerator.num_processes == world
+        for total in range(1, 2 * world * BATCH + 2):
+            batches = np.split(np.random.default_rng(0).permutation(total), range(BATCH, total, BATCH))
+            indices = np.concatenate([np.empty(0, np.int64), *batches[rank::world]])
+            rows = torch.from_numpy(classified(total)[indices])
+            predictions, references = evaluation.gather_rows(accelerator, indices, rows, total).numpy().T
+            metrics = SimpleNamespace(compute=lambda p, r, _: [p.tolist(), r.tolist(), os.getpid()])
+            cases.append([world, total, *evaluation.compute_on_main(accelerator, metrics, predictions, references)])
+        if world > 1:
+            torch.distributed.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)
+    (folder / f"cases_{rank}.json").write_text(json.dumps(cases))
+
+
+def test_real_groups_of_3_2_and_1_process_count_as_scikit_learn_does_for_every_size(tmp_path: Path) -> None:
+    from sklearn.metrics import accuracy_score
+
+    torch.multiprocessing.spawn(evaluate_in_group, args=(tmp_path,), nprocs=3)
+    main, second, third = (json.loads((tmp_path / f"cases_{rank}.json").read_text()) for rank in range(3))
+    sizes = [(world, total) for world in (3, 2, 1) for total in range(1, 2 * world * BATCH + 2)]
+    assert [(world, total) for world, total, *_ in main] == sizes
+    for _, total, predictions, references, _ in main:
+        whole_predictions, whole_references = classified(total).T
+        assert accuracy_score(references, predictions) == accuracy_score(whole_references, whole_predictions)
+        assert (predictions, references) == (whole_predictions.tolist(), whole_references.tolist())
+    assert len({pid for *_, pid in main}) == 1  # the main process computed each
+    assert second == [case for case in main if case[0] >= 2]
+    assert third == [case for case in main if case[0] >= 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_defaults_of_each_kind_are_computed_under_their_folders_names(kind: str) -> None:
+    metrics = resolve(kind, classes=10 if kind == "image_classification" else 3)
+    true = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]]) if kind == "multi_label" else np.array([0, 1, 2])
+    ranked = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the likeliest first
+    values = metrics.compute(ranked if kind == "image_classification" else true, true)
+    assert tuple(values) == evaluation.DEFAULT_METRICS[kind]
+    perfect = {name: 0.0 if name == "mean_squared_error" else 1.0 for name in values}
+    assert values == pytest.approx(perfect)
+    assert metrics.main_name == evaluation.DEFAULT_METRICS[kind][0]
+
+
+def test_float32_predictions_are_not_rounded_to_less() -> None:
+    metrics = resolve("regression", "mean_squared_error", classes=0)
+    predictions = np.array([1.0000001, 3.0], dtype=np.float32)
+    references = np.array([1.0, 3.0], dtype=np.float32)
+    expected = float(np.mean((predictions.astype(np.float64) - references) ** 2))
+    assert metrics.compute(predictions, references) == {"mean_squared_error": pytest.approx(expected, rel=1e-12, abs=0)}
+
+
+def test_metric_name_alone_replaces_the_defaults() -> None:
+    metrics = resolve("classification", "macro_f1")
+    assert metrics.main_name == "macro_f1"
+    assert set(metrics.compute(np.array([0, 1]), np.array([0, 1]))) == {"macro_f1"}
+
+
+def scored(kind: str, *names: str, classes: int = 3, rows: int = 60, **settings: Any) -> tuple[Any, ...]:
+    """The values of the metrics `names` on made-up logits, and these, probabilities, predictions and targets."""
+    random = np.random.default_rng(classes)
+    logits = torch.from_numpy(random.normal(size=(rows, classes)).astype(np.float32))
+    several = kind == "multi_label"
+    true = random.integers(0, 2, (rows, classes)) if several else random.integers(0, classes, rows)
+    said = (logits > 0).long().numpy() if several else logits.argmax(1).numpy()
+    metrics = resolve(kind, *names, classes=classes, targets=true, **settings)
+    scores = metrics.probabilities(logits).numpy()
+    return metrics.compute(said, true, scores), scores, said, true
+
+
+def test_several_metrics_at_once_are_those_of_scikit_learn_and_the_first_is_the_main_one() -> None:
+    from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
+
+    names = ("f1_of_class", "accuracy", "roc_auc", "recall_of_class", "precision_of_class")
+    values, scores, said, true = scored("classification", *names, classes=2)
+    of_class = {"f1": f1_score, "recall": recall_score, "precision": precision_score}
+    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores[:, 1])}
+    expected |= {f"{name}_of_class": compute(true, said) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-12)
+    assert tuple(values) == names
+    assert resolve("classification", *names).main_name == "f1_of_class"
+
+    values, scores, said, true = scored("classification", *names, positive_label="a")
+    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores, multi_class="ovr")}
+    expected |= {f"{name}_of_class": compute(true == 0, said == 0) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-6)
+
+    values, scores, said, true = scored("multi_label", *names, positive_label="c")
+    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores, average="macro")}
+    expected |= {f"{name}_of_class": compute(true[:, 2], said[:, 2]) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-12)
+
+
+def test_images_take_the_likeliest_class_and_their_probabilities() -> None:
+    metrics = resolve("image_classification", "recall_of_class", "roc_auc", "top_5_accuracy", classes=6, **POSITIVE_B)
+    true, scores = np.array([0, 1, 2, 3, 4, 5]), np.eye(6, dtype=np.float32)
+    ranked = np.array([[0, 1, 2, 3, 4], [2, 1, 0, 3, 4], [2, 0, 1, 3, 4], [3, 0, 1, 2, 4], [4, 0, 1, 2, 3]])
+    ranked = np.vstack([ranked, [[0, 1, 2, 3, 4]]])
+    expected = {"recall_of_class": 0.0, "roc_auc": 1.0, "top_5_accuracy": pytest.approx(5 / 6)}
+    assert metrics.compute(ranked, true, scores) == expected
+
+
+POSITIVE_B = {"positive_label": "b"}
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "says"),
+    [
+        (
+            ["f1_of_class"],
+            {"classes": 3},
+            "--metric_name f1_of_class needs --positive_label, the class that it is abou",
+        ),
+        (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class that it is about: a, b"),
+        (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is no class of the data: use one of a, b"),
+        (["accuracy"], POSITIVE_B, "--positive_label b has no effect: none of --metric_name accuracy is about one"),
+        (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
+        (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),
+        (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "is 1 whatever a model of 5 classes says"),
+    ],
+)
+def test_metrics_that_cannot_be_meant_are_refused(names: list[str], settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve(settings.pop("kind", "classification"), *names, **settings)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_file_of_a_shipped_metric_means_that_metric() -> None:
+    named, path = "f1_of_class", str(ROOT / "shared/monitoring/metrics/f1_of_class")
+    for one in (path, f"{path}/f1_of_class.py"):
+        assert resolve("classification", one, **POSITIVE_B) == resolve("classification", named, **POSITIVE_B)
+
+
+NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has the same"
+LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: of the others the validation data has no row, or nothing else (c)"
+
+
+def test_five_classes_or_fewer_have_no_top_5_accuracy() -> None:
+    assert resolve("image_classification", classes=5).names == ("accuracy", "macro_f1")
+    assert resolve("image_classification", classes=6).names == ("accuracy", "top_5_accuracy", "macro_f1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "targets", "expected", "note"),
+    [
+        ("classification", 2, [0, 0, 0, 0], "nan", f"{NO_AUC} class"),
+        ("multi_label", 2, [[0, 1]] * 4, "nan", f"{NO_AUC} labels"),
+        ("classification", 3, [0, 0, 1, 1], 1.0, LEFT_OUT),
+        ("classification", 2, [0, 1, 0, 1], 1.0, ""),
+    ],
+)
+def test_what_validation_data_of_one_class_cannot_tell_is_said_before_training(
+    kind: str, classes: int, targets: Any, expected: float, note: str
+) -> None:
+    metrics = resolve(kind, "roc_auc", "f1_of_class", classes=classes, targets=targets, **POSITIVE_B)
+    true = np.array(targets)
+    scores = (true if kind == "multi_label" else np.eye(classes)[true]).astype(np.float32)
+    values = metrics.compute(true, true, scores)
+    assert values["roc_auc"] == pytest.approx(float(expected), nan_ok=True)
+    said = metrics.notes.get("note on --metric_name", "")
+    assert said == note
+    lacks_b = kind == "classification" and 1 not in targets
+    assert ("note on --positive_label" in metrics.notes) == lacks_b
+    assert set(metrics.empty) == ({"roc_auc"} if expected == "nan" else set()) | ({"f1_of_class"} if lacks_b else set())
+    for name in metrics.empty:
+        with pytest.raises(UserError, match=f"--metric_for_best_model {name} cannot tell which model is best: "):
+            evaluation.best_by(Options(metric_for_best_model=name), metrics)
+
+
+def test_probabilities_that_are_not_finite_have_no_roc_auc() -> None:
+    metrics = resolve("classification", "roc_auc")
+    scores = np.array([[0.5, np.nan], [0.5, 0.5]], np.float32)
+    assert np.isnan(metrics.compute(np.array([0, 1]), np.array([0, 1]), scores)["roc_auc"])
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_probabilities_of_all_processes_come_to_the_main_one_in_dataset_order(
+    world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation, "SCORES_AT_ONCE", 4 * 3)  # four samples
+    total = 10
+    metrics = resolve("classification", "roc_auc", classes=3)
+    logits = torch.randn(total, 3)
+    shares = np.array_split(np.random.default_rng(0).permutation(total - 1), world)
+    shares[-1] = np.append(shares[-1], total - 1)
+    barrier, table = threading.Barrier(world, timeout=10), {}
+
+    def process(rank: int) -> Any:
+        calls = iter(range(100))
+
+        def reduce(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
+            table[call := next(calls), rank] = tensor
+            barrier.wait()
+            return torch.stack([table[call, other] for other in range(world)]).sum(0)
+
+        main = SimpleNamespace(device=torch.device("cpu"), reduce=reduce, is_main_process=rank == 0)
+        rows = evaluation.Rows((total,), metrics)
+        for counted in (True, False):  # a repeat without weight changes nothing
+            mine = logits[shares[rank]]
+            rows.add(MicroBatch(0, 0, shares[rank], shares[rank], total, counted), mine.argmax(1), mine[:, 0], mine)
+        return rows.gather_scores(main)
+
+    with ThreadPoolExecutor(world) as pool:
+        first, *others = pool.map(process, range(world))
+    assert first.dtype == np.float32
+    assert np.array_equal(first, logits.softmax(1).numpy())
+    assert others == [None] * (world - 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"),
+    [
+        ("classification", "pearson", "does not fit classification: use one of accuracy, macro_f1"),
+        ("regression", "accuracy", "does not fit regression: use one of pearson"),
+        ("classification", "acuracy", "not one of accuracy, macro_f1, matthews_correlation"),
+        ("classification", "f1", "add --trust_remote_code"),
+        ("classification", "someone/metric", "add --trust_remote_code"),
+        ("classification", "./missing", "no metric there"),
+        ("classification", "missing.py", "no metric there"),
+        ("classification", str(ROOT / "shared"), "no metric there"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_before_training(kind: str, name: str, says: str) -> None:
+    with pytest.raises(UserError, match="--metric_name") as refused:
+        resolve(kind, name)
+    assert says in str(refused.value)
+    assert name in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+OWN_METRIC = """
+import datasets
+import evaluate
+from sklearn.metrics import f1_score
+
+
+class Own(evaluate.Metric):
+    def _info(self):
+        value = datasets.Value("int64")
+        features = datasets.Features({"predictions": value, "references": value})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"binary_f1": f1_score(references, predictions)}
+"""
+
+
+@pytest.fixture
+def own_metric(tmp_path: Path) -> Path:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own.py").write_text(OWN_METRIC)
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("inside", ["", "own.py"])
+def test_a_users_own_folder_or_file_serves_as_a_metric(own_metric: Path, inside: str) -> None:
+    metrics = resolve("classification", str(own_metric / inside))
+    assert metrics.main_name == "binary_f1"
+    assert metrics.compute(np.array([0, 1, 1]), np.array([0, 1, 0])) == {"binary_f1": pytest.approx(2 / 3)}
+
+
+def test_a_metric_that_fails_for_this_many_classes_is_refused_before_training(own_metric: Path) -> None:
+    with pytest.raises(
+        UserError, match="cannot be computed for classification with 5 labels: ValueError: Target is mul"
+    ):
+        resolve("classification", str(own_metric), classes=5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("import evaluate\n", "import evaluate\nfrom evaluate import Metric\n", "write `import evaluate`, not `from"),
+        ("def _compute", "def _compute(", "SyntaxError"),
+        ("f1_score(references, predictions)", "[0.5]", "TypeError"),
+        ("import datasets\n", "import datasets\nimport no_such_package\n", "no_such_package"),
+    ],
+)
+def test_a_broken_metric_of_the_user_is_refused_with_the_reason(
+    own_metric: Path, old: str, new: str, says: str
+) -> None:
+    (own_metric / "own.py").write_text(OWN_METRIC.replace(old, new))
+    with pytest.raises(UserError) as refused:
+        resolve("classification", str(own_metric))
+    assert str(own_metric) in str(refused.value)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """A Hub that can be reached or not, and the sources that evaluate.load was asked for."""
+    import evaluate
+
+    from shared.pretrained import hub
+
+    state = SimpleNamespace(reachable=True, loaded=[], cache=tmp_path / "modules")
+
+    def require_hub(flag: str, value: str) -> None:
+        if not state.reachable:
+            raise UserError(f"{flag} {value}: the Hub cannot be reached")
+
+    def load(source: str, **_: Any) -> Any:
+        state.loaded.append(source)
+        return SimpleNamespace(compute=lambda predictions, references: {"f1": 1.0})
+
+    monkeypatch.setattr(hub, "require_hub", require_hub)
+    monkeypatch.setattr(evaluate, "load", load)
+    monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", state.cache)
+    return state
+
+
+def test_a_metric_of_the_hub_is_loaded_before_training(hub: SimpleNamespace) -> None:
+    metrics = resolve("classification", "f1", trust_remote_code=True)
+    assert hub.loaded == ["f1"]
+    assert metrics.main_name == "f1"
+
+
+def test_without_the_hub_the_error_names_the_flag_and_nothing_is_tried(hub: SimpleNamespace) -> None:
+    hub.reachable = False
+    with pytest.raises(UserError, match="--metric_name f1: the Hub cannot be reached"):
+        resolve("classification", "f1", trust_remote_code=True)
+    assert hub.loaded == []
+
+
+@pytest.mark.parametrize(("name", "folder"), [("f1", "evaluate-metric--f1"), ("me/f1", "me--f1")])
+def test_a_metric_fetched_earlier_needs_no_hub(hub: SimpleNamespace, name: str, folder: str) -> None:
+    hub.reachable = False
+    for age, digest in enumerate(["newest", "older"]):
+        script = hub.cache / "evaluate_modules" / "metrics" / folder / digest / "f1.py"
+        script.parent.mkdir(parents=True)
+        script.touch()
+        os.utime(script, (1e9 - age, 1e9 - age))
+    resolve("classification", name, trust_remote_code=True)
+    assert [Path(source).parent.name for source in hub.loaded] == ["newest"]
+
+
+@pytest.mark.parametrize(
+    ("name", "greater"),
+    [
+        *[("eval_accuracy", True), ("macro_f1", True), ("pearson", True), ("eval_spearmanr", True)],
+        *[("loss", False), ("eval_loss", False), ("mean_squared_error", False), ("mse", False), ("perplexity", False)],
+    ],
+)
+def test_losses_and_errors_are_better_when_lower(name: str, greater: bool) -> None:
+    assert evaluation.greater_is_better(name) is greater
+
+
+FRESH_PROCESS = """
+import socket
+import sys
+
+def refuse(*_):
+    raise OSError("no network")
+
+socket.socket.connect = refuse
+import numpy as np
+from shared import evaluation
+
+from shared.config.options import Options
+
+names, targets = ("a", "b"), np.array([0, 1])
+metrics = evaluation.resolve(Options(), "classification", names, targets)
+evaluation.resolve(Options(metric_name=("micro_f1", "roc_auc")), "multi_label", names, np.eye(2))
+slow = {"evaluate", "datasets", "sklearn"} & set(sys.modules)
+assert not slow, slow
+
+class WithoutTransformers:  # evaluate does without it, and starts seconds sooner
+    def find_spec(self, name, *_):
+        if name == "transformers":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, WithoutTransformers())
+print(metrics.compute(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
+"""
+
+
+def test_in_a_fresh_process_resolving_imports_nothing_slow_and_computing_needs_no_network_and_no_home(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    nowhere = str(tmp_path / "file" / "home")  # a path below a file cannot be created, not even by root
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
+    environment = kept | {"HOME": nowhere, "HF_HOME": nowhere, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'accuracy': 0.75" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # and no temporary files stay behind

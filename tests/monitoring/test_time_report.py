@@ -1,0 +1,110 @@
+"""The table at the end of a run adds up, and advises what would help."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.monitoring.time_report import NAMES, advice, breakdown, rounded, seconds_by_part
+
+LINE = {"step_seconds": 0.5, "data_wait": 0.1, "forward_backward": 0.6, "communication": 0.2, "optimizer": 0.04}
+
+
+def test_seconds_are_those_of_the_steps_and_of_what_was_beside_them():
+    lines = [
+        {"step": 10, **LINE},
+        {"step": 14, **LINE, "step_seconds": 1.0, "evaluation_seconds": 3.0, "checkpoint_seconds": 1.5},
+        {"step": 14, "eval_loss": 0.3},
+        {"step": 14, "train_runtime": 20.0, "evaluation_seconds": 2.0},
+    ]
+    expected = {"data_wait": 0.9, "forward_backward": 5.4, "communication": 1.8, "optimizer": 0.36, "rest": 0.54}
+    assert seconds_by_part(lines) == pytest.approx(expected | {"evaluation": 5.0, "checkpoint": 1.5})
+
+
+def test_the_table_reads_as_a_sentence_that_adds_up():
+    said = breakdown([{"step": 100, **LINE, "mfu": 0.31, "padding": 0.02, "peak_memory_bytes": 3 * 2**20}])
+    first, facts = said.splitlines()
+    assert first == "  where 50.0 s went: 60 % compute, 10 % data, 20 % communication, 4 % optimizer, 6 % rest"
+    assert facts == "  MFU 31 %, padding 2.0 %, peak memory 3 MiB per process"
+
+
+def test_a_run_without_times_has_no_table():
+    assert not breakdown([])
+    assert not breakdown([{"step": 1, "loss": 2.0}])
+
+
+def test_a_slow_process_is_named_with_how_often_it_was_behind():
+    lines = [{"step": i, **LINE, "slowest_process": 2.0, "slowest_process_behind": 0.4} for i in (1, 2)]
+    assert "process 2 was over 10 % behind the others in 2 of 3 readings" in breakdown([*lines, {"step": 3, **LINE}])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8).filter(lambda values: sum(values) > 0.01))
+def test_whole_percents_add_up_to_a_hundred(values):
+    shares = {str(i): value / sum(values) for i, value in enumerate(values)}
+    whole = rounded(shares)
+    assert sum(whole.values()) == 100
+    assert all(abs(whole[name] - 100 * share) < 1 + 1e-6 for name, share in shares.items())
+
+
+@pytest.mark.parametrize(
+    ("part", "flag"),
+    [
+        ("data_wait", "--dataloader_num_workers"),
+        ("communication", "--gradient_compression bf16"),
+        ("communication", "--global_batch_size"),
+        ("optimizer", "--global_batch_size"),
+        ("checkpoint", "--checkpointing_steps"),
+        ("evaluation", "--eval_steps"),
+        ("rest", "--per_device_train_batch_size"),
+    ],
+)
+def test_a_large_share_brings_the_advice_that_names_the_flag(part, flag):
+    shares = dict.fromkeys(NAMES, 0.0)
+    assert advice(shares | {"forward_backward": 1.0}, [LINE]) == []
+    assert any(flag in line for line in advice(shares | {part: 0.5}, [LINE]))
+
+
+def test_what_is_on_already_is_not_advised():
+    shares = dict.fromkeys(NAMES, 0.0) | {"communication": 0.5}
+    (line,) = advice(shares, [LINE], compressed=True)
+    assert line.endswith("a larger --global_batch_size sends them less often")
+    waiting = {"step": 200, **LINE, "communication": 0.9}
+    assert "--gradient_compression" in breakdown([waiting])
+    assert "--gradient_compression" not in breakdown([waiting], compressed=True)
+
+
+def test_the_advice_on_padding_and_on_text_names_their_flags():
+    shares = dict.fromkeys(NAMES, 0.0)
+    assert "padding" in advice(shares, [LINE | {"padding": 0.4}])[0]
+    (line,) = advice(shares | {"rest": 0.5}, [LINE | {"tokens_per_second": 1.0}])
+    assert "--max_tokens_per_micro_batch" in line
+
+
+@pytest.mark.parametrize(("step", "advised"), [(119, False), (120, True)])
+def test_a_run_of_less_than_a_minute_gets_no_advice_from_what_is_done_once(step, advised):
+    lines = [{"step": step, **LINE, "data_wait": 0.3, "communication": 0.0}]
+    assert ("advice: the steps wait for data" in breakdown(lines)) == advised
+    first_evaluation = [{"step": 20, **LINE, "evaluation_seconds": 9.0}]  # of 19 s: imports
+    assert "advice" not in breakdown(first_evaluation)
+
+
+IDLE = LINE | {"host_bound": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("line", "compiled", "flags"),
+    [
+        (IDLE, False, ["--per_device_train_batch_size", "--torch_compile"]),
+        (IDLE, True, ["--per_device_train_batch_size"]),
+        (IDLE | {"tokens_per_second": 1.0}, False, ["--max_tokens_per_micro_batch", "--torch_compile"]),
+        (IDLE | {"host_bound": 0.4}, False, []),
+        (LINE, False, []),  # a CPU
+    ],
+)
+def test_a_gpu_that_mostly_waits_for_the_host_is_told_with_the_flags_that_help(line, compiled, flags):
+    shares = dict.fromkeys(NAMES, 0.0) | {"rest": 0.5 * bool(flags)}
+    said = advice(shares, [line], compiled=compiled)
+    assert len(said) == bool(flags)  # and the advice on the rest, which is the same flag, is not given beside it
+    for flag in ("--per_device_train_batch_size", "--max_tokens_per_micro_batch", "--torch_compile"):
+        assert (flag in " ".join(said)) == (flag in flags)
+    whole = breakdown([{"step": 200, **line}], compiled=compiled)
+    assert ("the GPU waits for the host" in whole) == bool(flags)

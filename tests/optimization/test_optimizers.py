@@ -1,0 +1,204 @@
+"""Schedules are pure functions, and an update with a gradient that is not finite is left out, on the device."""
+
+import math
+
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from shared.config.options import Options
+from shared.optimization import gradients
+from shared.optimization.optimizers import (
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+    set_learning_rate,
+    skips_on_device,
+    step_if_finite,
+)
+
+
+def config(**values):
+    return Options(**{"learning_rate": 0.1} | values)
+
+
+@given(
+    st.sampled_from(["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]),
+    st.integers(1, 500),
+    st.integers(0, 100),
+)
+def test_a_schedule_rises_to_the_peak_and_never_rises_again(kind, total, warmup):
+    warmup = min(warmup, total - 1)
+    rates = [make_schedule(config(lr_scheduler_type=kind, warmup_steps=warmup), total)(s) for s in range(total)]
+    assert all(0 < rate <= 0.1 for rate in rates)
+    assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+    assert rates[warmup] == pytest.approx(0.1)
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+
+
+def test_the_ends_of_the_schedules():
+    at = {
+        kind: make_schedule(config(lr_scheduler_type=kind, warmup_steps=None, warmup_ratio=0.1), 100)
+        for kind in ("linear", "cosine", "constant", "polynomial")
+    }
+    assert all(schedule(10) == pytest.approx(0.1) for schedule in at.values())
+    assert all(schedule(0) == pytest.approx(0.1 / 11) for schedule in at.values())
+    assert [at[k](55) for k in at] == pytest.approx([0.05, 0.05, 0.1, 0.025])
+    assert [at[k](100) for k in at] == pytest.approx([0, 0, 0.1, 0])
+
+
+def test_warm_up_stable_decay_stays_at_the_peak_and_falls_as_one_minus_the_root():
+    kind = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 10}
+    schedule = make_schedule(config(**kind, decay_ratio=0.25), 100)
+    assert [schedule(step) for step in (10, 40, 75)] == pytest.approx([0.1, 0.1, 0.1])
+    assert [schedule(step) for step in (76, 79, 84, 91, 100)] == pytest.approx([0.08, 0.06, 0.04, 0.02, 0])
+    default = make_schedule(config(**kind), 100)
+    assert default(80) == pytest.approx(0.1)
+    assert default(85) == pytest.approx(0.05)
+    assert make_schedule(config(**kind, decay_ratio=0.0), 100)(99) == pytest.approx(0.1)
+
+
+def test_matrices_decay_and_biases_and_norms_do_not():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    model[1].weight.requires_grad_(False)
+    decay, rest = parameter_groups(model, 0.3)
+    assert decay["weight_decay"] == 0.3
+    assert [p.shape for p in decay["params"]] == [(5, 4)]
+    assert rest["weight_decay"] == 0
+    assert len(rest["params"]) == 3
+
+
+def test_the_numbers_of_adamw_are_torchs_or_those_of_the_flags():
+    model = nn.Linear(4, 1)
+    plain = make_optimizer(model, config()).defaults
+    torchs = torch.optim.AdamW(model.parameters()).defaults
+    assert all(plain[name] == torchs[name] for name in ("betas", "eps"))
+    other = make_optimizer(model, config(adam_beta1=0.8, adam_beta2=0.98, adam_epsilon=1e-6)).defaults
+    assert (other["betas"], other["eps"]) == ((0.8, 0.98), 1e-6)
+
+
+@pytest.fixture
+def accelerator():
+    return Accelerator(cpu=True)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_is_skipped_whole_and_the_next_one_is_not(accelerator, optim, bad):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = accelerator.prepare(make_optimizer(model, config(optim=optim)))
+    assert skips_on_device(optimizer)
+    set_learning_rate(optimizer, 0.01)
+
+    def update(factor):
+        (model(torch.ones(2, 4)).sum() * factor).backward()
+        skipped = step_if_finite(accelerator, optimizer, accelerator.clip_grad_norm_(model.parameters(), 1.0))
+        optimizer.zero_grad()
+        return skipped.item()
+
+    assert update(1.0) == 0
+    before = [p.clone() for p in model.parameters()]
+    state = {k: v.clone() for s in optimizer.state.values() for k, v in s.items()}
+    assert update(bad) == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(
+        torch.equal(state[k], v) for s in optimizer.state.values() for k, v in s.items() if v.shape == state[k].shape
+    )
+    assert update(1.0) == 0
+    assert not torch.equal(before[0], model.weight)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+def test_after_a_first_update_that_was_skipped_on_the_device_the_run_is_one_without_it(accelerator, monkeypatch, optim):
+    """torch allocates SGD's momentum before its kernel finds out that there is nothing to do; here that is NaN."""
+    monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **_: torch.full_like(tensor, math.nan))
+    weights = []
+    for factors in ([math.inf, 1.0, 2.0], [1.0, 2.0]):
+        model = nn.Linear(3, 1)
+        nn.init.ones_(model.weight), nn.init.zeros_(model.bias)
+        optimizer = accelerator.prepare(make_optimizer(model, config(optim=optim)))
+        for factor in factors:
+            (model(torch.tensor([[1.0, 3.0, -2.0]])).sum() * factor).backward()
+            norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
+            assert step_if_finite(accelerator, optimizer, norm).item() == (factor == math.inf)
+            gradients.drop(list(model.parameters()))
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.isfinite(weights[0]).all()
+    assert torch.equal(*weights)
+
+
+def test_the_momentum_that_is_there_before_the_first_step_changes_nothing():
+    torch.manual_seed(0)
+    ours, plain = nn.Linear(5, 3), nn.Linear(5, 3)
+    plain.load_state_dict(ours.state_dict())
+    groups = [{"params": [plain.weight], "weight_decay": 0.1}, {"params": [plain.bias], "weight_decay": 0.0}]
+    settings = config(optim="sgd", weight_decay=0.1)
+    torchs = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=0.9, nesterov=True, fused=True)
+    optimizers = {ours: make_optimizer(ours, settings), plain: torchs}
+    for _ in range(3):
+        batch = torch.randn(4, 5)
+        for model, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(ours.weight, plain.weight)
+    assert torch.equal(ours.bias, plain.bias)
+
+
+def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelerator):
+    model = nn.Linear(2, 1)
+    optimizer = accelerator.prepare(torch.optim.Adagrad(model.parameters(), lr=0.1, foreach=False))
+    assert not skips_on_device(torch.optim.RMSprop(model.parameters()))
+    before = model.weight.clone()
+    (model(torch.ones(1, 2)).sum() * math.nan).backward()
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    assert step_if_finite(accelerator, optimizer, norm).item() == 1
+    assert torch.equal(before, model.weight)
+
+
+def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
+    monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
+    model = nn.Linear(2, 1)
+    optimizer = accelerator.prepare(make_optimizer(model, config()))
+    model(torch.ones(1, 2)).sum().backward()
+    norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    for name in ("item", "tolist", "__bool__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name: pytest.fail(f"{name} reads from the device"))
+    step_if_finite(accelerator, optimizer, norm)
+
+
+@pytest.mark.parametrize("device_decides", [True, False])
+def test_host_and_device_leave_out_the_same_updates(accelerator, monkeypatch, device_decides):
+    monkeypatch.setattr(gradients, "HOST", "nowhere" if device_decides else "cpu")
+    model = nn.Linear(2, 1)
+    nn.init.ones_(model.weight)
+    optimizer = accelerator.prepare(make_optimizer(model, config()))
+    skipped = []
+    for factor in (math.inf, 1.0, math.nan, 2.0):
+        (model(torch.tensor([[1.0, 3.0]])).sum() * factor).backward()
+        norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
+        skipped.append(step_if_finite(accelerator, optimizer, norm).item())
+        gradients.drop(list(model.parameters()))
+    assert skipped == [1, 0, 1, 0]
+    assert model.weight.flatten().tolist() == pytest.approx([1 - 2 * 0.1, 1 - 2 * 0.1], abs=2e-3)  # two steps of Adam
+    assert optimizer.optimizer.state[model.weight]["step"] == 2
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.0, 1e-3, 1.0, 1e3]))
+def test_gradients_are_clipped_to_the_bits_of_torchs_own_function(seed, max_norm):
+    random = torch.Generator().manual_seed(seed)
+    mine = [nn.Parameter(torch.zeros(size)) for size in ((3, 5), (70,), (2, 2), (1,))]
+    theirs = [nn.Parameter(torch.zeros_like(p)) for p in mine]
+    for one, other in zip(mine[:3], theirs, strict=False):  # the last has no gradient
+        one.grad = torch.randn(one.shape, generator=random)
+        other.grad = one.grad.clone()
+    norm = gradients.clip(Accelerator(cpu=True), mine, max_norm)
+    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs, max_norm or math.inf))
+    for one, other in zip(mine[:3], theirs, strict=False):
+        assert torch.equal(one.grad, other.grad)
+    assert mine[3].grad is None

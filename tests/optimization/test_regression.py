@@ -1,0 +1,106 @@
+"""Targets in units of their standard deviation, and back; runs with them are in tests/recipes/test_tasks.py."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
+
+from shared.datasets.labels import Labels
+from shared.errors import UserError
+from shared.optimization.regression import Scale
+
+NUMBERS, CLASSES = Labels("regression", "price"), Labels("classification", "label", ("a", "b"), ("0", "1"))
+TARGETS = np.array([1e8, 3e8, 5e8, 2.5e8])
+
+
+def bert():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    return BertForSequenceClassification(BertConfig(vocab_size=20, num_labels=1, **sizes)).eval()
+
+
+def answer(model):
+    with torch.no_grad():
+        return model(torch.arange(6).view(2, 3)).logits.squeeze(1)
+
+
+def test_standardized_targets_have_mean_0_and_deviation_1_and_come_back():
+    scale = Scale.of_run(NUMBERS, TARGETS, bert())
+    inside = scale.standardize(torch.from_numpy(TARGETS))
+    assert inside.dtype == torch.float32
+    assert inside.mean().item() == pytest.approx(0, abs=1e-6)
+    assert inside.std(unbiased=False).item() == pytest.approx(1)
+    assert scale.restore(inside).numpy() == pytest.approx(TARGETS)
+
+
+def test_the_model_itself_answers_in_units_of_the_targets_once_it_is_put_back():
+    model = bert()
+    scale, inside = Scale.of_run(NUMBERS, TARGETS, model), answer(model)
+    scale.put_back(model)
+    assert answer(model).numpy() == pytest.approx(scale.restore(inside).numpy(), rel=1e-6)
+
+
+def test_a_model_that_is_shared_out_is_scaled_where_it_is_exported_from(tmp_path):
+    model = bert()
+    scale, before = Scale.of_run(NUMBERS, TARGETS, model), model.classifier.weight.detach().clone()
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+        answer(model)  # leaves gathered weights behind
+        scale.put_back(model)
+        exported = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert torch.allclose(exported["classifier.weight"] / scale.deviation, before, rtol=1e-6)
+
+
+def test_a_last_layer_that_knows_the_numbers_keeps_its_answers():
+    model = bert()
+    Scale.of_run(NUMBERS, TARGETS, model).put_back(model)
+    before = answer(model)
+    model.knows_labels = True
+    scale = Scale.of_run(NUMBERS, TARGETS * 3, model)
+    assert abs(answer(model)).max() < 3
+    assert scale.restore(answer(model)).numpy() == pytest.approx(before.numpy(), rel=1e-5)
+
+
+def test_classes_are_left_alone():
+    model = bert()
+    scale = Scale.of_run(CLASSES, np.array([0, 1]), model)
+    targets = torch.tensor([0, 1])
+    assert scale.standardize(targets) is targets
+    assert scale.restore(targets) is targets
+    assert (str(scale), scale.note, scale.deviation, scale.layer) == ("", "", 1, None)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        GPT2ForSequenceClassification(GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, num_labels=1)),
+        torch.nn.Linear(2, 1),
+        SimpleNamespace(),
+    ],
+    ids=["without a bias", "no transformers model", "no module"],
+)
+def test_a_model_that_cannot_be_scaled_is_refused_where_the_numbers_need_it(model):
+    with pytest.raises(UserError, match=r"--label_column_name price: the training targets have mean 2\.875e\+08 and"):
+        Scale.of_run(NUMBERS, TARGETS, model)
+    scale = Scale.of_run(NUMBERS, np.array([1.0, 4.5, 3.0]), model)
+    assert (scale.mean, scale.deviation) == (0, 1)
+    assert scale.standardize(torch.tensor([2.5], dtype=torch.float64)).equal(torch.tensor([2.5]))
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_refused():
+    with pytest.raises(UserError, match=r"steps of 1\.3e\+02 there: subtract 1\.7e\+09 from the column"):
+        Scale.of_run(NUMBERS, 1.7e9 + np.arange(100.0), bert())
+    assert Scale.of_run(NUMBERS, 1.7e9 + 1e6 * np.arange(100.0), bert()).deviation > 1e7
+
+
+def test_equal_numbers_are_only_moved():
+    scale = Scale.of_run(NUMBERS, np.full(5, 7e8), bert())
+    assert (scale.mean, scale.deviation) == (7e8, 1)

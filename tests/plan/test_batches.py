@@ -1,0 +1,259 @@
+"""The plan: every sample once per epoch, under budget, cut by the config alone, shared out, at any step at once."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shared.errors import UserError
+from shared.plan.batches import Plan, evaluation_batches
+from shared.plan.cutting import cut_points, share
+from shared.plan.hashing import hash64, permutation
+
+
+@st.composite
+def plans(draw):
+    """Arguments of a plan that is possible: lengths 1-10,000, 1-9 processes, G from the number of processes upward."""
+    lengths = np.array(draw(st.lists(st.integers(1, 10_000), min_size=1, max_size=120)))
+    processes = draw(st.integers(1, 9))
+    return {
+        "lengths": lengths,
+        "seed": draw(st.integers(0, 2**31)),
+        "global_batch_size": draw(st.integers(processes, 90)),
+        "num_epochs": draw(st.integers(1, 3)),
+        "max_tokens": draw(st.none() | st.integers(int(lengths.max()), 3 * int(lengths.max()))),
+        "max_samples": draw(st.none() | st.integers(1, 20)),
+        "micro_batches": draw(st.integers(1, 12)),
+        "num_processes": processes,
+        "equal_counts": draw(st.booleans()),
+        "packed": draw(st.booleans()),
+        "weights": draw(st.none() | st.just(1 + lengths // 3) | st.just(0.1 + lengths / 3)),
+    }
+
+
+def size_of(lengths, packed):
+    """Tokens that a micro-batch takes."""
+    return int(lengths.sum()) if packed else len(lengths) * int(lengths.max())
+
+
+def shares(plan, step):
+    return [plan.micro_batches(step, rank) for rank in range(plan.num_processes)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans())
+def test_every_sample_exactly_once_per_epoch_over_all_processes(arguments):
+    plan = Plan(**arguments)
+    seen = Counter()
+    for step in range(plan.total_steps):
+        for micro_batch in (m for mine in shares(plan, step) for m in mine if m.counted):
+            seen.update(zip(micro_batch.epochs.tolist(), micro_batch.samples.tolist(), strict=True))
+    epochs, n = arguments["num_epochs"], len(arguments["lengths"])
+    assert seen == Counter({(epoch, sample): 1 for epoch in range(epochs) for sample in range(n)})
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans(), st.integers(0, 10_000))
+def test_the_steps_of_a_plan(arguments, step):
+    plan = Plan(**arguments)
+    step %= plan.total_steps
+    everyone = shares(plan, step)
+    samples, _ = plan.global_batch(step)
+    size = len(samples)
+    normalizer = size if arguments["weights"] is None else arguments["weights"][samples].sum()
+    assert size == arguments["global_batch_size"] or step == plan.total_steps - 1
+    for mine in everyone:
+        assert mine, "a process without a micro-batch would miss the synchronization"
+        assert [m.last for m in mine] == [False] * (len(mine) - 1) + [True]
+        for m in mine:
+            lengths = arguments["lengths"][m.samples]
+            assert size_of(lengths, arguments["packed"]) <= (arguments["max_tokens"] or np.inf)
+            assert len(m.samples) <= (arguments["max_samples"] or np.inf)
+            assert m.step_size == pytest.approx(normalizer, rel=1e-12)
+    assert len({m.step_size for mine in everyone for m in mine}) == 1
+    if arguments["equal_counts"]:
+        assert len({len(mine) for mine in everyone}) == 1
+    elif size >= plan.num_processes:
+        assert all(m.counted for mine in everyone for m in mine)
+
+
+NINE_ROWS_IN_PAIRS = {"lengths": np.ones(9, int), "seed": 0, "global_batch_size": 9, "num_epochs": 1, "max_samples": 2}
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans(), st.integers(0, 10_000))
+@example(NINE_ROWS_IN_PAIRS | {"num_processes": 5}, 0)  # 5 would do, 8 is the cut, and 5 processes must not see 5
+def test_the_cut_does_not_depend_on_the_number_of_processes(arguments, step):
+    many = Plan(**arguments | {"equal_counts": False})
+    alone = Plan(**arguments | {"equal_counts": False, "num_processes": 1})
+    step %= many.total_steps
+    of_many = sorted((m for mine in shares(many, step) for m in mine if m.counted), key=lambda m: m.index)
+    if not many.refined(step):
+        assert [(m.index, m.samples.tolist()) for m in of_many] == [
+            (m.index, m.samples.tolist()) for m in alone.micro_batches(step)
+        ]
+    else:
+        assert len(alone.cut(step)) < many.num_processes
+    together = np.sort(np.concatenate([m.samples for m in of_many]))
+    assert together.tolist() == sorted(alone.global_batch(step)[0].tolist())
+
+
+@given(plans(), st.integers(0, 50))
+@settings(max_examples=50, deadline=None)
+def test_a_step_is_the_same_whatever_was_asked_before(arguments, step):
+    fresh, used = Plan(**arguments), Plan(**arguments)
+    step %= fresh.total_steps
+    for earlier in range(step):
+        used.micro_batches(earlier)
+    a, b = fresh.micro_batches(step), used.micro_batches(step)
+    assert [(m.index, m.samples.tolist(), m.epochs.tolist()) for m in a] == [
+        (m.index, m.samples.tolist(), m.epochs.tolist()) for m in b
+    ]
+
+
+@given(
+    st.lists(st.integers(1, 5_000), min_size=1, max_size=100),
+    st.integers(0, 3_000),
+    st.none() | st.integers(1, 30),
+    st.integers(1, 40),
+    st.booleans(),
+)
+@example([7] * 10, 0, None, 4, False)
+@settings(max_examples=300, deadline=None)
+def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_samples, at_least, packed):
+    lengths.sort(reverse=True)
+    max_tokens = lengths[0] + slack
+    starts = cut_points(lengths, max_tokens, max_samples, at_least, packed)
+    ends = [*starts[1:], len(lengths)]
+    assert starts[0] == 0
+    assert all(start < end for start, end in zip(starts, ends, strict=True))
+    assert all(size_of(np.array(lengths[s:e]), packed) <= max_tokens for s, e in zip(starts, ends, strict=True))
+    assert max_samples is None or all(e - s <= max_samples for s, e in zip(starts, ends, strict=True))
+    count = len(starts)
+    assert count in (at_least, len(lengths), 1, 2, 4, 8) or count % 8 == 0
+
+
+@given(st.lists(st.integers(1, 512), min_size=2, max_size=128), st.integers(1, 16))
+@settings(max_examples=100, deadline=None)
+def test_no_cut_into_as_many_pieces_that_are_no_larger_pads_less(lengths, count):
+    lengths.sort(reverse=True)
+    starts = cut_points(lengths, None, None, count)
+    sizes = [lengths[s] * (e - s) for s, e in zip(starts, [*starts[1:], len(lengths)], strict=True)]
+    for piece in range(1, len(starts)):  # moving any one boundary
+        before, end = starts[piece - 1], [*starts, len(lengths)][piece + 1]
+        for moved in range(before + 1, end):
+            pair = (lengths[before] * (moved - before), lengths[moved] * (end - moved))
+            assert max(pair) > max(sizes) or sum(pair) >= sizes[piece - 1] + sizes[piece]
+
+
+def test_equal_lengths_are_cut_evenly():
+    assert cut_points([5] * 10, 20, None, 1) == [0, 2, 5, 7]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 9), st.booleans())
+def test_share_gives_each_micro_batch_to_one_process(costs, processes, equal_counts):
+    given = share(costs, processes, equal_counts)
+    assert sorted(i for mine in given for i in mine) == list(range(len(costs)))
+    if equal_counts:
+        assert max(map(len, given)) <= -(-len(costs) // processes)
+    if len(costs) >= processes:
+        assert all(given)
+
+
+def test_idle_time_of_two_processes_is_small():
+    lengths = np.clip(np.random.default_rng(0).lognormal(3.7, 0.7, 4000), 4, 512).astype(int)
+    plan = Plan(lengths=lengths, seed=0, global_batch_size=256, num_epochs=2, max_tokens=4096, num_processes=2)
+    idle = []
+    for step in range(plan.total_steps - 1):
+        loads = [sum(len(m.samples) * lengths[m.samples[0]] for m in mine) for mine in shares(plan, step)]
+        idle.append(1 - np.mean(loads) / max(loads))
+    assert np.mean(idle) < 0.03
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 500), min_size=1, max_size=100),
+    st.integers(1, 9),
+    st.integers(0, 2000),
+    st.booleans(),
+    st.booleans(),
+)
+def test_evaluation_counts_every_sample_once(lengths, processes, slack, equal_counts, packed):
+    lengths = np.array(lengths)
+    budget = int(lengths.max()) + slack
+    everyone = [
+        evaluation_batches(
+            lengths,
+            budget,
+            None,
+            num_processes=processes,
+            process_index=rank,
+            equal_counts=equal_counts,
+            packed=packed,
+        )
+        for rank in range(processes)
+    ]
+    counted = [m.samples for mine in everyone for m in mine if m.counted]
+    assert sorted(np.concatenate(counted).tolist()) == list(range(len(lengths)))
+    assert all(size_of(lengths[ids], packed) <= budget for ids in counted)
+    if equal_counts:
+        assert len({len(mine) for mine in everyone}) == 1
+
+
+def test_packed_micro_batches_are_full_and_even():
+    lengths = np.clip(np.random.default_rng(0).lognormal(3.7, 0.7, 4000), 4, 128).astype(int)
+    plan = Plan(lengths=lengths, seed=0, global_batch_size=256, num_epochs=2, max_tokens=2048, packed=True)
+    for step in range(plan.total_steps - 1):
+        sizes = [int(lengths[m.samples].sum()) for m in plan.cut(step)]
+        assert max(sizes) <= 2048
+        assert min(sizes) > 0.85 * max(sizes)
+
+
+def test_golden_values_of_the_hash_and_the_permutation():
+    """The order of every run ever made depends on these: they must never change."""
+    assert hash64(0) == 0x6E789E6AA1B965F4  # the second output of splitmix64 from seed 0, as published
+    assert hash64(1, 2, 3) == 0x48CF5028B6DF10DB
+    assert hash64(1, 2, np.arange(3, 5, dtype=np.uint64)).tolist() == [hash64(1, 2, 3), hash64(1, 2, 4)]
+    assert permutation(0, 0, 10).tolist() == [8, 4, 2, 7, 0, 3, 6, 9, 1, 5]
+    assert permutation(0, 1, 10).tolist() == [8, 0, 1, 3, 4, 6, 7, 9, 2, 5]
+
+
+def test_permutations_look_random():
+    """Each sample reaches each tenth of the order about equally often over 1,000 epochs (chi-square, 99 % bounds)."""
+    places = np.array([np.argsort(permutation(7, epoch, 10)) for epoch in range(1000)])
+    chi_square = sum(((np.bincount(places[:, i], minlength=10) - 100) ** 2 / 100).sum() for i in range(10))
+    assert 50 < chi_square < 125  # 81 degrees of freedom
+
+
+def test_epochs_are_completed_by_the_step_that_reaches_their_end():
+    plan = Plan(num_samples=10, seed=0, global_batch_size=4, num_epochs=2)
+    assert plan.total_steps == 5
+    assert [plan.completes_epoch(step) for step in range(5)] == [False, False, True, False, True]
+    assert [plan.due(None, step) for step in range(5)] == [False, False, True, False, True]
+    assert [plan.due(3, step) for step in range(5)] == [False, False, True, False, True]
+    samples, epochs = plan.global_batch(2)
+    assert epochs.tolist() == [0, 0, 1, 1]
+    assert samples.tolist() == [*permutation(0, 0, 10)[8:], *permutation(0, 1, 10)[:2]]
+
+
+def test_max_steps_goes_on_beyond_the_epochs_and_every_batch_is_full():
+    plan = Plan(num_samples=5, seed=0, global_batch_size=12, max_steps=3)
+    assert [len(plan.global_batch(step)[0]) for step in range(3)] == [12, 12, 12]
+    assert set(plan.global_batch(0)[1].tolist()) == {0, 1, 2}
+
+
+def test_a_sample_beyond_the_budget_is_named_with_its_length_and_the_flag():
+    with pytest.raises(UserError, match=r"--max_tokens_per_micro_batch 50 .* sample 1, which has 60 tokens"):
+        Plan(lengths=np.array([10, 60, 5]), seed=0, global_batch_size=2, num_epochs=1, max_tokens=50)
+
+
+def test_a_global_batch_below_the_number_of_processes_is_refused():
+    with pytest.raises(UserError, match=r"--global_batch_size 2 is smaller than the number of processes, 3"):
+        Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=1, num_processes=3)
+
+
+def test_a_token_budget_without_lengths_is_refused():
+    with pytest.raises(UserError, match=r"--max_tokens_per_micro_batch 8 needs the lengths"):
+        Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=1, max_tokens=8)

@@ -1,0 +1,159 @@
+"""The loader feeds exactly what the plan says, with the same random draws, whoever reads the sample."""
+
+import gc
+import random
+import sys
+from multiprocessing import active_children
+
+import numpy as np
+import pytest
+import runs
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+
+from shared.errors import UserError
+from shared.plan.batches import Plan, evaluation_batches
+from shared.plan.loading import Loader, feed
+
+CPU = torch.device("cpu")
+
+
+class Draws(Dataset):
+    """Each sample is its number and one draw from each of the three generators, as augmentation code would make."""
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, i):
+        return torch.tensor([i, random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64)
+
+
+def fed(plan, dataset, num_workers=0, collate_fn=default_collate, steps=None):
+    loader = Loader(dataset, plan, collate_fn, CPU, num_workers)
+    return [pair for step in (steps or range(plan.total_steps)) for pair in loader.micro_batches(step)]
+
+
+def plan_of(n, **arguments):
+    return Plan(**{"num_samples": n, "seed": 3, "global_batch_size": 8, "num_epochs": 2, "max_samples": 3} | arguments)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_hold_the_samples_of_the_plan(num_workers):
+    plan = plan_of(23)
+    pairs = fed(plan, Draws(), num_workers)
+    planned = [m for step in range(plan.total_steps) for m in plan.micro_batches(step)]
+    assert [m.samples.tolist() for m, _ in pairs] == [m.samples.tolist() for m in planned]
+    assert all(batch[:, 0].tolist() == m.samples.tolist() for m, batch in pairs)
+
+
+def test_draws_depend_on_seed_epoch_and_sample_only():
+    def draws(num_workers=0, **arguments):
+        table = {}
+        for micro_batch, batch in fed(plan_of(23, **arguments), Draws(), num_workers):
+            for epoch, row in zip(micro_batch.epochs.tolist(), batch.tolist(), strict=True):
+                table[epoch, int(row[0])] = row[1:]
+        return table
+
+    alone = draws()
+    assert len(alone) == 46
+    assert draws(num_workers=2) == alone
+    assert draws(max_samples=5, global_batch_size=7) == alone
+    halves = draws(num_processes=2) | draws(num_processes=2, process_index=1)
+    assert halves == alone
+    assert len({tuple(row) for row in alone.values()}) == 46, "two samples or epochs drew the same"
+    assert draws(seed=4) != alone
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_step_can_be_asked_for_at_once_and_again(num_workers):
+    plan = plan_of(23)
+    loader = Loader(Draws(), plan, default_collate, CPU, num_workers)
+    everything = [[b.tolist() for _, b in loader.micro_batches(step)] for step in range(plan.total_steps)]
+    next(loader.micro_batches(1))  # left early
+    assert [b.tolist() for _, b in loader.micro_batches(4)] == everything[4]
+    assert [b.tolist() for _, b in loader.micro_batches(1)] == everything[1]
+    assert [b.tolist() for _, b in loader.micro_batches(2)] == everything[2]
+
+
+def test_the_workers_of_a_loader_end_with_it():
+    before = set(active_children())
+    loader = Loader(Draws(), plan_of(23), default_collate, CPU, 2)
+    next(loader.micro_batches(0))
+    assert len(set(active_children()) - before) == 2
+    gc.disable()
+    try:
+        del loader
+    finally:
+        gc.enable()
+    assert not set(active_children()) - before
+
+
+def test_a_plain_torch_dataset_drops_in():
+    dataset = TensorDataset(torch.arange(40.0), torch.arange(40) % 3)
+    loader = Loader(dataset, Plan(num_samples=40, seed=0, global_batch_size=8, num_epochs=1), default_collate, CPU)
+    values = [x for step in range(5) for _, (xs, _) in loader.micro_batches(step) for x in xs.tolist()]
+    assert sorted(values) == list(range(40))
+
+
+def test_a_collate_fn_of_the_user_gets_the_list_of_samples():
+    for micro_batch, batch in fed(plan_of(10), list(range(100, 110)), collate_fn=lambda samples: samples):
+        assert batch == [100 + i for i in micro_batch.samples.tolist()]
+
+
+def test_a_dataset_that_draws_nothing_leaves_the_generators_alone():
+    class Still(Draws):
+        draws_random = False
+
+        def __getitem__(self, i):
+            return i
+
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    fed(plan_of(23), Still())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_evaluation_is_fed_the_same_way():
+    schedule = evaluation_batches(np.arange(1, 12), 20, None)
+    seen = [
+        row for _, batch in feed(schedule, TensorDataset(torch.arange(11)), default_collate, CPU) for row in batch[0]
+    ]
+    assert sorted(map(int, seen)) == list(range(11))
+
+
+FAILS = """
+import torch
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
+
+def main():
+    loader = Loader(range(10), Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9), torch.tensor, CPU, 1)
+    for _ in loader.micro_batches(0):
+        raise RuntimeError("in a step")
+
+CPU = torch.device("cpu")
+main()
+"""
+
+
+def test_a_process_that_ends_by_an_exception_does_not_wait_for_its_workers():
+    done = runs.run([sys.executable, "-c", FAILS], timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("RuntimeError: in a step\n")
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
+
+
+@pytest.mark.parametrize("dataset", [Stream(), (i for i in range(3))])
+def test_what_cannot_be_indexed_is_refused_with_the_way_out(dataset):
+    with pytest.raises(UserError, match=r"resumed exactly.*save_to_disk"):
+        Loader(dataset, plan_of(10), default_collate, CPU)
+
+
+def test_time_spent_waiting_is_counted():
+    loader = Loader(Draws(), plan_of(23), default_collate, CPU)
+    list(loader.micro_batches(0))
+    assert 0 < loader.seconds_waited < 10

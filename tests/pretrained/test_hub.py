@@ -1,0 +1,158 @@
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from shared.errors import UserError
+from shared.pretrained import hub
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def stand_in() -> Iterator[str]:
+    """The address of a server that takes connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def closed() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def cache_model(cache: Path, name: str) -> None:
+    """Writes what the Hub's client leaves after it has fetched config.json of model `name`."""
+    repository = cache / ("models--" + name.replace("/", "--"))
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "snapshots" / "abc" / "config.json").write_text("{}")
+
+
+def test_a_hub_that_answers_passes(monkeypatch, stand_in):
+    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
+    hub.require_hub("--dataset_name", "a/b")
+
+
+def test_a_closed_port_names_flag_value_host_and_the_way_out(monkeypatch, closed):
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
+    with pytest.raises(UserError) as caught:
+        hub.require_hub("--dataset_name", "a/b", "leave out --dataset_name for the embedded data")
+    message = str(caught.value)
+    assert message.startswith("--dataset_name a/b is not on this machine and there is no network to 127.0.0.1:")
+    assert message.endswith(": leave out --dataset_name for the embedded data")
+    assert "\n" not in message
+
+
+def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
+    released = threading.Event()
+
+    def hang(*_args, **_kwargs):
+        released.wait(30)
+        return socket.socket()
+
+    monkeypatch.setattr(hub, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(socket, "create_connection", hang)
+    try:
+        with pytest.raises(UserError, match=r"no answer in 0\.05 s"):
+            hub.require_hub("--dataset_name", "a/b")
+    finally:
+        released.set()
+
+
+def test_the_proxy_is_asked_when_one_is_set(monkeypatch, stand_in, closed):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
+    monkeypatch.setenv("http_proxy", stand_in)
+    hub.require_hub("--dataset_name", "a/b")
+    monkeypatch.setenv("http_proxy", closed)
+    with pytest.raises(UserError, match=r"no network to 127\.0\.0\.1"):
+        hub.require_hub("--dataset_name", "a/b")
+    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    hub.require_hub("--dataset_name", "a/b")
+
+
+def test_offline_mode_is_respected_without_a_connection(monkeypatch, stand_in):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
+        hub.require_hub("--dataset_name", "a/b")
+
+
+def test_the_environment_decides_the_endpoint(closed):
+    program = "from shared.pretrained.hub import require_model; require_model('someone/model')"
+    environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and "OFFLINE" not in k}
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | {"HF_ENDPOINT": closed},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"no network to {closed.removeprefix('http://')}" in ran.stderr
+
+
+def test_a_local_model_needs_no_hub(monkeypatch, tmp_path, closed):
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
+    (tmp_path / "config.json").write_text("{}")
+    assert hub.require_model(str(tmp_path)) is True
+    with pytest.raises(
+        UserError, match=r"^--revision v2 has no effect on a local folder \(--model_name_or_path .*leave"
+    ):
+        hub.require_model(str(tmp_path), "v2")
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--model_name_or_path .* holds no config.json"):
+        hub.require_model(str(tmp_path))
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "model.bin").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        hub.require_model(str(tmp_path / "model.bin"))
+
+
+@pytest.mark.parametrize("name", ["./gone", "/gone/model", "~/gone", "out/nlp/model"])
+def test_a_missing_path_is_no_hub_name(name):
+    with pytest.raises(UserError, match=f"--model_name_or_path {name}: no such folder"):
+        hub.require_model(name)
+
+
+def test_a_name_that_the_hub_would_not_allow_is_refused():
+    with pytest.raises(UserError, match="neither a folder nor a valid name"):
+        hub.require_model("my model")
+
+
+def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkeypatch, tmp_path, closed, stand_in):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cache_model(tmp_path, "someone/model")
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
+    assert hub.require_model("someone/model") is True
+    with pytest.raises(UserError, match="is not on this machine"):
+        hub.require_model("someone/model", "another-branch")
+    monkeypatch.setattr(constants, "ENDPOINT", stand_in)
+    assert hub.require_model("someone/model") is False
+
+
+def test_a_model_that_is_nowhere_is_refused_without_a_network(monkeypatch, tmp_path, closed):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
+    with pytest.raises(UserError, match=r"--model_name_or_path someone/model is not on this machine .*local folder"):
+        hub.require_model("someone/model")

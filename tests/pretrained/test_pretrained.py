@@ -1,0 +1,184 @@
+"""Where loaded weights lie, whose order of labels is kept, and activation checkpointing.
+
+What cannot be loaded is in tests/recipes/test_bad_input.py.
+"""
+
+import json
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from shared.errors import UserError
+from shared.pretrained.from_pretrained import (
+    ALIGNMENT,
+    align,
+    checkpoint_activations,
+    label_order,
+    label_weights,
+    load_classifier,
+)
+
+
+def somewhere_else(weights):
+    """The same numbers, 4 bytes behind a multiple of 64."""
+    place = torch.empty(weights.numel() + 1)[1:].view(weights.shape)
+    return place.copy_(weights)
+
+
+def test_what_a_model_computes_does_not_depend_on_where_its_weights_lie():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes)).eval()
+    logits = model(torch.arange(6)[None]).logits
+    for weights in model.parameters():
+        weights.data = somewhere_else(weights.data)
+    tied = torch.nn.Linear(256, 20, bias=False)
+    tied.weight = model.bert.embeddings.word_embeddings.weight
+    align(model)
+    assert all(weights.data_ptr() % ALIGNMENT == 0 for weights in model.parameters())
+    assert tied.weight is model.bert.embeddings.word_embeddings.weight
+    assert torch.equal(model(torch.arange(6)[None]).logits, logits)
+
+
+def test_activations_are_recomputed_without_a_warning_and_the_gradients_stay():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
+    ran = []
+    model.bert.encoder.layer[0].attention.register_forward_hook(lambda *_: ran.append(1))
+
+    def gradient():
+        torch.manual_seed(0)  # of dropout
+        model(torch.arange(6)[None]).logits.square().sum().backward()
+        found = model.bert.embeddings.word_embeddings.weight.grad.clone()
+        model.zero_grad()
+        return found
+
+    model.train()
+    before = gradient()
+    assert len(ran) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoint_activations(model)
+    assert (gradient() == before).all()
+    assert len(ran) == 3  # forward, and once more in the backward pass
+
+
+def test_an_older_transformers_is_asked_by_its_name():
+    called = []
+    old = {"gradient_checkpointing_enable": lambda: called.append(1)}
+    model = SimpleNamespace(supports_gradient_checkpointing=True, **old)
+    checkpoint_activations(model)
+    assert called == [1]
+
+
+def test_a_model_that_cannot_do_it_is_refused():
+    model = ResNetForImageClassification(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
+    with pytest.raises(UserError, match="--gradient_checkpointing: a ResNetForImageClassification cannot do it: leave"):
+        checkpoint_activations(model)
+
+
+# The labels that a pretrained classifier knows
+
+
+def head_of(*names):
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+
+
+TINY = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
+
+
+def save(folder, kind=BertForSequenceClassification, **head):
+    torch.manual_seed(0)
+    model = kind(BertConfig(**TINY, **head))
+    model.save_pretrained(folder)
+    return str(folder), model.state_dict()
+
+
+def load(name, *names, **more):
+    torch.manual_seed(1)
+    return load_classifier("AutoModelForSequenceClassification", name, **head_of(*names), **more)
+
+
+def test_a_classifier_of_the_same_labels_keeps_its_order_and_its_last_layer(tmp_path, capsys):
+    name, weights = save(tmp_path, **head_of("c", "a", "b"))
+    assert label_order(name, ("a", "b", "c")) == ("c", "a", "b")
+    assert label_order(name, ("a", "b")) == ("a", "b")
+    model = load(name, "c", "a", "b")
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert model.knows_labels
+    assert "labels" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names", "known"), [(("x", "y", "z"), "c, a, b"), (("a", "b"), "c, a, b")])
+def test_for_other_labels_the_last_layer_is_new_and_nothing_else_is_which_is_said(tmp_path, capsys, names, known):
+    name, weights = save(tmp_path, **head_of("c", "a", "b"))
+    model = load(name, *names)
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])}
+    assert "classifier.weight" in changed <= {"classifier.weight", "classifier.bias"}
+    assert 0.002 < model.classifier.weight.std() < 0.2
+    assert not model.knows_labels
+    assert list(model.config.id2label.values()) == list(names)
+    assert (
+        f"--model_name_or_path {name} tells 3 labels apart ({known}), the data have {len(names)} ({', '.join(names)}): "
+        "classifier.weight and classifier.bias are new\n"
+    ) in capsys.readouterr().err
+
+
+def test_a_new_last_layer_is_the_same_in_every_process(tmp_path):
+    name, _ = save(tmp_path, **head_of("c", "a", "b"))
+    assert torch.equal(load(name, "x", "y", "z").classifier.weight, load(name, "x", "y", "z").classifier.weight)
+
+
+def test_a_classifier_without_names_keeps_its_numbers_and_that_is_said(tmp_path, capsys):
+    name, weights = save(tmp_path, num_labels=3)
+    assert label_order(name, ("a", "b", "c")) == ("a", "b", "c")
+    assert torch.equal(load(name, "a", "b", "c").classifier.weight, weights["classifier.weight"])
+    assert "has numbers for its labels, and no names: they are taken for a, b, c, in this order" in (
+        capsys.readouterr().err
+    )
+
+
+def test_an_encoder_without_a_classifier_gets_one_and_nothing_is_said_of_labels(tmp_path, capsys):
+    name, _ = save(tmp_path, BertForMaskedLM)
+    model = load(name, "a", "b")  # as many as transformers' placeholders for a model that has none
+    assert not model.knows_labels
+    assert "labels" not in capsys.readouterr().err
+
+
+def test_labels_with_two_numbers_are_refused(tmp_path):
+    name, _ = save(tmp_path, **head_of("c", "a", "b"))
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"label2id": {"a": 0, "b": 1, "c": 2}}))
+    with pytest.raises(UserError, match=r"id2label and label2id in its config\.json give"):
+        label_order(name, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "last"),
+    [
+        (RobertaForSequenceClassification, RobertaConfig, ["classifier.out_proj.weight", "classifier.out_proj.bias"]),
+        (ModernBertForSequenceClassification, ModernBertConfig, ["classifier.weight", "classifier.bias"]),
+        (GPT2ForSequenceClassification, GPT2Config, ["score.weight"]),
+    ],
+)
+@pytest.mark.parametrize("labels", [1, 8])
+def test_the_last_layer_is_found(kind, config, last, labels):
+    sizes = (
+        {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 20} if kind is GPT2ForSequenceClassification else TINY
+    )
+    assert label_weights(kind(config(**sizes, num_labels=labels, pad_token_id=0))) == last

@@ -1,0 +1,246 @@
+"""Pretrained tokenizers that know no words, none of the words of the texts, or no token to pad with."""
+
+import csv
+import json
+import shutil
+
+import pytest
+import runs
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerFast
+
+from shared.config import options
+from shared.errors import UserError
+from shared.pretrained.tokenizers import load_tokenizer
+from shared.processes import folder_lock
+from shared.text.tokenized import Padding
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+END = "<|endoftext|>"
+
+
+# Tokenizers that transformers makes up
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "xlm-roberta", "camembert", "gpt2", "t5"],
+)
+def test_a_model_without_tokenizer_files_is_refused(tmp_path, kind):
+    AutoConfig.for_model(kind).save_pretrained(tmp_path)
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) < 110, "transformers refuses by itself: nothing to do here"
+    with pytest.raises(UserError, match=r"its tokenizer knows no words, .*tokenizer\.json.*: add the files") as caught:
+        load_tokenizer(str(tmp_path))
+    assert str(caught.value).startswith(f"--model_name_or_path {tmp_path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
+def test_a_recipe_refuses_it_before_it_writes_anything(texts, alone, tmp_path, recipe):
+    folder = shutil.copytree(alone / "model", tmp_path / "model")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    AutoConfig.for_model("bert").save_pretrained(folder)
+    message = refusal(recipe, tmp_path / "run", *texts, "--model_name_or_path", folder)
+    assert message.startswith(f"--model_name_or_path {folder}: its tokenizer knows no words")
+    assert not list((tmp_path / "run").rglob("*.yaml"))
+
+
+def refusal(recipe, output, *flags):
+    with pytest.raises(UserError) as caught:
+        train(recipe, output, *flags)
+    folder_lock.release_all()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def train(recipe, output, *flags):
+    module = runs.load_recipe(recipe)
+    module.main(options.parse(module.Config, [*map(str, (*runs.TINY, *flags)), "--output_dir", str(output)]))
+
+
+def test_a_model_with_a_sentencepiece_file_only_has_its_tokenizer(texts, tmp_path, monkeypatch):
+    import sentencepiece
+
+    from shared.pretrained import from_pretrained
+
+    with texts[1].open(newline="") as stream:
+        sentences = iter([row["text"] for row in csv.DictReader(stream)])
+    pieces = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"}
+    with (tmp_path / "spm.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sentences, model_writer=file, vocab_size=200, minloglevel=2, **pieces
+        )
+    AutoConfig.for_model("deberta-v2").save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.unk_token_id not in tokenizer("the test of a message")["input_ids"]
+    monkeypatch.setattr(from_pretrained, "find_spec", lambda name: None)
+    error = ValueError("`tiktoken` is required to read a `tiktoken` file. Install it with `pip install tiktoken`.")
+    assert from_pretrained.reason(error) == "sentencepiece is not installed: pip install -r requirements.txt"
+
+
+def test_a_revision_reaches_the_hub(monkeypatch):
+    """The config, the weights and the tokenizer of a branch, and no other."""
+    import transformers
+
+    from shared.pretrained import from_pretrained
+
+    asked = []
+    monkeypatch.setattr(
+        from_pretrained, "require_model", lambda name, revision: asked.append(("hub", revision)) or False
+    )
+    for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
+        found = classmethod(lambda cls, name, **given: asked.append((name, given.get("revision"))))
+        monkeypatch.setattr(getattr(transformers, auto), "from_pretrained", found)
+        from_pretrained.load_pretrained(auto, "someone/model", "v2")
+    assert asked == [("hub", "v2"), ("someone/model", "v2")] * 2
+    from_pretrained.load_pretrained("AutoTokenizer", "someone/model")
+    assert asked[-2:] == [("hub", None), ("someone/model", None)]
+    mlm = runs.load_recipe("mlm")
+    with pytest.raises(UserError, match="--revision v2 has no effect without --model_name_or_path"):
+        options.parse(mlm.Config, ["--revision", "v2"])
+
+
+# Unknown words
+
+
+@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
+def test_texts_that_are_mostly_unknown_are_said_and_those_that_are_wholly_unknown_refused(
+    alone, tmp_path, capsys, recipe
+):
+    def write(*unknown_of_ten):
+        rows = [(" ".join(["щ"] * n + ["a"] * (10 - n)), "xy"[i % 2]) for i, n in enumerate(unknown_of_ten)]
+        with (tmp_path / "train.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+        return [
+            "--train_file",
+            tmp_path / "train.csv",
+            "--model_name_or_path",
+            tmp_path / "model",
+            "--max_train_steps",
+            1,
+        ]
+
+    shutil.copytree(alone / "model", tmp_path / "model")
+    if recipe == "mlm":
+        sizes = {**SIZES, "num_attention_heads": 2, "max_position_embeddings": 48}
+        from transformers import BertForMaskedLM
+
+        BertForMaskedLM(AutoConfig.for_model("bert", vocab_size=400, **sizes)).save_pretrained(tmp_path / "model")
+    train(recipe, tmp_path / "few", *write(*[1] * 12), "--validation_split_percentage", 20)
+    assert "unknown" not in capsys.readouterr().err
+    for output in ("many", "many again, from the cache"):
+        train(recipe, tmp_path / output, *write(*[3] * 12), "--validation_split_percentage", 20)
+        said = capsys.readouterr().err
+        assert f"warning: 30% of the tokens of --train_file {tmp_path / 'train.csv'}" in said
+        assert "are unknown to the tokenizer" in said
+    message = refusal(recipe, tmp_path / "all", *write(*[10] * 12))
+    assert message.startswith(f"--train_file {tmp_path / 'train.csv'}")
+    assert "every word is unknown to the tokenizer" in message
+
+
+# Padding
+
+
+def bytes_tokenizer(texts, **special):
+    """Byte-level BPE as decoders have it: one special token, which ends a text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, bos_token=END, **special)
+
+
+def write_decoder(folder, kind, rows, **special):
+    """A decoder of random weights, large enough that its logits tell texts apart, and its tokenizer."""
+    tokenizer = bytes_tokenizer([row["text"] for row in rows], **special)
+    positions = {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.3}
+    names = {"gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2}}.get(kind, SIZES | {"num_key_value_heads": 1})
+    dropout = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0} if kind == "gpt2" else {}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), num_labels=4, **positions, **names, **dropout)
+    config.pad_token_id = None
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ending(texts, tmp_path_factory):
+    """Rows as those of the texts; some hold, and some end in, what a decoder's tokenizer ends texts with."""
+    folder = tmp_path_factory.mktemp("ending")
+    written, flags = {}, []
+    for flag, file in (texts[:2], texts[2:]):
+        with file.open(newline="") as stream:
+            rows = list(csv.DictReader(stream))[:60]
+        for row in rows[::5]:
+            row["text"] = row["text"][:40] + END
+        for row in rows[1::5]:
+            row["text"] = row["text"][:9] + END + row["text"][9:30]
+        (folder / file.name).with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        flags += [flag, (folder / file.name).with_suffix(".jsonl")]
+        written[flag] = rows
+    return flags, written["--train_file"], written["--validation_file"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_decoders_train_exactly_whatever_the_cut_and_their_export_gives_the_score(ending, tmp_path, capsys, kind):
+    flags, rows, validation = ending
+    model = write_decoder(tmp_path / "model", kind, rows)
+    several = ["--max_train_steps", 4, "--eval_steps", 4, "--logging_steps", 1, "--checkpointing_steps", "no"]
+    for budget in (48, 576):
+        budgets = ["--max_tokens_per_micro_batch", budget]
+        train("nlp", tmp_path / f"{budget}", *flags, "--model_name_or_path", model, *several, *budgets)
+    whose = "the model's config" if kind == "qwen2" else "its tokenizer"  # Qwen2's class pads with it by itself
+    assert f"{whose} has no padding token; {END} pads" in capsys.readouterr().err
+    found = [[line["loss"] for line in runs.training_lines(tmp_path / name)] for name in ("48", "576")]
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert runs.distance(runs.weights(tmp_path / "48"), runs.weights(tmp_path / "576")) < 1e-4
+
+    exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "48/model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "48/model")
+    assert exported.config.pad_token_id == tokenizer.pad_token_id == 0
+    alone = [tokenizer(row["text"], truncation=True, max_length=48, return_tensors="pt") for row in validation]
+    with torch.inference_mode():
+        logits = torch.cat([exported(**each).logits for each in alone])
+        together = tokenizer([row["text"] for row in validation], padding=True, truncation=True, max_length=48)
+        padded = exported(**{name: torch.tensor(values) for name, values in together.items()}).logits
+    targets = torch.tensor([exported.config.label2id[row["label"]] for row in validation])
+    loss = torch.nn.functional.cross_entropy(logits, targets)
+    (evaluated,) = [line["eval_loss"] for line in runs.metrics(tmp_path / "48") if "eval_loss" in line]
+    assert evaluated == pytest.approx(float(loss), abs=1e-5)
+    assert (padded - logits).abs().max() < 1e-4
+    assert logits.std(0).min() > 0.05, "the texts are told apart"
+
+
+def test_a_config_without_a_padding_token_takes_that_of_the_tokenizer(ending, tmp_path, capsys):
+    flags, rows, _ = ending
+    model = write_decoder(tmp_path / "model", "gpt2", rows, pad_token="!")
+    train("nlp", tmp_path / "run", *flags, "--model_name_or_path", model, "--max_train_steps", 1)
+    assert "the model's config has no padding token; ! pads" in capsys.readouterr().err
+    config = AutoConfig.from_pretrained(tmp_path / "run/model")
+    assert config.pad_token_id == AutoTokenizer.from_pretrained(tmp_path / "run/model").convert_tokens_to_ids("!")
+
+
+def test_a_bert_whose_tokenizer_lost_its_padding_token_gets_its_own_back(alone, tmp_path, capsys):
+    folder = shutil.copytree(alone / "model", tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["pad_token"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.pad_token == "[PAD]"
+    assert "[PAD] pads" in capsys.readouterr().err
+    assert Padding(tokenizer.pad_token_id).pad_token_id == 0
+
+
+def test_a_tokenizer_with_nothing_to_pad_with_is_refused(ending, tmp_path):
+    _, rows, _ = ending
+    tokenizer = bytes_tokenizer([row["text"] for row in rows])
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="neither a padding nor an end-of-sequence token"):
+        load_tokenizer(str(tmp_path))

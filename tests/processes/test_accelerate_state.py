@@ -1,0 +1,68 @@
+"""A process may start one run after another, with other settings, and what others have made in it stays theirs."""
+
+import os
+
+import pytest
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.launch import starting
+from shared.processes import accelerate_state, folder_lock
+
+
+@pytest.fixture(autouse=True)
+def a_new_process_without_a_gpu(monkeypatch):
+    def reset():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(accelerate_state, "_ran_in", set())
+    reset()
+    yield
+    reset()
+
+
+@folder_lock.released_after
+def main(config):
+    """What a recipe does with the Accelerator."""
+    return starting.start(config).mixed_precision
+
+
+def test_each_run_of_a_process_has_its_own_precision_and_leaves_nothing(tmp_path):
+    for given, expected in (("bf16", "bf16"), ("no", "no"), ("bf16", "bf16"), ("launcher", "no")):
+        assert main(Options(output_dir=str(tmp_path / "run"), mixed_precision=given)) == expected
+        assert not AcceleratorState._shared_state, "notebook_launcher would refuse to start"
+
+
+def test_a_start_that_failed_does_not_stand_in_the_way(monkeypatch, tmp_path):
+    config = Options(output_dir=str(tmp_path / "run"))
+    with monkeypatch.context() as broken:
+        broken.setattr("accelerate.state.PartialState.set_device", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(config)
+    assert main(config) == "no"
+
+
+def test_an_accelerator_of_somebody_else_stays_and_is_named_where_it_stands_in_the_way(tmp_path):
+    theirs = Accelerator(cpu=True, mixed_precision="bf16")
+    with pytest.raises(
+        UserError, match=r"made in this process has other settings .*--mixed_precision.*restart"
+    ) as said:
+        main(Options(output_dir=str(tmp_path / "run"), mixed_precision="no"))
+    assert "\n" not in str(said.value)
+    assert main(Options(output_dir=str(tmp_path / "run"), mixed_precision="bf16")) == "bf16"
+    assert theirs.mixed_precision == "bf16"
+
+
+def test_processes_forked_after_a_run_are_told_what_comes_first(monkeypatch, tmp_path):
+    config = Options(output_dir=str(tmp_path / "run"))
+    main(config)
+    main(config)
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    with pytest.raises(UserError, match=r"notebook_launcher has to come first: .*restart the kernel"):
+        main(config)

@@ -1,0 +1,74 @@
+"""Processes wait for one that is late for longer than the group's time-out, and do not wait for one that is lost."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import runs
+import torch
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.optimization.optimizers import make_optimizer
+from shared.processes import collectives, patience
+
+TIMEOUT, LATE = 4.0, 6.0  # seconds: of the group, and of the work of one process
+
+
+def together(accelerator, folder):
+    """What two processes say when one is late, and when one has stopped."""
+    rank, found = accelerator.process_index, {}
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    patience.SIGN_EVERY, patience.SILENT = 0.2, TIMEOUT
+    patience.for_all(accelerator)
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT), torch.distributed.group.WORLD)
+    found["main"] = collectives.on_main_process(accelerator, lambda: time.sleep(LATE) or "late")
+
+    found["before"] = patience._rooms[0].meetings
+    found["gathered"] = collectives.gather(accelerator, rank)
+    collectives.agree(accelerator, None)
+    model = torch.nn.Linear(2, 2)
+    model, _ = collectives.prepare(accelerator, model, make_optimizer(model, Options()))
+    found["after"] = patience._rooms[0].meetings
+
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        patience.for_all(accelerator)
+    else:
+        other = psutil.Process(int((folder / "pid-1").read_text()))
+        try:
+            patience.for_all(accelerator)
+        except UserError as error:
+            found["lost"] = str(error)
+        other.send_signal(signal.SIGCONT)
+    del model
+    accelerator.free_memory()
+    patience.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return runs.in_group(together, 2, tmp_path_factory.mktemp("waiting"))
+
+
+def test_a_process_may_be_late_for_longer_than_the_time_out_of_the_group(found):
+    assert [rank["main"] for rank in found] == ["late", "late"]
+
+
+def test_all_meet_before_they_tell_each_other_something_and_before_ddp(found):
+    for rank in found:
+        assert rank["gathered"] == [0, 1]
+        assert (rank["before"], rank["after"]) == (2, 5)
+
+
+def test_a_process_without_a_sign_of_life_is_named_and_not_waited_for(found):
+    assert found[0]["lost"].startswith("process 1 has given no sign of life for 4 s: ")
+
+
+def test_one_process_waits_for_nobody():
+    patience.for_all(SimpleNamespace(num_processes=1))  # there is no group to ask

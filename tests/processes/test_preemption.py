@@ -1,0 +1,296 @@
+"""A run that a signal ends, at any point, goes on as if it had not: the same weights, the same record."""
+
+import json
+import signal
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import runs
+
+from shared.checkpoints import resuming
+from shared.checkpoints.progress import Progress
+from shared.checkpoints.saving import Saver
+from shared.config import options
+from shared.errors import Preempted
+from shared.monitoring import tracking
+from shared.optimization import gradients
+from shared.processes import preemption, signals
+from shared.processes.preemption import Preemption
+from shared.processes.signals import heard
+from shared.run import export
+
+STEPS = 16
+FLAGS = [
+    *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", 8, "--logging_steps", 1),
+    *("--checkpointing_steps", 8, "--save_total_limit", "None"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_heard(monkeypatch):
+    for name, value in {"signal": 0, "cut_short": False, "something_to_save": False, "output_dir": None}.items():
+        monkeypatch.setattr(heard, name, value)
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+# Two processes
+
+NOTHING = SimpleNamespace(finish=lambda: None, close=lambda: None)  # to save, and to close
+
+
+def together(accelerator, folder):
+    """What two processes say of signals that only rank 1 gets."""
+    rank, found = accelerator.process_index, {}
+    preemption.LOOK_EVERY = 0.0
+    endless = (time.sleep(0.002) or n for n in range(10_000))
+    found["all batches"] = [*preemption.watch(accelerator, range(3 + rank)), preemption.cut_short(accelerator)]
+
+    loop = Preemption(accelerator, str(folder))
+    answers = []
+    for step in range(6):
+        heard.signal = signal.SIGUSR1 if rank == 1 and step >= 2 else 0
+        answers.append(loop.agreed())
+    found["answers"] = answers
+
+    few = range(3)  # rank 1 has fewer batches, and gets the signal in the last of them
+    heard.signal = 0
+    for n in preemption.watch(accelerator, few if rank == 1 else endless):
+        heard.signal = signal.SIGTERM if rank == 1 and n == 1 else 0
+    found["left an endless evaluation"] = preemption.cut_short(accelerator)
+    found["saves after it"] = Preemption(accelerator, str(folder)).agreed()
+
+    heard.signal, seen = 0, 0
+    communicating = SimpleNamespace(is_fsdp2=True, device=accelerator.device, reduce=accelerator.reduce)
+    for n in preemption.watch(communicating, range(100)):
+        seen += 1
+        heard.signal = signal.SIGTERM if rank == 1 and n == 4 else 0
+    found["batches under FSDP"] = [seen, preemption.cut_short(accelerator)]
+
+    heard.signal = signal.SIGUSR1 if rank == 1 else 0
+    try:
+        loop.leave(6, NOTHING, NOTHING, NOTHING)
+    except Preempted:
+        found["left"] = True
+    return found
+
+
+def test_processes_agree_on_a_signal_that_only_one_of_them_got(tmp_path):
+    zero, one = runs.in_group(together, 2, tmp_path)
+    assert zero["answers"] == one["answers"] == [False, False, False, True, True, True]  # sent before step 2 ended
+    assert zero["all batches"] == [0, 1, 2, False]
+    assert one["all batches"] == [0, 1, 2, 3, False]
+    assert zero["left an endless evaluation"]
+    assert one["left an endless evaluation"]
+    assert zero["saves after it"]
+    assert one["saves after it"], "it would train a step on, and evaluate that one when it is started again"
+    assert zero["batches under FSDP"] == one["batches under FSDP"] == [5, True]
+    assert zero["left"]
+    assert one["left"]
+    left = json.loads((tmp_path / "PREEMPTED").read_text())
+    assert (left["step"], left["signals"]) == (6, {"1": "SIGUSR1"})
+
+
+# One process, from end to end
+
+
+ALONE = SimpleNamespace(num_processes=1, is_main_process=True, is_fsdp2=False)
+
+
+def test_one_process_knows_at_once(tmp_path, capsys):
+    loop = Preemption(ALONE, str(tmp_path))
+    assert not loop.agreed()
+    assert heard.something_to_save
+    heard.signal = signal.SIGINT
+    assert loop.agreed()
+    closed = []
+    monitor = SimpleNamespace(close=lambda: closed.append("profile"))
+    with pytest.raises(Preempted):
+        loop.leave(3, NOTHING, NOTHING, monitor)
+    assert closed == ["profile"]
+    assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to go on\n"
+
+
+def test_the_marker_is_there_before_the_tracker_uploads_what_it_has(tmp_path):
+    there = []
+    tracker = SimpleNamespace(close=lambda: there.append((tmp_path / "PREEMPTED").exists()))
+    saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
+    with pytest.raises(Preempted):
+        Preemption(ALONE, str(tmp_path)).leave(3, saver, tracker, tracker)  # the last, to close, as a monitor
+    assert there == [False, True, True]
+
+
+def test_when_all_is_saved_a_signal_ends_the_run_at_once(tmp_path):
+    loop = Preemption(ALONE, str(tmp_path))
+    loop.agreed()
+    loop.all_saved()
+    assert not heard.something_to_save
+    heard.signal, heard.output_dir = signal.SIGTERM, tmp_path
+    with pytest.raises(Preempted):
+        loop.all_saved()
+    assert json.loads((tmp_path / "PREEMPTED").read_text())["step"] is None
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("nlp")
+
+
+def train(recipe, texts, output):
+    recipe.main(options.parse(recipe.Config, [*map(str, [*texts, *FLAGS]), "--output_dir", str(output)]))
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, texts, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        train(recipe, texts, output)
+    return output
+
+
+def signal_in(monkeypatch, module, name, when):
+    """Deliver SIGTERM, as `signals.listen` would note it, in the call of `name` for which `when(progress)` is true."""
+    original, calls = getattr(module, name), []
+
+    def with_signal(*arguments, **more):
+        calls.append(arguments)
+        if when(len(calls)):
+            heard.signal = signal.SIGTERM
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(module, name, with_signal)
+
+
+# Where the signal comes, and the step whose checkpoint is left for it.
+POINTS = {
+    "in a step": ("clip", lambda call: call == 5, 5),
+    "in the first step": ("clip", lambda call: call == 1, 1),
+    "in an evaluation": ("predict", lambda call: call == 1, 8),
+    "in the last evaluation": ("evaluate", lambda call: call == 2, 16),
+    "in a save": ("save", lambda call: call == 1, 9),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_run_that_was_interrupted_goes_on_to_the_same_weights_and_record(
+    recipe, texts, whole, tmp_path, monkeypatch, point
+):
+    name, when, step = POINTS[point]
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        signal_in(patch, {"save": Saver, "clip": gradients}.get(name, recipe), name, when)
+        with pytest.raises(Preempted):
+            train(recipe, texts, output)
+    left = json.loads((output / "PREEMPTED").read_text())
+    assert (left["step"], left["signals"]) == (step, {"0": "SIGTERM"})
+    newest = resuming.complete(output)[step]
+    assert max(resuming.complete(output)) == step
+    assert resuming.problem_with(newest) is None
+    owed = "evaluation" in point
+    assert resuming.read_state(newest)["evaluation_owed"] == owed
+    evaluated = {line["step"] for line in runs.metrics(output) if "eval_loss" in line}
+    assert (step in evaluated) is False, "half an evaluation was recorded"
+
+    heard.signal, heard.something_to_save = 0, False
+    train(recipe, texts, output)
+    assert not (output / "PREEMPTED").exists()
+    weights = [folder / "model/model.safetensors" for folder in (output, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    ours, theirs = runs.metrics(output), runs.metrics(whole)
+    for key in ("step", "samples", "learning_rate", "grad_norm", "eval_loss", "eval_accuracy"):
+        assert [line.get(key) for line in ours] == [line.get(key) for line in theirs], key
+
+
+def test_a_run_that_had_stopped_early_does_not_train_on_when_it_is_started_again(recipe, texts, tmp_path, monkeypatch):
+    flags = [*map(str, [*texts, *FLAGS]), "--output_dir", str(tmp_path / "run"), "--eval_steps", "2"]
+    flags += ["--early_stopping_patience", "1", "--metric_for_best_model", "loss", "--learning_rate", "10"]
+    config = options.parse(recipe.Config, flags)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "export", signal_in)  # which ends it with a TypeError
+        with pytest.raises(TypeError):
+            recipe.main(config)
+    stopped = max(resuming.complete(tmp_path / "run"))
+    assert stopped < STEPS
+    recipe.main(config)
+    assert max(resuming.complete(tmp_path / "run")) == stopped
+    assert runs.metrics(tmp_path / "run")[-1]["step"] == stopped
+
+
+def test_a_finished_run_has_no_marker(recipe, texts, whole):
+    signals.write_marker(whole, None, {0: signal.SIGTERM})  # came as it was leaving
+    train(recipe, texts, whole)
+    assert not (whole / "PREEMPTED").exists()
+
+
+def test_an_evaluation_that_is_owed_is_kept_in_a_checkpoint():
+    progress = Progress(step=4)
+    assert not progress.record({}, None)
+    again = Progress.from_state(progress.state())
+    assert again.evaluation_owed
+    assert again.best_step is None
+
+
+# Launched
+
+
+def wait_for_steps(process, output, steps):
+    deadline = time.monotonic() + 200
+    while not (output / "metrics.jsonl").exists() or len(runs.metrics(output)) < steps:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+LATE = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+import runs
+from shared import launch
+
+nlp = runs.load_recipe("nlp")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "0":
+    time.sleep(3)  # so that rank 1 looks for it while its last life's address is still there
+launch.run(nlp.main, nlp.Config)
+"""
+
+
+def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path_factory, tmp_path):
+    steps = 60
+    script = tmp_path_factory.mktemp("late") / "late.py"
+    script.write_text(LATE.format(tests=str(runs.ROOT / "tests")))
+    flags = [*texts, *FLAGS, "--max_train_steps", steps, "--eval_steps", steps, "--output_dir", tmp_path]
+    command = runs.torchrun(2, "--max-restarts", 1, script, *flags, "--expect_processes", 2)
+    launcher = runs.start(command, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    try:
+        wait_for_steps(launcher, tmp_path, 4)
+        (one,) = (c for c in psutil.Process(launcher.pid).children() if c.environ().get("RANK") == "1")
+        one.send_signal(signal.SIGUSR1)
+        out, err = launcher.communicate(timeout=200)
+    finally:
+        runs.end(launcher)
+    assert launcher.returncode == 0, err
+    assert out.count(": checkpoint saved, start again to go on") == 1
+    step = int(out.split("interrupted at step ")[1].split(":")[0])
+    assert f"resumed from step_{step:08d}" in out
+    assert [line["step"] for line in runs.training_lines(tmp_path)] == list(range(1, steps + 1))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
+
+
+def test_the_end_of_accelerate_launch_is_a_signal_to_its_process(texts, tmp_path):
+    flags = [*texts, *FLAGS, "--max_train_steps", 100_000, "--output_dir", tmp_path]
+    launcher = runs.start(runs.accelerate_launch("cpu", "recipes/nlp.py", *flags), OMP_NUM_THREADS="1")
+    try:
+        wait_for_steps(launcher, tmp_path, 2)
+        (process,) = psutil.Process(launcher.pid).children()
+        launcher.terminate()
+        launcher.wait(60)
+        process.wait(60)
+        assert json.loads((tmp_path / "PREEMPTED").read_text())["signals"] == {"0": "SIGTERM"}
+        assert resuming.complete(tmp_path)
+        assert not (tmp_path / ".lock").exists()
+    finally:
+        runs.end(launcher)

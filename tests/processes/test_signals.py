@@ -1,0 +1,221 @@
+"""What one process does on a signal: before there is anything to save, in training, and in its children."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import runs
+
+from shared.processes import signals
+from shared.processes.signals import EXIT_FAILED, EXIT_PREEMPTED, SAME_SIGNAL, Heard
+
+
+@pytest.fixture
+def heard(tmp_path):
+    heard = Heard()
+    heard.output_dir = tmp_path / "run"
+    return heard
+
+
+def marker(folder):
+    return json.loads((folder / signals.MARKER).read_text())
+
+
+def test_with_nothing_to_save_a_signal_leaves_the_marker_and_ends_the_process(heard, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert heard.hear(signal.SIGUSR1, 100.0) == EXIT_PREEMPTED
+    left = marker(heard.output_dir)
+    assert (left["step"], left["signals"]) == (None, {"3": "SIGUSR1"})
+    assert {"time", "host"} < set(left)
+
+
+def test_a_dry_run_leaves_no_marker(heard, tmp_path):
+    heard.output_dir = None
+    assert heard.hear(signal.SIGTERM, 100.0) == EXIT_PREEMPTED
+    assert not list(tmp_path.iterdir())
+
+
+def test_in_training_a_signal_is_noted_its_copies_too_and_a_later_one_ends_the_process(heard):
+    heard.something_to_save = True
+    assert heard.hear(signal.SIGTERM, 100.0) is None
+    assert heard.hear(signal.SIGTERM, 100.001) is None
+    assert heard.hear(signal.SIGINT, 100.0 + SAME_SIGNAL) is None  # of another kind, as from a launcher that dies
+    assert heard.signal == signal.SIGTERM
+    assert heard.hear(signal.SIGTERM, 100.1 + SAME_SIGNAL) == EXIT_PREEMPTED
+    assert not heard.output_dir.exists(), "the loop leaves the marker, after the checkpoint"
+
+
+@pytest.mark.parametrize("something_to_save", [True, False])
+def test_the_signal_that_ends_the_others_after_a_failure_is_no_preemption(heard, something_to_save):
+    heard.something_to_save, heard.peer_failed = something_to_save, lambda: True
+    assert heard.hear(signal.SIGTERM, 100.0) == EXIT_FAILED
+    assert not heard.output_dir.exists()
+
+
+def test_a_marker_that_cannot_be_written_does_not_keep_the_run_from_ending(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    signals.write_marker(tmp_path / "file", 3, {0: signal.SIGTERM})
+    assert "PREEMPTED could not be written" in capsys.readouterr().err
+
+
+# Real signals, in processes of their own
+
+LISTENING = """
+import multiprocessing, os, signal, sys, threading, time
+from shared import signals
+
+signals.listen(sys.argv[1], os._exit, lambda: False)
+mode = sys.argv[2]
+if mode == "child":  # as a pool does with its workers
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(20)
+    print(child.exitcode, flush=True)
+    os._exit(0)
+signals.heard.something_to_save = mode == "training"
+print("ready", flush=True)
+if mode == "blocked":  # in a call that does not come back to Python: no handler would run
+    lock = threading.Lock()
+    lock.acquire()
+    import ctypes
+    while True:
+        ctypes.CDLL(None).pause()
+deadline = time.monotonic() + 60
+while not signals.heard.signal and time.monotonic() < deadline:
+    time.sleep(0.01)
+print("noted", signal.Signals(signals.heard.signal).name, flush=True)
+os._exit(7)
+"""
+
+
+def listening(folder, mode, *before, stdout=subprocess.PIPE):
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", LISTENING, folder / "run", mode],
+        cwd=runs.ROOT,
+        stdout=stdout,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
+    )
+
+
+@pytest.mark.parametrize("number", signals.SIGNALS)
+def test_each_of_the_signals_is_heard(tmp_path, number):
+    process = listening(tmp_path, "training")
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=30)[0] == f"noted {number.name}\n"
+        assert process.returncode == 7
+        assert not (tmp_path / "run").exists()
+    finally:
+        runs.end(process)
+
+
+def test_a_closed_terminal_is_no_signal_under_nohup(tmp_path):
+    process = listening(tmp_path, "training", "nohup")
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=30)[0] == "noted SIGTERM\n"
+    finally:
+        runs.end(process)
+
+
+def test_what_is_said_after_the_terminal_was_closed_is_no_error(tmp_path):
+    ours, theirs = os.openpty()
+    process = listening(tmp_path, "training", stdout=theirs)
+    try:
+        with os.fdopen(ours, "rb") as terminal:  # the whole line: closed in the middle of it, writing it would fail
+            assert terminal.readline() == b"ready\r\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 7
+    finally:
+        os.close(theirs)
+        runs.end(process)
+
+
+def test_a_process_that_is_blocked_ends_all_the_same(tmp_path):
+    process = listening(tmp_path, "blocked")
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == EXIT_PREEMPTED
+        assert marker(tmp_path / "run")["signals"] == {"0": "SIGTERM"}
+    finally:
+        runs.end(process)
+
+
+def test_a_child_that_is_told_to_end_ends_and_is_no_preemption(tmp_path):
+    process = listening(tmp_path, "child")
+    try:
+        assert process.communicate(timeout=60)[0] == f"{-signal.SIGTERM}\n"
+        assert not (tmp_path / "run").exists()
+    finally:
+        runs.end(process)
+
+
+def work(pipe):
+    signals.ignore_in_child()
+    pipe.send(os.getpid())
+    time.sleep(60)
+
+
+def parent(pipe):
+    """A process with a child that leaves signals to it."""
+    context = multiprocessing.get_context("fork")
+    child = context.Process(target=work, args=(pipe,), daemon=True)
+    child.start()
+    time.sleep(60)
+
+
+def test_a_loader_worker_ignores_signals_and_ends_with_its_parent():
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=parent, args=(there,))
+    process.start()
+    try:
+        assert here.poll(30)
+        worker = psutil.Process(here.recv())
+        for number in signals.SIGNALS:
+            worker.send_signal(number)
+        time.sleep(0.1)
+        assert worker.status() != psutil.STATUS_ZOMBIE
+        process.kill()
+        worker.wait(timeout=20)
+    finally:
+        process.kill()
+        process.join()
+
+
+BORN = """
+import os, sys, time
+from shared import signals
+while len(sys.argv) > 1 and os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+signals.die_with_launcher()
+print("trains", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", signals.SET_BY_LAUNCHERS)
+def test_a_process_whose_launcher_died_while_it_was_importing_ends(name):
+    if "python" in " ".join(psutil.Process(1).cmdline()):
+        pytest.skip("orphans are given to a Python process here")
+    command = f"{sys.executable} -c '{BORN}' $$ & exit"
+    said = runs.run(["sh", "-c", command], timeout=60, **{name: "x"})
+    assert (said.stdout, said.stderr) == ("", "the launcher of this process has ended: start again\n")
+
+
+def test_a_process_trains_whose_launcher_lives_or_that_has_none():
+    for env in ({"TORCHELASTIC_RUN_ID": "x"}, {}):  # a shell in between, as in `torchrun --no-python wrapper.sh`
+        command = ["sh", "-c", f"{sys.executable} -c '{BORN}'; true"]
+        assert subprocess.check_output(command, cwd=runs.ROOT, env=os.environ | env, text=True) == "trains\n"

@@ -1,0 +1,187 @@
+"""Our side of FSDP2: the loop on a model sharded by torch's own `fully_shard`, over gloo, on two processes.
+
+There each forward and backward pass communicates, so both processes need the same number of micro-batches. Accelerate
+makes FSDP on a CPU silently DDP (and the recipes refuse it), so what Accelerate's wrapper itself does with
+accelerate_configs/fsdp.yaml, and how fast, is not measured here; `make gpu` runs that.
+"""
+
+import numpy as np
+import pytest
+import runs
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+from shared.config.options import Options
+from shared.monitoring.evaluation import Rows
+from shared.monitoring.monitor import Monitor
+from shared.optimization import gradients
+from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader, feed
+
+CONFIG = Options(learning_rate=0.01, weight_decay=0.1, global_batch_size=8, max_grad_norm=0.2)
+SAMPLES, UNSEEN, OVERFLOW_AT = 41, 27, 2  # six steps of 8 samples and less; the last has a single one
+LENGTHS = np.random.default_rng(0).integers(1, 30, SAMPLES + UNSEEN)
+LENGTHS[:3] = 30  # micro-batches of one row among others of many
+
+
+class Classifier(nn.Module):
+    """Mean of embeddings, two layers; enough to be sharded in parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16, padding_idx=0)
+        self.body = nn.Sequential(nn.Linear(16, 33), nn.Tanh(), nn.Linear(33, 3))  # 33 rows: uneven shards
+
+    def forward(self, ids):
+        return self.body(self.embedding(ids).sum(1) / (ids > 0).sum(1, keepdim=True))
+
+
+class Sequences(torch.utils.data.Dataset):
+    draws_random = False
+
+    def __init__(self, first, number):
+        self.first, self.number = first, number
+
+    def __len__(self):
+        return self.number
+
+    def __getitem__(self, row):
+        row += self.first
+        return torch.arange(row, row + LENGTHS[row]) * 7 % 49 + 1, row % 3
+
+
+def collate(rows):
+    ids, targets = zip(*rows, strict=True)
+    return nn.utils.rnn.pad_sequence(ids, batch_first=True), torch.tensor(targets)
+
+
+def train_and_evaluate(accelerator, model, sync, equal_counts):
+    """The loop of a recipe, one epoch; `sync(last)` tells the model whether this backward pass is to communicate."""
+    plan = Plan(
+        lengths=LENGTHS[:SAMPLES],
+        seed=0,
+        global_batch_size=CONFIG.global_batch_size,
+        num_epochs=1,
+        max_tokens=60,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        equal_counts=equal_counts,
+    )
+    data, parameters = Sequences(0, SAMPLES), list(model.parameters())
+    optimizer = make_optimizer(model, CONFIG)
+    loader = Loader(data, plan, collate, accelerator.device)
+    monitor = Monitor(accelerator, LENGTHS, lambda: loader.seconds_waited, {}, model, CONFIG)
+    schedule = make_schedule(CONFIG, plan.total_steps)
+    steps, counts = [], []
+    for step in range(plan.total_steps):
+        set_learning_rate(optimizer, schedule(step))
+        counts.append([])
+        for micro_batch, (ids, targets) in loader.micro_batches(step):
+            loss = F.cross_entropy(model(ids), targets, reduction="sum") * micro_batch.counted / micro_batch.step_size
+            monitor.add(micro_batch, loss)
+            if step == OVERFLOW_AT and micro_batch.index == 1:
+                loss = loss * torch.inf  # on one process only
+            sync(micro_batch.last)
+            (loss * accelerator.num_processes).backward()
+            counts[-1].append(micro_batch.counted)
+        grad_norm = gradients.clip(accelerator, parameters, CONFIG.max_grad_norm)
+        monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
+        optimizer.zero_grad()
+        figures = monitor.read()
+        steps.append({"loss": figures["loss"], "samples": figures["samples"], "grad_norm": str(float(grad_norm))})
+    rows, unseen = Rows((UNSEEN,)), Sequences(SAMPLES, UNSEEN)
+    evaluated = []
+    with torch.no_grad():
+        for micro_batch, (ids, targets) in feed(
+            plan.evaluation(LENGTHS[SAMPLES:]), unseen, collate, accelerator.device
+        ):
+            logits = model(ids)
+            rows.add(micro_batch, logits.argmax(1), F.cross_entropy(logits, targets, reduction="none"))
+            evaluated.append(micro_batch.counted)
+    predictions, losses = rows.gather(accelerator)
+    return {
+        "steps": steps,
+        "counted": counts,
+        "skipped": figures["skipped_updates"],
+        "predictions": predictions.tolist(),
+        "eval_losses": losses.tolist(),
+        "evaluated": evaluated,
+    }
+
+
+def train_sharded(accelerator, folder):
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (accelerator.num_processes,))
+    torch.manual_seed(0)
+    model = Classifier()
+    for part in (model.embedding, model.body, model):
+        fully_shard(part, mesh=mesh)
+    result = train_and_evaluate(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
+    result["sharded"] = all(isinstance(p, DTensor) for p in model.parameters())
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if accelerator.is_main_process:
+        save_file(weights, folder / "model.safetensors")
+    return result
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """(what two processes said, the weights they saved)."""
+    folder = tmp_path_factory.mktemp("fsdp")
+    return runs.in_group(train_sharded, 2, folder), load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """(what one process said, its weights)."""
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    model = Classifier()
+    return train_and_evaluate(Accelerator(cpu=True), model, lambda last: None, equal_counts=False), model.state_dict()
+
+
+def test_both_processes_pass_through_the_model_equally_often(sharded):
+    (main, second), _ = sharded
+    assert main["sharded"]
+    assert second["sharded"]
+    for counts in zip(main["counted"], second["counted"], strict=True):
+        assert len(counts[0]) == len(counts[1])
+    assert main["counted"][-1] != second["counted"][-1], "no process had to repeat a sample"
+    assert len(main["evaluated"]) == len(second["evaluated"])
+    assert not all(main["evaluated"] + second["evaluated"]), "no process had to repeat a sample in evaluation"
+
+
+def test_losses_norms_and_samples_are_those_of_one_process(sharded, alone):
+    (main, second), _ = sharded
+    assert main["steps"] == second["steps"]
+    assert [step["samples"] for step in main["steps"]] == [step["samples"] for step in alone[0]["steps"]]
+    for key in ("loss", "grad_norm"):
+        ours, expected = ([float(step[key]) for step in said["steps"]] for said in (main, alone[0]))
+        assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True), key
+
+
+def test_a_gradient_that_is_not_finite_skips_the_update_on_both(sharded, alone):
+    (main, second), _ = sharded
+    assert main["skipped"] == second["skipped"] == alone[0]["skipped"] == 1
+    finite = [np.isfinite(float(step["grad_norm"])) for step in main["steps"]]
+    assert finite == [step != OVERFLOW_AT for step in range(len(finite))]
+
+
+def test_the_full_weights_are_gathered_and_saved(sharded, alone):
+    _, weights = sharded
+    assert weights.keys() == alone[1].keys()
+    vectors = [torch.cat([w[name].flatten().double() for name in sorted(w)]) for w in (weights, alone[1])]
+    assert runs.distance(*vectors) < 1e-6
+
+
+def test_evaluation_counts_each_sample_once_and_repeats_never(sharded, alone):
+    for said in sharded[0]:
+        assert said["predictions"] == alone[0]["predictions"]
+        assert said["eval_losses"] == pytest.approx(alone[0]["eval_losses"], rel=1e-5)

@@ -1,0 +1,261 @@
+"""What only a GPU can show; `make gpu` runs it. Not measured so far: no GPU was at hand when it was written.
+
+None of it needs `evaluate` or `datasets`, which a GPU machine may lack.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+import runs
+import torch
+from accelerate.state import AcceleratorState, PartialState
+
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks.host_waits import HostWaits
+from shared.config import options
+from shared.encoders import packing
+from shared.monitoring import evaluation, tracking
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+COMPILED = {"eager": [], "compiled": ["--torch_compile"]}
+BF16 = ["--mixed_precision", "bf16"]
+# What a recipe is told so that attention in half precision has heads of a width that the kernel takes.
+TEXT = [*runs.TINY, "--hidden_size", "64", "--max_train_steps", "40", "--eval_steps", "40"]
+IMAGES = [*runs.TINY_IMAGES, "--max_train_steps", "40", "--eval_steps", "40", "--cutmix", "1", "--color_jitter", "0.2"]
+
+
+@pytest.fixture
+def train(texts, tmp_path, monkeypatch):
+    """Call a recipe's main in this process, on the GPU; the folder it leaves."""
+    monkeypatch.setattr(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+
+    def call(name, *flags, recipe="nlp", watch=None):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        module = runs.load_recipe(recipe)
+        output = tmp_path / name
+        data = IMAGES if recipe == "image_classification" else [*map(str, texts), *TEXT]
+        config = options.parse(module.Config, [*data, "--output_dir", str(output), *map(str, flags)])
+        if watch:
+            with HostWaits(module, watch) as waits:
+                module.main(config)
+            assert len(waits.steps) == config.max_train_steps
+            assert not waits.where
+        else:
+            module.main(config)
+        return output
+
+    yield call
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState._reset_state()
+    torch.use_deterministic_algorithms(False)
+
+
+def losses(output):
+    return [line["loss"] for line in runs.training_lines(output)]
+
+
+@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+def test_half_precision_matches_full_precision_within_noise(train, recipe):
+    found = {p: train(p, "--mixed_precision", p, recipe=recipe) for p in ("no", "bf16", "fp16")}
+    for precision in ("bf16", "fp16"):
+        assert losses(found[precision]) == pytest.approx(losses(found["no"]), rel=0.05)
+        assert runs.training_lines(found[precision])[-1]["samples"] == runs.training_lines(found["no"])[-1]["samples"]
+        assert torch.isfinite(runs.weights(found[precision])).all()
+
+
+def test_fp16_keeps_its_loss_scale_in_the_checkpoint(train):
+    output = train("scaled", "--mixed_precision", "fp16", "--checkpointing_steps", "20")
+    assert (output / "checkpoints/step_00000020/scaler.pt").is_file()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+def test_no_step_makes_the_host_wait(train, recipe, workers):
+    flags = ["--trivial_augment", "--ema_decay", 0.9] if recipe == "image_classification" else []
+    train("watched", *BF16, *flags, "--dataloader_num_workers", workers, recipe=recipe, watch="error")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "no"])
+@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
+def test_no_step_waits_in_other_precisions(train, recipe, precision):
+    train("watched", "--mixed_precision", precision, recipe=recipe, watch="error")
+
+
+def test_what_makes_the_host_wait_is_found(train, monkeypatch):
+    """Else the tests above could pass because nothing is counted."""
+    load = runs.load_recipe
+
+    def reading(name):
+        module = load(name)
+        clip = module.gradients.clip
+        monkeypatch.setattr(module.gradients, "clip", lambda *args: (norm := clip(*args), norm.item())[0])
+        return module
+
+    monkeypatch.setattr(runs, "load_recipe", reading)
+    with pytest.raises(AssertionError):
+        train("watched", watch="warn")
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        train("stopped", watch="error")
+
+
+def test_batches_reach_the_gpu_from_pinned_memory_with_workers_and_without(train, monkeypatch):
+    from shared.plan import loading
+
+    pinned, send = [], loading.send_to_device
+
+    def sent(batch, *args, **kwargs):
+        pinned.extend(tensor.is_pinned() for tensor in batch.values())
+        return send(batch, *args, **kwargs)
+
+    monkeypatch.setattr(loading, "send_to_device", sent)
+    in_process, in_workers = (train(str(n), "--dataloader_num_workers", n) for n in (0, 2))
+    assert pinned
+    assert all(pinned)
+    assert losses(in_workers) == pytest.approx(losses(in_process), rel=1e-3)
+
+
+def test_checkpoints_are_copied_into_pinned_memory(train, monkeypatch):
+    from shared.checkpoints.buffers import Buffers
+
+    found, copy = [], Buffers.copy
+
+    def copied(self, *args):
+        done = copy(self, *args)
+        found.extend(tensor.is_pinned() for tensors in self._tensors.values() for tensor in tensors if tensor.nbytes)
+        return done
+
+    monkeypatch.setattr(Buffers, "copy", copied)
+    train("pinned", "--checkpointing_steps", 10)
+    assert found
+    assert all(found)
+
+
+@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+def test_compiled_it_trains_the_same(train, recipe):
+    eager, compiled = (train(name, *BF16, *flags, recipe=recipe) for name, flags in COMPILED.items())
+    assert losses(compiled) == pytest.approx(losses(eager), rel=0.05)
+    assert set(runs.load_file(compiled / "model/model.safetensors")) == set(
+        runs.load_file(eager / "model/model.safetensors")
+    )
+
+
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("lengths", [[60, 37, 12, 3, 1], [64, 64], [5]])
+def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, window):
+    torch.manual_seed(0)
+    total, heads, width = sum(lengths), 4, 32
+    q, k, v = (torch.randn(1, heads, total, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+    results = []
+    for attention in (packing.varlen_attention, packing.padded_attention):
+        parts = [part.clone().requires_grad_() for part in (q, k, v)]
+        kwargs = {"cu_seq_lens_q": ends, "max_length_q": max(lengths), "scaling": width**-0.5, "sliding_window": window}
+        out, _ = attention(None, *parts, None, **kwargs)
+        out.float().square().sum().backward()
+        results.append([out, *(part.grad for part in parts)])
+    for ours, expected in zip(*results, strict=True):
+        assert runs.distance(ours.float(), expected.float()) < 1e-2  # bf16 has 8 bits
+
+
+KILLED = """
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+import runs
+from shared import evaluation, launch, tracking
+evaluation.Metrics.compute = lambda self, *_: dict.fromkeys(self.names, 0.0)
+tracking.draw_curves = lambda *_: None
+module = runs.load_recipe({recipe!r})
+launch.run(module.main, module.Config)
+"""
+
+
+@pytest.mark.parametrize("recipe", ["nlp", "image_classification"])
+def test_with_deterministic_a_killed_and_resumed_run_is_bit_identical(texts, tmp_path, recipe):
+    script = tmp_path / f"{recipe}.py"
+    script.write_text(KILLED.format(root=str(runs.ROOT), tests=str(runs.ROOT / "tests"), recipe=recipe))
+    data = IMAGES if recipe == "image_classification" else [*map(str, texts), *TEXT]
+    steps = 400
+    flags = [*data, "--max_train_steps", steps, "--eval_steps", steps, "--deterministic", *BF16]
+    command = [sys.executable, script, *flags, "--checkpointing_steps", 20, "--logging_steps", 20]
+    runs.succeed([*command, "--output_dir", tmp_path / "whole"])
+    output = tmp_path / "killed"
+    process = runs.start([*command, "--output_dir", output])
+    try:
+        deadline = time.monotonic() + 90
+        while not list(output.glob("checkpoints/step_*/manifest.json")):
+            assert process.poll() is None, process.communicate()[1][-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert process.poll() is None, "it was to be killed before its end"
+        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        runs.end(process)
+    assert "resumed from" in runs.succeed([*command, "--output_dir", output])
+    assert torch.equal(runs.weights(output), runs.weights(tmp_path / "whole"))
+
+
+def test_auto_micro_batch_finds_what_fits_and_trains_with_it(train):
+    """Under a real limit of CUDA's allocator, which the whole batch in one pass is far beyond."""
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(3 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    sizes = ["--hidden_sizes", 64, 128, "--embedding_size", 64, "--image_size", 128, "--global_batch_size", 1024]
+    budget = ["--per_device_train_batch_size", 1024, "--auto_micro_batch"]
+    try:
+        short = ["--max_train_steps", 3, "--eval_steps", 3]
+        output = train("found", *sizes, *budget, *short, recipe="image_classification")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert 1 <= options.load(output / "config.yaml")["per_device_train_batch_size"] < 1024
+
+
+def synchronized_norm(rank, world, folder):
+    """One step of SyncBatchNorm on a share of a batch, over gloo, all processes on one GPU."""
+    store = f"file://{folder / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).double().cuda()
+    model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if world > 1 else model
+    batch = torch.randn(12, 3, 9, 9, generator=torch.Generator().manual_seed(1)).double().cuda()
+    mine = batch.tensor_split(world)[rank]
+    model(mine).square().sum().backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()]).cpu()
+    torch.distributed.all_reduce(gradients)
+    if rank == 0:
+        state = {name: value.cpu() for name, value in model.state_dict().items()}
+        torch.save({"gradients": gradients, **state}, folder / f"{world}.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_synchronized_batch_norm_on_two_processes_is_that_of_the_whole_batch(tmp_path):
+    for world in (1, 2):
+        (tmp_path / "store").unlink(missing_ok=True)
+        torch.multiprocessing.spawn(synchronized_norm, args=(world, tmp_path), nprocs=world)
+    one, two = (torch.load(tmp_path / f"{world}.pt", weights_only=True) for world in (1, 2))
+    for name, expected in one.items():
+        assert torch.allclose(two[name].double(), expected.double(), rtol=1e-9, atol=1e-9), name
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nccl_trains(texts, tmp_path, processes):
+    if torch.cuda.device_count() < processes:
+        pytest.skip(f"needs {processes} GPUs")
+    script = tmp_path / "script.py"
+    script.write_text(KILLED.format(root=str(runs.ROOT), tests=str(runs.ROOT / "tests"), recipe="nlp"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes]
+    command += ["--master-port", runs.free_port(), script, *map(str, texts), *TEXT, *BF16]
+    said = runs.succeed([*command, "--expect_processes", processes, "--output_dir", tmp_path / "run"])
+    assert torch.isfinite(runs.weights(tmp_path / "run")).all()
+    assert processes == 1 or "over nccl" in said
+
+
+def test_fsdp_yaml_trains_evaluates_and_saves(texts, tmp_path):
+    pytest.importorskip("evaluate")
+    command = runs.accelerate_launch("fsdp", "recipes/nlp.py", *texts, *runs.TINY, flags=["--num_processes", "1"])
+    runs.succeed([*command, "--output_dir", tmp_path / "fsdp"])
+    assert torch.isfinite(runs.weights(tmp_path / "fsdp")).all()

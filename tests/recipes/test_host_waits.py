@@ -1,0 +1,74 @@
+"""No step of a recipe makes the host wait for the device: what would, is counted on a CPU, recipe by recipe."""
+
+import sys
+
+import pytest
+import runs
+import torch
+
+sys.path.insert(0, str(runs.ROOT / "benchmarks"))
+
+from host_waits import HostWaits
+
+from shared.config import options
+from shared.monitoring import tracking
+
+FLAGS = {
+    "nlp": runs.TINY,
+    "mlm": [*runs.TINY, "--max_tokens_per_micro_batch", "300"],
+    "image_classification": [
+        *(*runs.TINY_IMAGES, "--trivial_augment", "--color_jitter", "0.2", "--random_erasing", "0.5", "--cutmix", "1"),
+    ],
+}
+ON_CPU_ONLY = ("masking_utils.py",)  # transformers looks for padding there (shared/encoders/text_models.py)
+
+
+@pytest.fixture
+def train(texts, tmp_path, monkeypatch):
+    """Train with a recipe in this process on one CPU, counting."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+
+    def call(name, break_it=lambda recipe: None):
+        recipe = runs.load_recipe(name)
+        break_it(recipe)
+        data = [] if name == "image_classification" else [*map(str, texts)]
+        flags = [*data, *FLAGS[name]]
+        flags += ["--max_train_steps", "3", "--logging_steps", "3", "--output_dir", str(tmp_path / name)]
+        with HostWaits(recipe) as waits:
+            recipe.main(options.parse(recipe.Config, flags))
+        return waits
+
+    return call
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_no_step_waits(train, name):
+    waits = train(name)
+    assert len(waits.steps) == 3
+    assert not {where: count for where, count in waits.where.items() if not where.split(":")[0].endswith(ON_CPU_ONLY)}
+
+
+def test_a_loss_that_is_read_in_each_step_is_found(train):
+    def read_losses(recipe):
+        step_if_finite = recipe.step_if_finite
+        recipe.step_if_finite = lambda accelerator, optimizer, norm: (
+            norm.item() and step_if_finite(accelerator, optimizer, norm)
+        )
+
+    waits = train("image_classification", read_losses)
+    assert waits.steps == [1, 1, 1]
+    assert [where for where in waits.where if where.startswith("_local_scalar_dense at")]
+
+
+def test_a_mask_as_an_index_is_found():
+    from host_waits import Operations
+
+    found = []
+    values = torch.arange(4.0)
+    with Operations(found.append):
+        values[values > 1]
+        values[torch.tensor([0, 1])]
+        torch.where(values > 1, values, 0.0)
+    assert found == ["index"]

@@ -1,0 +1,338 @@
+"""The image recipe as a whole, called in this process: what it leaves, resumes, exports and refuses."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import runs
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from shared.config import options
+from shared.errors import UserError
+from shared.images import pictures
+from shared.models.image_models import new_classifier
+from shared.monitoring import curves, tracking
+from shared.optimization.optimizers import make_optimizer, peak_learning_rate
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("image_classification")
+
+
+@pytest.fixture(autouse=True)
+def one_cpu_process(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+
+
+@pytest.fixture
+def train(recipe):
+    """A function that trains a tiny classifier; more flags come behind."""
+
+    def call(output, *flags):
+        return recipe.main(config_of(recipe, *flags, "--output_dir", output))
+
+    return call
+
+
+def config_of(recipe, *flags):
+    return options.parse(recipe.Config, [*map(str, (*runs.TINY_IMAGES, *flags))])
+
+
+def model_of(recipe, *flags):
+    return recipe.build_model(config_of(recipe, *flags), tuple("0123456789"))
+
+
+@pytest.fixture(scope="module")
+def trained(recipe, tmp_path_factory):
+    """The folder of a finished run that has learned something."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ACCELERATE_USE_CPU", "true")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        flags = ["--max_train_steps", 60, "--eval_steps", 60, "--logging_steps", 20, "--output_dir", output]
+        recipe.main(config_of(recipe, *flags))
+    return output
+
+
+def test_a_run_leaves_what_every_recipe_leaves_and_a_picture(trained):
+    left = {path.name for path in trained.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"} <= left
+    results = [line for line in runs.metrics(trained) if "eval_loss" in line][-1]
+    assert results["eval_accuracy"] > 0.5
+    assert results["eval_top_5_accuracy"] > results["eval_accuracy"]
+    assert {"eval_macro_f1", "eval_loss"} <= set(results)
+    assert "train_samples_per_second" in runs.metrics(trained)[-1]
+
+
+def test_the_picture_shows_wrong_images_below_the_curves(trained, tmp_path):
+    shown = [pictures.Picture(np.full((8, 8, 3), 20 * i, np.uint8), str(i), "7") for i in range(10)]
+    lines = tracking.read_metrics(trained / "metrics.jsonl")
+    curves.draw_curves(lines, tmp_path / "without.png")
+    curves.draw_curves(lines, tmp_path / "with.png", shown)
+    without, with_pictures = (Image.open(tmp_path / f"{name}.png") for name in ("without", "with"))
+    assert with_pictures.width == without.width
+    assert with_pictures.height - without.height == 2 * 1.8 * 150  # two rows of eight
+    assert Image.open(trained / "curves.png").height > without.height
+
+
+def test_the_exported_model_classifies_in_a_pipeline_as_the_evaluation_did(recipe, trained):
+    from transformers import pipeline
+
+    config = config_of(recipe)
+    _, validation, _, _ = recipe.load_data(config)
+    classify = pipeline("image-classification", model=str(trained / "model"), top_k=1)
+    pictures = [Image.fromarray(validation[i][0]) for i in range(len(validation))]
+    said = np.array([int(answer[0]["label"]) for answer in classify(pictures, batch_size=64)])
+    results = [line for line in runs.metrics(trained) if "eval_loss" in line][-1]
+    assert np.mean(said == validation.targets) == pytest.approx(results["eval_accuracy"], abs=1e-9)
+
+
+def test_a_classifier_with_its_classes_in_another_order_answers_as_before(train, trained, tmp_path):
+    model = runs.write_in_another_order(trained / "model", tmp_path / "model")
+    frozen = ["--freeze_backbone", "--learning_rate", 1e-30, "--max_train_steps", 1, "--eval_steps", 1]
+    results = train(tmp_path / "run", "--model_name_or_path", model, *frozen)
+    before = [line for line in runs.metrics(trained) if "eval_loss" in line][-1]
+    assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
+
+
+def test_killed_and_resumed_the_weights_are_equal_bit_for_bit(train, tmp_path):
+    flags = ["--checkpointing_steps", 3, "--max_train_steps", 7, "--ema_decay", 0.8, "--mixup", 0.2, "--optim", "muon"]
+    for name in ("whole", "killed"):
+        train(tmp_path / name, *flags)
+    shutil.rmtree(tmp_path / "killed/model")
+    for step in (6, 7):
+        shutil.rmtree(tmp_path / f"killed/checkpoints/step_0000000{step}")
+    train(tmp_path / "killed", *flags)
+    whole, killed = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+def test_the_average_of_the_weights_is_what_is_evaluated_and_exported(recipe, train, tmp_path, monkeypatch):
+    seen = []
+    update = recipe.WeightAverage.end_step
+
+    def recording(average, statistics):
+        update(average, statistics)
+        seen.append({name: value.clone() for name, value in average.source.state_dict().items()})
+
+    monkeypatch.setattr(recipe.WeightAverage, "end_step", recording)
+    train(tmp_path, "--ema_decay", 0.7, "--max_train_steps", 4)
+    expected = seen[0]
+    for weights in seen[1:]:
+        expected = {name: 0.7 * value + 0.3 * weights[name] for name, value in expected.items()}
+    exported = load_file(tmp_path / "model/model.safetensors")
+    for name, value in exported.items():
+        if value.is_floating_point():
+            assert torch.allclose(value, expected[name], atol=1e-6), name
+            assert not torch.equal(value, seen[-1][name]), name
+
+
+def test_a_frozen_backbone_has_no_gradient_no_state_and_does_not_drift(recipe, train, trained, tmp_path):
+    pretrained = ["--model_name_or_path", trained / "model", "--freeze_backbone"]
+    train(tmp_path, *pretrained, "--optim", "adamw", "--mixup", 0.1)
+    before, after = (load_file(path / "model/model.safetensors") for path in (trained, tmp_path))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"classifier.1.weight", "classifier.1.bias"}
+    optimizer = torch.load(tmp_path / "checkpoints/step_00000008/optimizer.bin")
+    assert len(optimizer["state"]) == 2
+    model = model_of(recipe, *pretrained).train()
+    assert not any(module.training for module in model.base_model.modules())
+    model(pixel_values=torch.randn(2, 3, 16, 16)).logits.sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == sorted(moved, reverse=True)
+
+
+def test_a_pretrained_model_keeps_its_processor_and_from_scratch_only_its_config(recipe, trained):
+    pretrained = ["--model_name_or_path", trained / "model"]
+    config = options.parse(recipe.Config, [str(word) for word in pretrained])
+    _, _, _, augmentation = recipe.load_data(config)
+    assert augmentation.geometry.size == augmentation.geometry.resize == 16
+    old, new = model_of(recipe, *pretrained), model_of(recipe, *pretrained, "--from_scratch")
+    saved = load_file(trained / "model/model.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in old.state_dict().items())
+    assert new.config.hidden_sizes == old.config.hidden_sizes
+    assert not torch.equal(new.state_dict()["classifier.1.weight"], saved["classifier.1.weight"])
+
+
+@pytest.mark.parametrize("kind", ["ConvNext", "ViT"])
+def test_other_architectures_train_and_go_on_from_what_they_export(train, recipe, tmp_path, kind):
+    """From a folder with a config and a processor, as of a model on the Hub."""
+    import transformers
+
+    sizes = {
+        "ConvNext": {
+            "hidden_sizes": [8, 16],
+            "depths": [1, 1],
+            "num_stages": 2,
+            "drop_path_rate": 0.1,
+            "patch_size": 2,
+        },
+        "ViT": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+        | {"image_size": 16, "patch_size": 4, "hidden_dropout_prob": 0.1},
+    }[kind]
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    getattr(transformers, f"{kind}ForImageClassification")(config).save_pretrained(tmp_path / "given")
+    processor = getattr(transformers, f"{kind}ImageProcessorPil")
+    size = {"shortest_edge": 14} if kind == "ConvNext" else {"height": 16, "width": 16}
+    processor(size=size).save_pretrained(tmp_path / "given")
+    flags = ["--image_size", "None", "--model_name_or_path", tmp_path / "given", "--max_train_steps", 2]
+    train(tmp_path / "run", *flags, "--optim", "muon", "--from_scratch", "--trivial_augment")
+    first = load_file(tmp_path / "run/model/model.safetensors")
+    again = recipe.load_data(options.parse(recipe.Config, ["--model_name_or_path", str(tmp_path / "run/model")]))[3]
+    assert (again.geometry.size, again.geometry.resize) == ((14, 16) if kind == "ConvNext" else (16, None))
+    assert all(torch.isfinite(value).all() for value in first.values())
+
+
+def test_new_residual_blocks_start_as_the_identity(recipe):
+    zeros = [name for name, p in model_of(recipe).named_parameters() if not p.any() and name.endswith("weight")]
+    assert zeros == [f"resnet.encoder.stages.{i}.layers.0.layer.1.normalization.weight" for i in range(2)]
+    deep = model_of(recipe, "--layer_type", "bottleneck", "--depths", 2, 1)
+    assert sum(not p.any() for name, p in deep.named_parameters() if name.endswith("normalization.weight")) == 3
+    ones = model_of(recipe, "--no_zero_init_last_norm").named_parameters()
+    assert all(p.any() for name, p in ones if name.endswith("weight"))
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd", "lars", "muon"])
+def test_every_optimizer_decays_matrices_only_and_has_each_parameter_once(recipe, optim):
+    model = model_of(recipe)
+    optimizer = make_optimizer(model, config_of(recipe, "--optim", optim, "--weight_decay", 0.1))
+    found = [(p, group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p, _ in found} == {id(p) for p in model.parameters()}
+    assert len(found) == len(list(model.parameters()))
+    assert all((decay > 0) == (p.ndim >= 2) for p, decay in found)
+    if optim == "muon":
+        hidden = next(group["params"] for group in optimizer.param_groups if group["use_muon"])
+        names = {id(p): name for name, p in model.named_parameters()}
+        assert {names[id(p)].split(".")[1] for p in hidden} == {"encoder"}
+
+
+def test_lars_scales_each_matrix_by_its_norm_over_that_of_its_gradient(recipe):
+    """You et al. 2017, equation 6; against the formula, first step without momentum's past."""
+    model = model_of(recipe)
+    optimizer = make_optimizer(model, config_of(recipe, "--optim", "lars", "--weight_decay", 0.01))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model(pixel_values=torch.randn(4, 3, 16, 16)).logits.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        group["lr"] = 2.0
+    optimizer.step()
+    for name, p in model.named_parameters():
+        w, g = before[name], gradients[name]
+        rate = 1e-3 * w.norm() / (g.norm() + 0.01 * w.norm()) if p.ndim >= 2 else 1.0
+        decay = 0.01 if p.ndim >= 2 else 0.0
+        assert torch.allclose(p, w - 2.0 * rate * (g + decay * w), rtol=1e-4, atol=1e-6), name
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
+def test_the_learning_rate_scales_from_a_batch_of_256(recipe, rule, expected):
+    config = config_of(recipe, "--scale_learning_rate", rule, "--global_batch_size", 1024, "--learning_rate", 0.1)
+    assert peak_learning_rate(config) == pytest.approx(expected)
+
+
+def test_label_smoothing_enters_the_training_loss_and_not_the_evaluation(train, tmp_path):
+    one_step = ["--max_train_steps", 1, "--logging_steps", 1, "--learning_rate", 1e-30]
+    losses = {}
+    for share in (0, 0.3):
+        train(tmp_path / str(share), *one_step, "--label_smoothing", share)
+        training, evaluation = runs.metrics(tmp_path / str(share))[:2]
+        losses[share] = training["loss"], evaluation["eval_loss"]
+    assert losses[0][0] != losses[0.3][0]
+    assert losses[0][1] == losses[0.3][1]
+
+
+def test_images_of_a_users_folders_are_trained_on_in_worker_processes(train, tmp_path):
+    for label, color in (("dark", 20), ("light", 220)):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for i in range(12):
+            Image.new("L", (30, 20), color + i).save(tmp_path / "images" / label / f"{i}.jpg")
+    flags = ["--train_dir", tmp_path / "images", "--validation_split_percentage", 25, "--global_batch_size", 16]
+    metrics = ["--metric_name", "accuracy", "roc_auc", "f1_of_class", "--positive_label", "dark"]
+    results = train(tmp_path / "run", *flags, *metrics, "--dataloader_num_workers", 1, "--max_train_steps", 12)
+    assert [*results] == ["eval_loss", "eval_accuracy", "eval_roc_auc", "eval_f1_of_class"]
+    assert results["eval_accuracy"] == results["eval_roc_auc"] == results["eval_f1_of_class"] == 1
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert config["id2label"] == {"0": "dark", "1": "light"}
+    assert f"on {tmp_path / 'images'}: 12 steps" in (tmp_path / "run/model/README.md").read_text()
+    (tmp_path / "images/dark/3.jpg").write_bytes(b"broken")
+    for workers in (0, 1):
+        with pytest.raises(UserError) as caught:
+            train(tmp_path / "corrupt", *flags, "--dataloader_num_workers", workers)
+        assert str(caught.value).startswith(
+            f"--train_dir {tmp_path / 'images'}: {tmp_path / 'images/dark/3.jpg'} is corr"
+        )
+        assert "\n" not in str(caught.value)
+
+
+def test_a_run_goes_on_with_the_same_images_cached_or_not_and_with_no_others(train, tmp_path, capsys):
+    def write(colors):
+        for label, color in colors.items():
+            (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
+            for i in range(8):
+                Image.new("L", (9, 9), color + i).save(tmp_path / "images" / label / f"{i}.bmp")
+
+    write({"dark": 20, "light": 220})
+    flags = ["--train_dir", tmp_path / "images", "--lr_scheduler_type", "constant", "--warmup_ratio", None]
+    flags += ["--global_batch_size", 8, "--eval_steps", 99]
+    for steps, cache in enumerate(("none", "uint8", "none"), 1):
+        train(tmp_path / "run", *flags, "--max_train_steps", steps, "--cache", cache)
+        assert f"{'resumed from' if steps > 1 else 'from the start'}" in capsys.readouterr().out
+    write({"dark": 30})
+    for cache in ("none", "uint8"):
+        with pytest.raises(UserError, match="the data are not those that this run began with"):
+            train(tmp_path / "run", *flags, "--max_train_steps", 4, "--cache", cache)
+
+
+def test_the_launch_card_names_the_first_ten_classes(train, tmp_path, capsys):
+    for i in range(12):
+        (tmp_path / f"images/class {i:02}").mkdir(parents=True)
+        for j in range(2):
+            Image.new("L", (9, 9), 10 * i).save(tmp_path / f"images/class {i:02}/{j}.png")
+    train(
+        tmp_path / "run",
+        "--train_dir",
+        tmp_path / "images",
+        "--dry_run",
+        "--validation_split_percentage",
+        50,
+        "--global_batch_size",
+        4,
+    )
+    names = ", ".join(f"class {i:02}" for i in range(10))
+    assert f"12 training and 12 validation images, 12 classes: {names}, ...\n" in capsys.readouterr().out
+
+
+def test_what_a_user_can_get_wrong_is_refused_in_one_line(train, trained, tmp_path):
+    for flags, said in (
+        (["--validation_dir", "x"], "--validation_dir x has no effect without --train_dir"),
+        (["--freeze_backbone"], "--freeze_backbone True has no effect without --model_name_or_path"),
+        (["--from_scratch"], "--from_scratch True has no effect without --model_name_or_path"),
+        (
+            ["--model_name_or_path", trained / "model", "--from_scratch", "--freeze_backbone"],
+            "--freeze_backbone with --from_scratch",
+        ),
+        (["--depths", 1, 1, 1], "--depths 1 1 1 has 3 stages, --hidden_sizes 2"),
+        (["--ema_decay", 1.5], "--ema_decay 1.5: must be above 0 and below 1"),
+        (["--optim", "adam"], "--optim 'adam': expected one of adamw, sgd, lars, muon"),
+        (["--sync_batchnorm"], "--sync_batchnorm needs a GPU"),
+        (["--model_name_or_path", tmp_path], "holds no config.json"),
+        (["--dataset_name", tmp_path / "none"], "no such folder"),
+    ):
+        with pytest.raises(UserError) as caught:
+            train(tmp_path / "refused", *flags)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not any((tmp_path / "refused").glob("*"))
+
+
+def test_new_classifier_is_drawn_from_the_seed(recipe):
+    first, again, other = (model_of(recipe, "--seed", seed).state_dict() for seed in (0, 0, 1))
+    name = "classifier.1.weight"
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+    assert new_classifier(config_of(recipe), {}) is not None

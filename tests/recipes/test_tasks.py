@@ -1,0 +1,194 @@
+"""Tasks of the NLP recipe other than one class per text: trained, and its scores held against scikit-learn's.
+
+The second opinion comes from the exported model as transformers loads it, one text at a time, so without padding.
+"""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import runs
+import torch
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, precision_score, recall_score, roc_auc_score
+
+from shared.config import options
+
+FLAGS = [*runs.TINY, "--max_train_steps", "24", "--eval_steps", "24", "--learning_rate", "0.005"]
+
+
+def several_labels(text):
+    """Each of these words is one label."""
+    return {"text": text, "label": [word for word in ("the", "return", "of", "test") if word in text.lower()] or ["no"]}
+
+
+def one_number(text):
+    """A pair of texts; the number is how much the first one has of both."""
+    first, second = text[: len(text) // 3], text[len(text) // 4 :]
+    return {"first": first, "second": second, "label": len(first) / (len(first) + len(second)) + first.count("t") / 5}
+
+
+@pytest.fixture
+def train(texts, tmp_path, one_cpu_process_without_a_picture):
+    """Trains on rows made of the texts; the flags of its data, the rows for validation, and the folder of the run."""
+
+    def call(row_of, *flags):
+        files = []
+        for flag, file in (texts[:2], texts[2:]):
+            with file.open(newline="") as stream:
+                rows = [row_of(row["text"]) for row in csv.DictReader(stream)]
+            written = tmp_path / f"{file.stem}.jsonl"
+            written.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            files += [flag, str(written)]
+        nlp = runs.load_recipe("nlp")
+        nlp.main(options.parse(nlp.Config, [*FLAGS, *files, *flags, "--output_dir", str(tmp_path / "run")]))
+        return rows, tmp_path / "run"
+
+    return call
+
+
+def logits_of(output, rows, columns):
+    """What the exported model says of each row by itself: [rows, labels]."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(output / "model")
+    model = AutoModelForSequenceClassification.from_pretrained(output / "model").eval()
+    found = []
+    for row in rows:
+        given = tokenizer(*(row[column] for column in columns), truncation=True, max_length=48, return_tensors="pt")
+        with torch.inference_mode():
+            found.append(model(**given).logits[0])
+    return torch.stack(found), model.config
+
+
+def scores_of(output):
+    """The evaluation's numbers in metrics.jsonl."""
+    (line,) = [line for line in runs.metrics(output) if "eval_loss" in line]
+    return {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
+
+
+def test_several_labels_per_text(train):
+    several = ["micro_f1", "macro_f1", "accuracy", "roc_auc", "recall_of_class"]
+    rows, output = train(several_labels, "--metric_name", *several, "--positive_label", "the")
+    logits, config = logits_of(output, rows, ["text"])
+    assert config.problem_type == "multi_label_classification"
+    names = [config.id2label[i] for i in range(config.num_labels)]
+    true = np.array([[name in row["label"] for name in names] for row in rows], int)
+    said = (logits > 0).int().numpy()
+    assert 0 < said.mean() < 1
+    assert (said != true).any()
+    scores = scores_of(output)
+    expected = {
+        "micro_f1": f1_score(true, said, average="micro"),
+        "macro_f1": f1_score(true, said, average="macro", zero_division=0),
+        "accuracy": accuracy_score(true, said),
+        "roc_auc": np.mean([roc_auc_score(t, s) for t, s in zip(true.T, logits.T.numpy(), strict=True) if np.ptp(t)]),
+        "recall_of_class": recall_score(true[:, names.index("the")], said[:, names.index("the")]),
+        "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32)),
+    }
+    assert [*scores] == ["loss", *several]
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(float(value), abs=1e-5), name
+    first, *_, last = runs.training_lines(output)
+    assert last["loss"] < first["loss"]
+
+
+def test_a_number_for_a_pair_of_texts(train):
+    rows, output = train(one_number, "--text_column_names", "first", "second")
+    logits, config = logits_of(output, rows, ["first", "second"])
+    assert (config.problem_type, config.num_labels) == ("regression", 1)
+    said, true = logits[:, 0].numpy(), np.array([row["label"] for row in rows])
+    scores = scores_of(output)
+    expected = {
+        "pearson": pearsonr(said, true).statistic,
+        "spearman": spearmanr(said, true).statistic,
+        "mean_squared_error": mean_squared_error(true, said),
+        "loss": mean_squared_error(true, said),
+    }
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(float(value), abs=1e-4), name
+    first, *_, last = runs.training_lines(output)
+    assert last["loss"] < first["loss"]
+
+
+def two_classes(text):
+    """Whether a text returns something."""
+    return {"text": text, "label": "yes" if "return" in text.lower() else "no"}
+
+
+def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
+    """Those of one class and of its probabilities, too; in metrics.jsonl, the model card and the result of main."""
+    from transformers import pipeline
+
+    names = ["f1_of_class", "accuracy", "roc_auc", "precision_of_class", "recall_of_class"]
+    rows, output = train(two_classes, "--metric_name", *names, "--class_weights", "balanced")
+    classify = pipeline("text-classification", model=str(output / "model"), top_k=None, max_length=48, truncation=True)
+    yes = [{one["label"]: one["score"] for one in answer}["yes"] for answer in classify([row["text"] for row in rows])]
+    true, probability = np.array([row["label"] == "yes" for row in rows]), np.array(yes)
+    said = probability > 0.5
+    assert 0 < said.mean() < 1
+    assert (said != true).any()
+    expected = {
+        "f1_of_class": f1_score(true, said),
+        "accuracy": accuracy_score(true, said),
+        "roc_auc": roc_auc_score(true, probability),
+        "precision_of_class": precision_score(true, said),
+        "recall_of_class": recall_score(true, said),
+    }
+    scores = scores_of(output)
+    assert [*scores] == ["loss", *names]
+    card = (output / "model/README.md").read_text()
+    for name, value in expected.items():
+        assert scores[name] == pytest.approx(float(value), abs=1e-6), name
+        assert f"| {name} | {value:.4f} |" in card
+
+
+def a_large_number(text):
+    """What a text is worth, far from 0 and far apart."""
+    return {"text": text, "label": 5e8 + 4e6 * (len(text) - 60) + 1e7 * text.count("t")}
+
+
+def test_numbers_of_any_size_are_learned_and_given_back_by_the_exported_model(train, tmp_path):
+    from transformers import pipeline
+
+    rows, output = train(a_large_number)
+    logits, _ = logits_of(output, rows, ["text"])
+    said, true = logits[:, 0].double().numpy(), np.array([row["label"] for row in rows])
+    scores = scores_of(output)
+    assert scores["pearson"] == pytest.approx(pearsonr(said, true).statistic, abs=1e-5)
+    for name in ("loss", "mean_squared_error"):
+        assert scores[name] == pytest.approx(mean_squared_error(true, said), rel=1e-4)
+    assert abs(said.mean() - true.mean()) < true.std()
+    *_, last = runs.training_lines(output)
+    assert last["loss"] < 0.8  # of a variance of 1
+    (answer,) = pipeline("text-classification", model=str(output / "model"))(rows[0]["text"])
+    assert answer["score"] == pytest.approx(said[0], rel=1e-6)
+    card = (output / "model/README.md").read_text()
+    assert "It answers in units of `label`. It was trained on (value - " in card
+
+    frozen = ["--learning_rate", "1e-30", "--max_train_steps", "1", "--eval_steps", "1"]
+    (tmp_path / "run").rename(tmp_path / "first")  # trained onwards, it begins where it was
+    _, output = train(a_large_number, "--model_name_or_path", str(tmp_path / "first/model"), *frozen)
+    assert scores_of(output) == {name: pytest.approx(value, rel=1e-3) for name, value in scores.items()}
+
+
+def test_the_exported_classifier_answers_in_a_pipeline(alone):
+    from transformers import pipeline
+
+    (answer,) = pipeline("text-classification", model=str(alone / "model"))("Return the decoded header of a message.")
+    assert answer["label"] in {"asyncio", "email", "unittest", "xml"}
+    assert 0.25 <= answer["score"] <= 1
+
+
+def test_a_classifier_with_its_labels_in_another_order_answers_as_before(alone, texts, tmp_path, request):
+    request.getfixturevalue("one_cpu_process_without_a_picture")
+    model = runs.write_in_another_order(alone / "model", tmp_path / "model")
+    nlp = runs.load_recipe("nlp")
+    frozen = ["--model_name_or_path", model, "--learning_rate", 1e-30, "--max_train_steps", 1, "--eval_steps", 1]
+    flags = [*runs.TINY, *texts, *frozen, "--output_dir", tmp_path / "run"]
+    results = nlp.main(options.parse(nlp.Config, list(map(str, flags))))
+    (before,) = [line for line in runs.metrics(alone) if "eval_loss" in line]
+    assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
+    exported = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert exported["id2label"] == json.loads((model / "config.json").read_text())["id2label"]

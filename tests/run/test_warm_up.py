@@ -1,0 +1,134 @@
+"""Discarded passes leave no trace; what the loss does not reach is frozen, and what some batches reach is refused."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from shared.errors import UserError
+from shared.optimization.optimizers import parameter_groups
+from shared.plan.batches import Plan
+from shared.run.warm_up import freeze_unreached, rehearse
+
+
+class Output(NamedTuple):
+    logits: torch.Tensor
+
+
+class Net(nn.Module):
+    def __init__(self, unused=False):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        if unused:
+            self.forgotten = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_parameters_buffers_gradients_and_random_state_are_as_before():
+    torch.manual_seed(0)
+    model = Net()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(rng, torch.get_rng_state())
+
+
+def test_parameters_without_a_gradient_are_named():
+    model = Net(unused=True)
+    with pytest.raises(UserError, match=r"forgotten\.weight, forgotten\.bias"):
+        rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+
+
+def test_frozen_parameters_are_no_mistake():
+    model = Net(unused=True)
+    model.forgotten.requires_grad_(False)
+    rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+
+
+class Routed(Net):
+    """Sends a sample to one of its experts by the sign of its first number; the third expert is for larger ones."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(experts))
+        self.outer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        chosen = (x[:, 0] > 0).long()
+        return sum(self.experts[i](x[chosen == i]).sum() for i in chosen.unique().tolist()) + self.body(x).sum()
+
+
+def freeze(model, inputs):
+    """What `freeze_unreached` does for a model whose samples are the rows of `inputs`."""
+    plan = Plan(num_samples=len(inputs), seed=0, global_batch_size=4, num_epochs=1)
+    forward = model.forward
+    model.forward = lambda x: Output(forward(x))
+    try:
+        return freeze_unreached(Accelerator(cpu=True), model, plan, lambda m: model(inputs[m.samples]).logits.sum())
+    finally:
+        model.forward = forward
+
+
+def test_parameters_that_the_loss_does_not_reach_are_frozen_said_and_left_out_of_the_optimizer(capsys):
+    torch.manual_seed(0)
+    model = Net(unused=True).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    inputs = torch.randn(20, 4)
+    rng = torch.get_rng_state()
+    assert freeze(model, inputs) == ["forgotten.weight", "forgotten.bias"]
+    said = "frozen, because the loss does not depend on them: forgotten.weight, forgotten.bias\n"
+    assert capsys.readouterr().out == said
+    assert not model.forgotten.weight.requires_grad
+    held = [p for group in parameter_groups(model, 0.1) for p in group["params"]]
+    assert not [p for p in held if any(p is q for q in model.forgotten.parameters())]
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(rng, torch.get_rng_state())
+    rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+
+
+def test_nothing_is_frozen_where_everything_is_reached(capsys):
+    model = Net().train()
+    assert freeze(model, torch.randn(20, 4)) == []
+    assert all(p.requires_grad for p in model.parameters())
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("experts", [2, 3], ids=["some batches reach it", "no batch reaches it but its twins"])
+def test_an_expert_that_the_first_batches_do_not_reach_is_refused_and_not_frozen(experts):
+    inputs = torch.ones(20, 4)
+    if experts == 2:
+        inputs[np.linspace(0, 19, 8).astype(int)[4:], 0] = -1  # of the samples that are tried, the last
+    model = Routed(experts)
+    with pytest.raises(UserError, match=r"on some batches only \(.*experts\.0\.weight") as caught:
+        freeze(model, inputs)
+    assert "\n" not in str(caught.value)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def in_two_processes(accelerator, _):
+    """Steps under DDP with a layer that nothing reaches: which are frozen, and the weights."""
+    torch.manual_seed(0)
+    model = Net(unused=True).train()
+    frozen = freeze(model, torch.randn(20, 4))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for _ in range(3):  # with a parameter that it waits for, DDP fails at the second
+        model(torch.randn(8, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return frozen, model.module.body[0].weight.tolist()
+
+
+def test_under_ddp_the_same_is_frozen_everywhere_and_steps_go_on(tmp_path):
+    first, second = runs.in_group(in_two_processes, 2, tmp_path)
+    assert first[0] == ["forgotten.weight", "forgotten.bias"]
+    assert first == second

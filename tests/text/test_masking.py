@@ -1,0 +1,185 @@
+"""Hidden tokens: an exact number in each document, drawn from (seed, epoch, document, place) and nothing else."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from shared.errors import UserError
+from shared.text.masking import Masking, _byte_symbols, masking_for
+
+MASK, VOCABULARY = 1, 500
+ORDINARY = np.arange(5, VOCABULARY)
+
+
+def masking(probability=0.3, mask_share=0.8, random_share=0.1, continues=None):
+    return Masking(probability, mask_share, random_share, MASK, ORDINARY, continues)
+
+
+@st.composite
+def documents(draw):
+    """Tokens end to end, the length of each document, and their epochs and numbers."""
+    lengths = np.array(draw(st.lists(st.integers(1, 60), min_size=1, max_size=12)))
+    generator = np.random.default_rng(draw(st.integers(0, 99)))
+    tokens = generator.integers(5, VOCABULARY, lengths.sum())
+    return tokens, lengths, generator.integers(0, 3, len(lengths)), generator.permutation(1000)[: len(lengths)]
+
+
+def parts(flat, lengths):
+    return np.split(flat, np.cumsum(lengths)[:-1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents(), st.floats(0.01, 0.99), st.booleans(), st.integers(0, 2**31))
+def test_the_number_of_hidden_tokens_of_each_document_is_exact(found, probability, whole_words, seed):
+    tokens, lengths, epochs, numbers = found
+    hide = masking(probability, continues=np.arange(VOCABULARY) % 3 == 0 if whole_words else None)
+    chosen = hide.choose(tokens, lengths, seed, epochs, numbers)
+    assert len(np.unique(chosen)) == len(chosen)
+    assert (np.diff(chosen) > 0).all()
+    owner = np.repeat(np.arange(len(lengths)), lengths)[chosen]
+    counts = np.bincount(owner, minlength=len(lengths))
+    assert counts.tolist() == hide.counts(lengths).tolist()
+    assert (counts >= 1).all()
+    assert (np.abs(counts - probability * lengths) <= 0.5 + 1e-9)[probability * lengths >= 0.5].all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents(), st.booleans(), st.randoms(use_true_random=False))
+def test_what_a_document_loses_does_not_depend_on_its_company(found, whole_words, random):
+    """The same document in another order, alone, in another micro-batch: the same tokens hidden, the same in place."""
+    tokens, lengths, epochs, numbers = found
+    hide = masking(continues=np.arange(VOCABULARY) % 3 == 0 if whole_words else None)
+
+    def hidden(order):
+        pieces = [parts(tokens, lengths)[i] for i in order]
+        flat, size = np.concatenate(pieces), lengths[order]
+        chosen = hide.choose(flat, size, 7, epochs[order], numbers[order])
+        owner = np.repeat(np.arange(len(order)), size)[chosen]
+        place = chosen - (np.cumsum(size) - size)[owner]
+        put = hide.replace(flat[chosen], 7, epochs[order][owner], numbers[order][owner], place)
+        rows = zip(np.array(order)[owner].tolist(), place.tolist(), put.tolist(), strict=True)
+        return sorted(rows)
+
+    everything = list(range(len(lengths)))
+    shuffled = random.sample(everything, len(everything))
+    assert hidden(shuffled) == hidden(everything)
+    assert sorted(row for i in everything for row in hidden([i])) == hidden(everything)
+
+
+def test_another_seed_epoch_or_document_hides_other_tokens():
+    tokens, lengths = np.full(400, 9), np.array([400])
+    draws = {
+        (seed, epoch, number): tuple(masking().choose(tokens, lengths, seed, np.array([epoch]), np.array([number])))
+        for seed in (0, 1)
+        for epoch in (0, 1)
+        for number in (0, 1)
+    }
+    assert len(set(draws.values())) == 8
+    overlap = len(set(draws[0, 0, 0]) & set(draws[0, 1, 0])) / 120
+    assert 0.15 < overlap < 0.45, "30 % of the tokens of one draw are expected in another"
+
+
+def test_golden_values():
+    """The masks of every run ever made depend on these: they must never change."""
+    tokens, one = np.arange(5, 25), np.array([1])
+    chosen = masking().choose(tokens, np.array([20]), 0, one, 3 * one)
+    put = masking().replace(tokens[chosen], 0, np.repeat(one, 6), np.repeat(3, 6), chosen)
+    assert chosen.tolist() == [1, 6, 8, 9, 13, 18]
+    assert put.tolist() == [6, 1, 1, 1, 1, 257]
+
+
+def test_every_place_is_hidden_equally_often():
+    """Chi-square over 20 places and 4,000 documents, 99.9 % bounds for 19 degrees of freedom."""
+    lengths = np.full(4000, 20)
+    chosen = masking().choose(np.full(80_000, 9), lengths, 3, np.zeros(4000, int), np.arange(4000))
+    counts = np.bincount(chosen % 20, minlength=20)
+    expected = 4000 * 6 / 20
+    assert 3 < ((counts - expected) ** 2 / (expected * 0.7)).sum() < 46
+
+
+@pytest.mark.parametrize(("mask_share", "random_share"), [(0.8, 0.1), (1.0, 0.0), (0.5, 0.5)])
+def test_the_shares_of_what_stands_in_place_of_hidden_tokens(mask_share, random_share):
+    tokens = np.full(40_000, 2)  # no ordinary token: a random one is never the same
+    places, zeros = np.arange(40_000), np.zeros(40_000, int)
+    put = masking(0.3, mask_share, random_share).replace(tokens, 0, zeros, zeros, places)
+    assert (put == MASK).mean() == pytest.approx(mask_share, abs=0.01)
+    assert (put == 2).mean() == pytest.approx(1 - mask_share - random_share, abs=0.01)
+    others = put[(put != MASK) & (put != 2)]
+    assert len(others) / 40_000 == pytest.approx(random_share, abs=0.01)
+    if random_share:
+        assert set(others) <= set(ORDINARY)
+        assert len(set(others)) > 490, "random tokens come from the whole vocabulary"
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents())
+def test_whole_words_are_hidden_whole_but_for_the_last(found):
+    tokens, lengths, epochs, numbers = found
+    continues = np.arange(VOCABULARY) % 3 == 0
+    hide = masking(continues=continues)
+    hidden = np.zeros(len(tokens), bool)
+    hidden[hide.choose(tokens, lengths, 5, epochs, numbers)] = True
+    for piece, mask in zip(parts(tokens, lengths), parts(hidden, lengths), strict=True):
+        begins = ~continues[piece]
+        begins[0] = True
+        words = np.split(mask, np.flatnonzero(begins)[1:])
+        partly = [word for word in words if word.any() and not word.all()]
+        assert len(partly) <= 1
+        assert all(word.tolist() == sorted(word, reverse=True) for word in partly), "from its beginning on"
+
+
+def tokenizer(tokens, **special):
+    names = ["[PAD]", "[MASK]", "[CLS]", "[SEP]", "[UNK]", *tokens]
+    vocabulary = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
+    given = {"pad_token": "[PAD]", "mask_token": "[MASK]", "cls_token": "[CLS]", "sep_token": "[SEP]"} | special
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(vocabulary), unk_token="[UNK]", **given)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "goes_on"),
+    [
+        (["a", "##b", "##", "c"], ["##b"]),
+        (["Ġa", "b", "Ġ", "Ċ", "(", "Ġc"], ["b"]),
+        (["▁a", "b", "▁c", ".", ""], ["b"]),
+        # Bytes as symbols: the second byte of é and of —, é and — whole, the first bytes of é and of — and an emoji.
+        (["Ġa", "Ġb", "©", "ĶÃ", "Ã©t", "âĢĶ", "Ã", "âĢ", "ðŁĺ", "Ġ©", ""], ["©", "ĶÃ", "Ã©t", "Ã"]),
+    ],
+)
+def test_where_words_go_on_by_the_kind_of_tokenizer(tokens, goes_on):
+    hide = masking_for(tokenizer(tokens), 0.3, whole_words=True)
+    assert [token for i, token in enumerate(tokens) if hide.continues_word[5 + i]] == goes_on
+    assert hide.random_tokens.tolist() == list(range(5, 5 + len(tokens)))
+    assert hide.mask_token == 1
+
+
+def test_a_word_of_single_bytes_is_one_word():
+    symbols = {byte: symbol for symbol, byte in _byte_symbols().items()}
+    hide = masking_for(tokenizer([*symbols.values(), "Ġa"]), 0.3, whole_words=True)
+    places = {byte: 5 + i for i, byte in enumerate(symbols)}
+    words: list[bytes] = []
+    for byte in "naïve — Žižek, 中文 déjà".encode():
+        if words and hide.continues_word[places[byte]]:
+            words[-1] += bytes([byte])
+        else:
+            words.append(bytes([byte]))
+    assert [word.decode() for word in words] == ["naïve", " ", "—", " Žižek", ",", " 中文", " déjà"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"probability": 0.3, "mask_share": 0.8, "random_share": 0.3}, "--random_replace_prob 0.3"),
+        ({"probability": 0.3, "whole_words": True}, "--whole_word_masking"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, said):
+    with pytest.raises(UserError, match=said):
+        masking_for(tokenizer(["a", "b"]), **arguments)
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused():
+    with pytest.raises(UserError, match="no mask token"):
+        masking_for(tokenizer(["a"], mask_token=None), 0.3)

@@ -1,0 +1,435 @@
+import os
+import pickle
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    ByT5Tokenizer,
+    ModernBertConfig,
+    PreTrainedTokenizerFast,
+    T5Config,
+)
+
+from shared.datasets.rows import FILL_IN
+from shared.datasets.tables import named, split_off
+from shared.errors import UserError
+from shared.text import tokenized
+from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Sphinx of black quartz, judge my vow!",
+    "def forward(self, input_ids): return self.model(input_ids)",
+    "Ünïcödé, 漢字 and 🤗 in one line\nand another.",
+    "Tokenizers tokenize token by token: to, tok, toke.",
+]
+PAIRS = pa.table({"text": SENTENCES * 3, "other": [s for s in reversed(SENTENCES) for _ in range(3)]})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def trained(kind: str = "wordpiece", vocab_size: int = 400, **settings_) -> PreTrainedTokenizerFast:
+    tokenizer = train_tokenizer(PAIRS, ["text", "other"], kind, vocab_size, max_length=512)
+    for name, value in settings_.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory) -> dict[str, PreTrainedTokenizerFast]:
+    """Fast tokenizers of all shapes and, the last one, a slow one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return {
+            "wordpiece": trained(),
+            "bpe": trained("bpe"),
+            "with types": trained(model_input_names=["input_ids", "token_type_ids", "attention_mask"]),
+            "left": trained(truncation_side="left"),
+            "special tokens in the text are text": trained(split_special_tokens=True),
+            "slow": ByT5Tokenizer(),
+        }
+
+
+def items(data: TokenizedText) -> list[list[int]]:
+    return [data[row][0].tolist() for row in range(len(data))]
+
+
+def refused(function, *arguments) -> str:
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# The tokens
+
+
+KINDS = ["wordpiece", "bpe", "with types", "left", "special tokens in the text are text", "slow"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [["text"], ["other"], ["text", "other"]])
+@pytest.mark.parametrize("max_length", [7, 512])
+def test_tokens_are_those_of_the_tokenizer_itself(tokenizers, monkeypatch, kind, columns, max_length):
+    monkeypatch.setattr(tokenized, "BATCH_ROWS", 4)
+    data = tokenize(PAIRS, columns, tokenizers[kind], max_length)
+    texts = [PAIRS[column].to_pylist() for column in columns]
+    expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)
+    assert items(data) == expected["input_ids"]
+    assert data.lengths.tolist() == list(map(len, expected["input_ids"]))
+    assert data.lengths.dtype == np.int64
+    types = [data[row][1] for row in range(len(data))]
+    assert (types[0] is not None) == (kind == "with types") == ("token_type_ids" in expected)
+    if kind == "with types":
+        assert [array.tolist() for array in types] == expected["token_type_ids"]
+
+
+@given(data=st.data(), kind=st.sampled_from(KINDS), max_length=st.integers(4, 40))
+@settings(max_examples=60, deadline=None)
+def test_tokens_of_any_text_are_those_of_the_tokenizer_itself(tokenizers, data, kind, max_length):
+    some_text = st.text(min_size=1, max_size=30) | st.sampled_from(["[SEP] a", "[MASK]", " b  ", *SENTENCES])
+    rows = data.draw(
+        st.lists(some_text, min_size=1, max_size=4) | st.lists(st.tuples(some_text, some_text), min_size=1)
+    )
+    single = [row for row in rows if isinstance(row, str)]
+    texts = [single] if single else list(map(list, zip(*rows, strict=True)))
+    expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)
+    ids, lengths, types = tokenized._Encoder(tokenizers[kind], max_length).encode(rows)
+    assert ids.tolist() == list(chain.from_iterable(expected["input_ids"]))
+    assert lengths.tolist() == list(map(len, expected["input_ids"]))
+    assert types.tolist() == list(chain.from_iterable(expected.get("token_type_ids", [])))
+
+
+def test_the_recipes_tokenizer_keeps_its_own_settings(tokenizers):
+    before = tokenizers["wordpiece"].backend_tokenizer.to_str()
+    tokenize(PAIRS, ["text"], tokenizers["wordpiece"], 5)
+    assert tokenizers["wordpiece"].backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize(("entries", "dtype"), [(65_536, np.uint16), (65_537, np.int32)])
+def test_ids_are_stored_in_the_smallest_type_that_holds_them(entries, dtype):
+    backend = Tokenizer(models.WordLevel({f"w{i}": i for i in range(entries)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    data = tokenize(
+        pa.table({"text": [f"w1 w{entries - 1}"]}), ["text"], PreTrainedTokenizerFast(tokenizer_object=backend), 9
+    )
+    assert data[0][0].dtype == dtype
+    assert items(data) == [[1, entries - 1]]
+
+
+@pytest.mark.parametrize("type_", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_every_type_of_text_column_is_read(tokenizers, type_):
+    table = pa.table({"text": PAIRS["text"].combine_chunks().cast(type_)})
+    plain = tokenize(PAIRS, ["text"], tokenizers["bpe"], 20)
+    assert items(tokenize(table, ["text"], tokenizers["bpe"], 20)) == items(plain)
+
+
+# The cache
+
+
+def test_equal_content_is_tokenized_once_however_it_is_chunked(tokenizers, monkeypatch):
+    first = tokenize(PAIRS, ["text"], tokenizers["bpe"], 20)
+    monkeypatch.setattr(tokenized._Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
+    chunked = pa.concat_tables([PAIRS.slice(0, 1), PAIRS.slice(1, 6), PAIRS.slice(7)])
+    renamed = pa.table({"sentence": chunked["text"], "more": chunked["other"]})
+    assert tokenize(renamed, ["sentence"], tokenizers["bpe"], 20).folder == first.folder
+
+
+def test_other_content_is_tokenized_anew(tokenizers):
+    one, other = tokenizers["wordpiece"], tokenizers["bpe"]
+    shifted = pa.table({"text": ["ab", "c"], "other": ["c", "ab"]})
+    variants = [
+        (PAIRS, ["text"], one, 20),
+        (PAIRS, ["text"], one, 21),
+        (PAIRS, ["text"], other, 20),
+        (PAIRS, ["text"], tokenizers["with types"], 20),
+        (PAIRS, ["text"], tokenizers["left"], 20),
+        (PAIRS, ["text"], tokenizers["special tokens in the text are text"], 20),
+        (PAIRS, ["text"], tokenizers["slow"], 20),
+        (PAIRS, ["other"], one, 20),
+        (PAIRS, ["text", "other"], one, 20),
+        (PAIRS, ["other", "text"], one, 20),
+        (PAIRS.slice(1), ["text"], one, 20),
+        (shifted, ["text"], one, 20),
+        (pa.table({"text": ["a", "bc"]}), ["text"], one, 20),
+        (shifted, ["other"], one, 20),
+    ]
+    folders = {tokenize(*variant).folder for variant in variants}
+    assert len(folders) == len(variants)
+
+
+def test_one_of_two_processes_tokenizes_and_shows_it(tmp_path):
+    program = (
+        "import pyarrow as pa\n"
+        "from shared.text.tokenized import tokenize, train_tokenizer\n"
+        "table = pa.table({'text': ['a b c', 'd e f'] * 500})\n"
+        "print(tokenize(table, ['text'], train_tokenizer(table, ['text'], 'bpe', 300, 9), 9).lengths.sum())\n"
+    )
+    environment = os.environ | {"ACCELERATE_RECIPES_CACHE": str(tmp_path)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=environment,
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in started]
+    assert [out for out, _ in outputs] == ["5000\n", "5000\n"], outputs
+    assert sum("tokenizing" in err for _, err in outputs) == 1
+    assert sum("training the tokenizer" in err for _, err in outputs) == 1
+
+
+def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):
+    data = tokenize(PAIRS, ["text", "other"], tokenizers["with types"], 30)
+    content = pickle.dumps(data)
+    assert len(content) < 500
+    again = pickle.loads(content)
+    assert items(again) == items(data)
+    with_targets = pickle.loads(pickle.dumps(data.with_targets(np.arange(15))))
+    assert [with_targets[row][2] for row in range(15)] == list(range(15))
+
+
+def test_items_are_views_of_the_file_and_not_copies(tokenizers):
+    data = tokenize(PAIRS, ["text"], tokenizers["wordpiece"], 30)
+    assert np.shares_memory(data[3][0], data.input_ids)
+    assert isinstance(data.input_ids.base, np.memmap)
+
+
+@given(samples=st.lists(st.integers(0, 14), min_size=1, max_size=8))
+def test_rows_read_at_once_become_the_batch_of_their_items(tokenizers, samples):
+    typed = set()
+    for columns, kind in ((["text", "other"], "with types"), (["text"], "bpe")):
+        data = tokenize(PAIRS, columns, tokenizers[kind], 30).with_targets(np.arange(15) / 2)
+        at_once = Padding(0)(data.read_micro_batch(np.array(samples), np.zeros(len(samples), np.int64)))
+        one_by_one = Padding(0)([data[sample] for sample in samples])
+        assert list(at_once) == list(one_by_one)
+        typed.add("token_type_ids" in at_once)
+        for name, tensor in at_once.items():
+            assert torch.equal(tensor, one_by_one[name])
+            assert tensor.dtype == one_by_one[name].dtype
+    assert typed == {True, False}
+
+
+# Batches
+
+
+def make_items(rows: list[list[int]], types: bool, targets: np.ndarray | None):
+    return [
+        (
+            np.array(row, np.uint16),
+            np.array([value % 2 for value in row], np.uint8) if types else None,
+            None if targets is None else targets[i],
+        )
+        for i, row in enumerate(rows)
+    ]
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=40), min_size=1, max_size=8),
+    multiple_of=st.sampled_from([1, 8]),
+    max_length=st.none() | st.integers(40, 50),
+    types=st.booleans(),
+)
+def test_a_batch_is_its_rows_padded_to_the_longest(rows, multiple_of, max_length, types):
+    batch = Padding(7, multiple_of, max_length)(make_items(rows, types, None))
+    longest = max(map(len, rows))
+    width = batch["input_ids"].shape[1]
+    assert longest <= width < longest + multiple_of
+    assert width % multiple_of == 0 or width == max_length
+    assert batch["input_ids"].tolist() == [row + [7] * (width - len(row)) for row in rows]
+    assert batch["attention_mask"].tolist() == [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+    if types:
+        expected = [[value % 2 for value in row] + [0] * (width - len(row)) for row in rows]
+        assert batch["token_type_ids"].tolist() == expected
+    assert set(batch) == {"input_ids", "attention_mask"} | ({"token_type_ids"} if types else set())
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=8),
+    multiple_of=st.sampled_from([1, 8]),
+    max_length=st.none() | st.integers(60, 70),
+)
+def test_padded_lengths_are_what_a_row_alone_would_be_padded_to(lengths, multiple_of, max_length):
+    padding = Padding(0, multiple_of, max_length)
+    alone = [padding(make_items([[1] * length], False, None))["input_ids"].shape[1] for length in lengths]
+    assert padding.padded_lengths(np.array(lengths)).tolist() == alone
+
+
+@pytest.mark.parametrize(
+    ("targets", "dtype"),
+    [
+        (np.array([2, 0]), torch.int64),
+        (np.array([0.5, -1.0], np.float32), torch.float32),
+        (np.array([[1, 0, 1], [0, 0, 0]], np.float32), torch.float32),
+    ],
+)
+def test_targets_become_labels_of_the_same_type_and_shape(targets, dtype):
+    batch = Padding(0)(make_items([[1, 2], [3]], False, targets))
+    assert batch["labels"].dtype == dtype
+    assert batch["labels"].tolist() == targets.tolist()
+
+
+# The tokenizer
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_gives_the_same_tokenizer_every_time(tmp_path, monkeypatch, kind):
+    # Many merges of equal count: the trainer of tokenizers alone gives another WordPiece vocabulary each time.
+    table = pa.table({"text": ["Wel come to the 🤗 Tok en izers libr ary.", "abcdefghij klmnopqrst uvwxyz"]})
+    contents = set()
+    for run in range(8):
+        monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / str(run)))
+        contents.add(train_tokenizer(table, ["text"], kind, 320, 64).backend_tokenizer.to_str())
+    assert len(contents) == 1
+
+
+def test_training_happens_once(monkeypatch):
+    trained()
+    monkeypatch.setattr(tokenized, "_train_wordpiece", lambda *_: pytest.fail("trained again"))
+    trained()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_trained_tokenizer_has_the_usual_tokens_and_templates(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    assert len(tokenizer) <= 400
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    assert [getattr(tokenizer, f"{name}_id") for name in names] == [0, 1, 2, 3, 4]
+    assert tokenizer.model_max_length == 512
+    single, pair = tokenizer("fox")["input_ids"], tokenizer("fox", "dog")["input_ids"]
+    assert (single[0], single[-1]) == (2, 3)
+    assert pair == single + tokenizer("dog")["input_ids"][1:]
+    assert tokenizer("[MASK]", add_special_tokens=False)["input_ids"] == [4]
+
+
+def test_a_trained_tokenizer_gives_back_its_text_with_the_case_of_letters(tokenizers):
+    sentence = "The quick brown fox jumps over the lazy dog."
+    for kind in ("wordpiece", "bpe"):
+        ids = tokenizers[kind](sentence)["input_ids"]
+        assert tokenizers[kind].decode(ids, skip_special_tokens=True).replace(" .", ".") == sentence
+
+
+def test_pieces_inside_words_are_no_special_tokens(tokenizers):
+    assert set(tokenizers["wordpiece"].all_special_tokens) == set(tokenized.SPECIAL_TOKENS.values())
+    assert tokenizers["wordpiece"].tokenize("a ##b") != ["a", "##b"]
+    assert set(tokenizers["wordpiece"].backend_tokenizer.get_added_tokens_decoder()) == set(range(5))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_trained_tokenizer_can_be_kept_with_a_model(tokenizers, tmp_path, kind):
+    ModernBertConfig().save_pretrained(tmp_path)
+    tokenizers[kind].save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again(SENTENCES, SENTENCES) == tokenizers[kind](SENTENCES, SENTENCES)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_a_vocabulary_that_single_characters_fill_is_refused(kind):
+    message = refused(train_tokenizer, PAIRS, ["text"], kind, 50, 64)
+    assert message.startswith("--vocab_size 50 is too small: ")
+
+
+# Input that is wrong
+
+
+def texts_of(values, type_=None) -> pa.Table:
+    return named(pa.table({"text": pa.array(values, type_), "label": [0] * len(values)}), "--train_file a.csv")
+
+
+def test_a_missing_column_is_refused_with_the_columns(tokenizers):
+    message = refused(tokenize, texts_of(["a"]), ["sentence"], tokenizers["bpe"], 9)
+    assert message == "--text_column_names sentence: --train_file a.csv has no such column (columns: text, label)"
+
+
+@pytest.mark.parametrize("columns", [[], ["text", "text", "text"]])
+def test_no_column_and_more_than_a_pair_are_refused(tokenizers, columns):
+    assert "one column, or the two of a pair" in refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9)
+
+
+def test_a_column_that_is_no_text_is_refused(tokenizers):
+    message = refused(tokenize, texts_of(["a"]), ["label"], tokenizers["bpe"], 9)
+    assert message == "--text_column_names label: --train_file a.csv holds int64 there, not text"
+
+
+@pytest.mark.parametrize("bad", [None, "", " \n\t"])
+@pytest.mark.parametrize("columns", [["text"], ["label_text", "text"]])
+def test_a_missing_or_empty_text_is_named_by_its_row(tokenizers, bad, columns):
+    table = texts_of(["a", "b", bad, "c", bad]).append_column("label_text", pa.array(["x"] * 5))
+    for function in (
+        lambda: tokenize(table, columns, tokenizers["bpe"], 9),
+        lambda: train_tokenizer(table, columns, "bpe", 300, 9),
+    ):
+        assert refused(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
+
+
+def test_a_column_of_nothing_is_refused(tokenizers):
+    assert refused(tokenize, texts_of([None, None]), ["text"], tokenizers["bpe"], 9).startswith("row 1 of")
+
+
+def test_the_row_is_that_of_the_file_after_a_split(tokenizers):
+    parts = split_off(texts_of(["a"] * 20 + [""]), 50, 0)
+    (part,) = (part for part in parts if "" in part["text"].to_pylist())
+    assert refused(tokenize, part, ["text"], tokenizers["bpe"], 9).startswith("row 21 of --train_file a.csv")
+
+
+def test_a_text_that_gives_no_token_is_refused_and_nothing_is_kept(cache):
+    backend = Tokenizer(models.BPE({"a": 0}, []))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert refused(tokenize, texts_of(["a", "b"]), ["text"], tokenizer, 9).startswith("row 2 of --train_file a.csv")
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize(("columns", "special"), [(["text"], 2), (["text", "text"], 3)])
+def test_a_max_length_without_room_for_text_is_refused(tokenizers, columns, special):
+    message = refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], special)
+    assert message.startswith(f"--max_length {special} leaves no room for text beside {special} special tokens")
+    assert tokenize(texts_of(["a"]), columns, tokenizers["bpe"], special + 1).lengths.tolist() == [special + 1]
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tokenizers):
+    check_vocabulary(tokenizers["bpe"], len(tokenizers["bpe"]))
+    assert "the tokenizer has ids up to" in refused(check_vocabulary, tokenizers["bpe"], len(tokenizers["bpe"]) - 1)
+
+
+def test_a_max_length_beyond_the_models_positions_is_refused():
+    check_max_length(512, BertConfig(max_position_embeddings=512))
+    message = refused(check_max_length, 513, BertConfig(max_position_embeddings=512))
+    assert message == "--max_length 513 is beyond the model's 512 positions: lower it"
+    check_max_length(100_000, T5Config())
+
+
+@pytest.mark.parametrize("model_type", ["bert", "electra", "camembert", "esm", "mpnet", "roberta", "xlm-roberta"])
+def test_the_longest_length_that_passes_is_the_longest_that_the_model_can_read(model_type):
+    config = AutoConfig.for_model(
+        model_type, vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+        max_position_embeddings=12, pad_token_id=1,
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_config(config)
+    longest = 12 if model_type in ("bert", "electra") else 10  # the others never use positions 0 and 1
+    check_max_length(longest, config)
+    model(torch.full((1, longest), 5))
+    assert f"{longest} positions: lower it" in refused(check_max_length, longest + 1, config)
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, longest + 1), 5))

@@ -12,7 +12,7 @@ help:
 	@echo "make test      install what the tests need and run them"
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
-	@echo "make lint      ruff, ruff format, mypy"
+	@echo "make lint      ruff, ruff format, mypy, import-linter"
 	@echo "make bench     measure the lanes of docs/performance.md again, on a machine that does nothing else (2 hours)"
 	@echo "make bench-network  what docs/performance.md says of links between processes, on such a machine (an hour, root)"
 	@echo "make campaign  the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
@@ -75,6 +75,7 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 .venv/installed-bench: .venv/installed requirements-bench.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-bench.txt

@@ -12,6 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -19,28 +20,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
-from shared.checkpoints import resuming
-from shared.checkpoints.saving import Saver
 from shared.config.options import Limits, Options, ScheduleType
 from shared.images.images import Images, collate, load_images, worst
-from shared.launch import starting
 from shared.models import batch_norm
 from shared.models.image_models import for_device, freeze_backbone, load_processor, make_classifier
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
-from shared.monitoring.monitor import Monitor
-from shared.monitoring.tracking import Tracker
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.plan import seeding
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
+from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.processes import collectives, folder_lock, preemption
-from shared.run import command, export, run_folder
-from shared.run.launch_card import print_card
-from shared.run.memory_budget import find_budget
-from shared.run.warm_up import freeze_unreached, rehearse
+from shared.processes import preemption
+from shared.processes.collectives import prepare
+from shared.run.command import run as run_command
+from shared.run.training_run import TrainingRun
+from shared.run.warm_up import freeze_unreached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,103 +108,60 @@ class Config(AugmentationOptions):
     )
 
 
-@folder_lock.released_after
 def main(config: Config) -> dict[str, float]:
-    accelerator = starting.start(config)
-    config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
-        return result
-    train, validation, processor, augmentation = load_data(config)
-    run_folder.same_data(accelerator, progress, train, validation)
-    classes = len(train.source.names)
-    metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
-    best_by = evaluation.best_by(config, metrics)
-    model = for_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
-    average = WeightAverage(accelerator, model, config.ema_decay)
-    plan = Plan.of_run(config, accelerator, num_samples=len(train))
-    loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
-    schedule = make_schedule(config, plan.total_steps)
+    with TrainingRun(config, load_data) as run:
+        accelerator, config = run.accelerator, run.config
+        if run.finished:
+            return run.results
+        train, validation, processor, augmentation = load_data(config)
+        run.check_data(train, validation)
+        classes = len(train.source.names)
+        metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
+        best_by = evaluation.best_by(config, metrics)
+        model = for_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
+        average = WeightAverage(accelerator, model, config.ema_decay)
+        plan = Plan.of_run(config, accelerator, num_samples=len(train))
+        loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
+        schedule = make_schedule(config, plan.total_steps)
 
-    def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
-        """A micro-batch's share of the mean loss of its global batch."""
-        images, targets = augmentation.training(micro_batch, batch, classes)
-        logits = model(pixel_values=images).logits
-        losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=config.label_smoothing)
-        return losses.sum() / micro_batch.normalizer
+        def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
+            """A micro-batch's share of the mean loss of its global batch."""
+            images, targets = augmentation.training(micro_batch, batch, classes)
+            logits = model(pixel_values=images).logits
+            losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=config.label_smoothing)
+            return losses.sum() / micro_batch.normalizer
 
-    model.train()
-    freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-    model, optimizer = collectives.prepare(accelerator, model, make_optimizer(model, config))
-    parameters = list(model.parameters())
-    if config.auto_micro_batch and not checkpoint:
-        config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
-    rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
-    if checkpoint:
-        resuming.load(accelerator, checkpoint)
-    statistics = batch_norm.RunningAverages(accelerator, model)
-    evaluated = average.model or model
-    data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
-    notes = batch_norm.notes(model, plan, progress.step) | metrics.notes
-    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, **notes)
-    if config.dry_run:
-        return {}
-    run_folder.begin(accelerator, config, progress)
-    tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
-    saver = Saver(accelerator, config, plan)
-    monitor = Monitor(accelerator, None, lambda: loader.seconds_waited, progress.monitor, model, config)
-    signals = preemption.Preemption(accelerator, config.output_dir)
+        model.train()
+        freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
+        model, optimizer = prepare(accelerator, model, make_optimizer(model, config))
+        parameters = list(model.parameters())
+        evaluated = average.model or model
+        seen = (accelerator, evaluated, loader, validation, augmentation)
 
-    def assess() -> None:
-        with monitor.timed("evaluation"):
-            statistics.settle()
-            results = evaluate(accelerator, evaluated, loader, validation, augmentation, metrics)
-        if progress.record(results, best_by):
-            tracker.log(progress.step, results)
-
-    if progress.evaluation_owed:
-        assess()
-    stop = progress.out_of_patience(config.early_stopping_patience)
-    for step in range(progress.step, plan.total_steps):
-        if stop:
-            break
-        set_learning_rate(optimizer, schedule(step))
-        for micro_batch, batch in loader.micro_batches(step):
-            seeding.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
-            with nullcontext() if micro_batch.last else accelerator.no_sync(model):
-                loss = compute_loss(micro_batch, batch)
-                gradients.backward(accelerator, loss)
-            monitor.add(micro_batch, loss)
-            statistics.add(micro_batch)
-        grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
-        monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
-        statistics.end_step(grad_norm)
-        average.end_step(statistics)
-        gradients.drop(parameters)
-        progress.step = step + 1
-
-        if plan.due(config.logging_steps, step):
-            figures = monitor.read() | {"learning_rate": schedule(step), "grad_norm": float(grad_norm)}
-            tracker.log(progress.step, figures)
-            monitor.refuse_divergence(config.output_dir)
-        if plan.due(config.eval_steps, step):
-            assess()
-        preempted = signals.agreed()
-        stop = progress.out_of_patience(config.early_stopping_patience)
-        if saver.due(progress) or stop or preempted:
-            with monitor.timed("checkpoint"):
-                statistics.settle()
-                saver.save(progress, monitor.state())
-        if preempted:
-            signals.leave(progress.step, saver, tracker, monitor)
-
-    saver.finish()
-    signals.all_saved()
-    monitor.refuse_divergence(config.output_dir, progress.step)
-    resuming.load_best(accelerator, config, progress)
-    export.export(accelerator, config, progress, evaluated, processor)
-    ranked, losses, _ = predict(accelerator, evaluated, loader, validation, augmentation)  # hears no signal any more
-    tracker.finish(progress.step, monitor.summary(progress.total_seconds()), worst(validation, ranked, losses))
-    return progress.results
+        data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
+        score = partial(evaluate, *seen, metrics)
+        card = {"data": data} | batch_norm.notes(model, plan, run.progress.step) | metrics.notes
+        run.start(model, optimizer, loader, compute_loss, score, best_by, card=card)
+        statistics = batch_norm.RunningAverages(accelerator, model)
+        run.before_reading_weights = statistics.settle
+        for step in run.steps():
+            set_learning_rate(optimizer, schedule(step))
+            for micro_batch, batch in loader.micro_batches(step):
+                seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+                with nullcontext() if micro_batch.last else accelerator.no_sync(model):
+                    loss = compute_loss(micro_batch, batch)
+                    gradients.backward(accelerator, loss)
+                run.count(micro_batch, loss)
+                statistics.add(micro_batch)
+            grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
+            skipped = step_if_finite(accelerator, optimizer, grad_norm)
+            statistics.end_step(grad_norm)
+            average.end_step(statistics)
+            gradients.drop(parameters)
+            run.end_step(skipped, grad_norm, schedule(step))
+            run.evaluate_if_due()
+            run.save_if_due()
+        return run.finish(evaluated, processor, pictures=lambda: worst(validation, *predict(*seen)[:2]))
 
 
 def evaluate(
@@ -259,4 +212,4 @@ def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    command.run(main, Config)
+    run_command(main, Config)

@@ -12,6 +12,7 @@ To copy: this file and the folder shared/.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -19,8 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.checkpoints import resuming
-from shared.checkpoints.saving import Saver
 from shared.config.options import Limits, ScheduleType, Share
 from shared.config.text_options import TextOptions
 from shared.datasets.documents import first_texts, load_documents
@@ -28,22 +27,19 @@ from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import sizes_of
 from shared.encoders.packing import arrange
 from shared.encoders.text_models import for_device
-from shared.launch import starting
 from shared.monitoring import evaluation
-from shared.monitoring.monitor import Monitor
-from shared.monitoring.tracking import Tracker
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.plan import seeding
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
+from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.processes import collectives, folder_lock, preemption
-from shared.run import command, export, run_folder
-from shared.run.launch_card import print_card
-from shared.run.memory_budget import find_budget
-from shared.run.warm_up import freeze_unreached, rehearse
+from shared.processes import preemption
+from shared.processes.collectives import prepare
+from shared.run.command import run as run_command
+from shared.run.training_run import TrainingRun
+from shared.run.warm_up import freeze_unreached
 from shared.text.masking import masking_for
 from shared.text.token_files import MaskedDocuments, special_tokens_around, tokenize_parts
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
@@ -94,92 +90,51 @@ class Config(TextOptions):
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
 
 
-@folder_lock.released_after
 def main(config: Config) -> dict[str, float]:
-    accelerator = starting.start(config)
-    config, progress, checkpoint = run_folder.open_run(accelerator, config)
-    if result := run_folder.finished(accelerator, config, progress, lambda: load_data(config)):
-        return result
-    best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
-    train, validation, tokenizer = load_data(config)
-    run_folder.same_data(accelerator, progress, train, validation)
-    model = for_device(accelerator, config, build_model(config, tokenizer))
-    collate, sequences = arrange(model, train, tokenizer, accelerator, config)
-    lengths = collate.padded_lengths(train.lengths)
-    plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=collate.packed)
-    loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
-    schedule = make_schedule(config, plan.total_steps)
+    with TrainingRun(config, load_data) as run:
+        accelerator, config = run.accelerator, run.config
+        if run.finished:
+            return run.results
+        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
+        train, validation, tokenizer = load_data(config)
+        run.check_data(train, validation)
+        model = for_device(accelerator, config, build_model(config, tokenizer))
+        collate, sequences = arrange(model, train, tokenizer, accelerator, config)
+        lengths = collate.padded_lengths(train.lengths)
+        plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=collate.packed)
+        loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
+        schedule = make_schedule(config, plan.total_steps)
 
-    def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
-        """A micro-batch's share of the mean loss of its global batch."""
-        targets = batch.pop("labels")
-        losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
-        return losses.sum() / micro_batch.normalizer
+        def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
+            """A micro-batch's share of the mean loss of its global batch."""
+            targets = batch.pop("labels")
+            losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+            return losses.sum() / micro_batch.normalizer
 
-    model.train()
-    freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-    model, optimizer = collectives.prepare(accelerator, model, make_optimizer(model, config))
-    parameters = list(model.parameters())
-    if config.auto_micro_batch and not checkpoint:
-        config = find_budget(accelerator, config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m)))
-    rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
-    if checkpoint:
-        resuming.load(accelerator, checkpoint)
-    data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
-    print_card(accelerator, config, plan, optimizer, progress, checkpoint, data=data, sequences=sequences)
-    if config.dry_run:
-        return {}
-    run_folder.begin(accelerator, config, progress)
-    tracker = Tracker.of_run(accelerator, config, progress, plan.total_steps)
-    saver = Saver(accelerator, config, plan)
-    monitor = Monitor(accelerator, train.lengths, lambda: loader.seconds_waited, progress.monitor, model, config)
-    signals = preemption.Preemption(accelerator, config.output_dir)
+        model.train()
+        freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
+        model, optimizer = prepare(accelerator, model, make_optimizer(model, config))
+        parameters = list(model.parameters())
 
-    def assess() -> None:
-        with monitor.timed("evaluation"):
-            results = evaluate(accelerator, model, plan, validation, collate)
-        if progress.record(results, best_by):
-            tracker.log(progress.step, results)
-
-    if progress.evaluation_owed:
-        assess()
-    stop = progress.out_of_patience(config.early_stopping_patience)
-    for step in range(progress.step, plan.total_steps):
-        if stop:
-            break
-        set_learning_rate(optimizer, schedule(step))
-        for micro_batch, batch in loader.micro_batches(step):
-            seeding.seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
-            with nullcontext() if micro_batch.last else accelerator.no_sync(model):
-                loss = compute_loss(micro_batch, batch)
-                gradients.backward(accelerator, loss)
-            monitor.add(micro_batch, loss)
-        grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
-        monitor.end_step(step_if_finite(accelerator, optimizer, grad_norm))
-        gradients.drop(parameters)
-        progress.step = step + 1
-
-        if plan.due(config.logging_steps, step):
-            figures = monitor.read() | {"learning_rate": schedule(step), "grad_norm": float(grad_norm)}
-            tracker.log(progress.step, figures)
-            monitor.refuse_divergence(config.output_dir)
-        if plan.due(config.eval_steps, step):
-            assess()
-        preempted = signals.agreed()
-        stop = progress.out_of_patience(config.early_stopping_patience)
-        if saver.due(progress) or stop or preempted:
-            with monitor.timed("checkpoint"):
-                saver.save(progress, monitor.state())
-        if preempted:
-            signals.leave(progress.step, saver, tracker, monitor)
-
-    saver.finish()
-    signals.all_saved()
-    monitor.refuse_divergence(config.output_dir, progress.step)
-    resuming.load_best(accelerator, config, progress)
-    export.export(accelerator, config, progress, model, tokenizer)
-    tracker.finish(progress.step, monitor.summary(progress.total_seconds()))
-    return progress.results
+        data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
+        score = partial(evaluate, accelerator, model, plan, validation, collate)
+        card = {"data": data, "sequences": sequences}
+        run.start(model, optimizer, loader, compute_loss, score, best_by, lengths=train.lengths, card=card)
+        for step in run.steps():
+            set_learning_rate(optimizer, schedule(step))
+            for micro_batch, batch in loader.micro_batches(step):
+                seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+                with nullcontext() if micro_batch.last else accelerator.no_sync(model):
+                    loss = compute_loss(micro_batch, batch)
+                    gradients.backward(accelerator, loss)
+                run.count(micro_batch, loss)
+            grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
+            skipped = step_if_finite(accelerator, optimizer, grad_norm)
+            gradients.drop(parameters)
+            run.end_step(skipped, grad_norm, schedule(step))
+            run.evaluate_if_due()
+            run.save_if_due()
+        return run.finish(model, tokenizer)
 
 
 @torch.inference_mode()
@@ -241,4 +196,4 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    command.run(main, Config)
+    run_command(main, Config)

@@ -1,0 +1,167 @@
+"""Write what is generated: docs/flags.md, the loop in README.md, and the graph in docs/architecture.md.
+
+    python docs/generate.py
+
+A test compares the files with what this script would write.
+"""
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parent.parent
+RECIPES = ("nlp", "mlm", "image_classification")
+LOOP_BEGINS, LOOP_ENDS = "for step in run.steps():", "return run.finish("
+
+
+def generated() -> dict[Path, str]:
+    """Each generated file with the text that it should hold."""
+    readme, architecture = ROOT / "README.md", ROOT / "docs/architecture.md"
+    return {
+        ROOT / "docs/flags.md": flags_page(),
+        readme: with_part(readme.read_text(), "loop", f"```python\n{loop('nlp')}\n```"),
+        architecture: with_part(architecture.read_text(), "rooms", f"```mermaid\n{rooms()}\n```"),
+    }
+
+
+def with_part(text: str, name: str, part: str) -> str:
+    """`text` with `part` between the two comments that name it."""
+    begin, end = f"<!-- {name}: docs/generate.py writes this -->", f"<!-- end of {name} -->"
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{part}\n\n{end}{rest.split(end)[1]}"
+
+
+# Flags
+
+
+def flags_page() -> str:
+    """docs/flags.md: every setting of every recipe with its default and its help."""
+    configs = {name: load_recipe(name).Config for name in RECIPES}
+    shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in ("Options", "TextOptions")]
+    lines = [
+        "# Flags",
+        "",
+        "Every flag is also a line of a `--config` file. The table names the default of each recipe where they differ.",
+        "This page is written by `python docs/generate.py` from the `Config` classes.",
+    ]
+    titles = {"Options": "All recipes", "TextOptions": "Text recipes"}
+    for cls in shared[::-1]:
+        lines += ["", f"## {titles[cls.__name__]}", "", *table(cls, configs)]
+    everywhere = {field for cls in shared for field in own_fields(cls)}
+    for name, config in configs.items():
+        own = [cls for cls in config.__mro__ if dataclasses.is_dataclass(cls) and cls not in shared]
+        new = {}
+        for cls in own[::-1]:
+            new |= {field: text for field, text in own_fields(cls).items() if field not in everywhere}
+        lines += ["", f"## recipes/{name}.py", "", *rows(new, {name: config})]
+    return "\n".join(lines) + "\n"
+
+
+def table(cls: type, configs: dict[str, type]) -> list[str]:
+    """The rows of one class of settings, with the defaults of the recipes that have it."""
+    return rows(own_fields(cls), {name: config for name, config in configs.items() if issubclass(config, cls)})
+
+
+def rows(fields: dict[str, str], configs: dict[str, type]) -> list[str]:
+    """A Markdown table of settings."""
+    lines = ["| flag | default | |", "|---|---|---|"]
+    for field, text in fields.items():
+        defaults = {name: getattr(config(), field) for name, config in configs.items()}
+        if len(set(map(shown, defaults.values()))) == 1:
+            default = shown(next(iter(defaults.values())))
+        else:
+            default = ", ".join(f"{name}: {shown(value)}" for name, value in defaults.items())
+        lines.append(f"| `--{field}` | {default} | {text.replace('|', chr(92) + '|')} |")
+    return lines
+
+
+def shown(value: object) -> str:
+    """A default as it is typed."""
+    if isinstance(value, tuple):
+        return f"`{' '.join(map(str, value))}`" if value else "none"
+    return f"`{value}`"
+
+
+def own_fields(cls: type) -> dict[str, str]:
+    """The settings that a class itself declares, each with its docstring."""
+    module = sys.modules[cls.__module__]
+    tree = ast.parse(Path(typing.cast(str, module.__file__)).read_text())
+    body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__).body
+    names = {field.name for field in dataclasses.fields(cls)}
+    found = {}
+    for node, after in pairwise(body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
+            assert isinstance(after, ast.Expr), f"{cls.__name__}.{node.target.id} has no docstring"
+            found[node.target.id] = " ".join(ast.literal_eval(after.value).split())
+    return found
+
+
+def load_recipe(name: str) -> ModuleType:
+    """A recipe as a module."""
+    spec = importlib.util.spec_from_file_location(f"documented_{name}", ROOT / f"recipes/{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# The loop
+
+
+def loop(recipe: str) -> str:
+    """The loop of a recipe as it stands there."""
+    lines = (ROOT / f"recipes/{recipe}.py").read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.strip() == LOOP_BEGINS)
+    last = next(i for i, line in enumerate(lines) if line.strip().startswith(LOOP_ENDS))
+    return textwrap.dedent("\n".join(lines[first : last + 1]))
+
+
+# The rooms
+
+
+def rooms() -> str:
+    """A Mermaid graph: which room of shared/ imports which; what follows from two other arrows is left out."""
+    arrows: dict[str, set[str]] = {}
+    for room, imported in imports():
+        arrows.setdefault(room, set()).add(imported)
+    lines = ["graph TD"]
+    for room in sorted(arrows):
+        indirect = {far for near in arrows[room] for far in reachable(arrows, near)}
+        lines += [f"    {room} --> {near}" for near in sorted(arrows[room] - indirect)]
+    return "\n".join(lines)
+
+
+def imports() -> Iterator[tuple[str, str]]:
+    """Pairs (room, room that it imports), of all modules in rooms."""
+    for file in sorted((ROOT / "shared").glob("*/**/*.py")):
+        room = file.relative_to(ROOT / "shared").parts[0]
+        for found in re.findall(r"^\s*from shared\.(\w+)", file.read_text(), re.MULTILINE):
+            if found != room and (ROOT / "shared" / found).is_dir():
+                yield room, found
+
+
+def reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
+    """The rooms that `start` imports, directly or through others."""
+    found: set[str] = set()
+    waiting = list(arrows.get(start, ()))
+    while waiting:
+        room = waiting.pop()
+        if room not in found:
+            found.add(room)
+            waiting += arrows.get(room, ())
+    return found
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.write_text(text)

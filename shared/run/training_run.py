@@ -1,0 +1,263 @@
+"""Everything around a recipe's loop: opening, resuming, logging, evaluating, saving and ending a run.
+
+A recipe's `main` reads from top to bottom:
+
+    with TrainingRun(config, load_data) as run:    # the processes meet; the output folder is locked
+        ...                                        # data, model, plan, optimizer, compute_loss
+        run.start(...)                             # warm-up pass, checkpoint, launch card
+        for step in run.steps():
+            ...                                    # what happens to a batch
+            run.end_step(...)
+            run.evaluate_if_due()
+            run.save_if_due()
+        return run.finish(model, tokenizer)        # model/, curves.png, the last figures
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+
+from shared.checkpoints import resuming
+from shared.checkpoints.progress import BestBy
+from shared.checkpoints.saving import Saver
+from shared.config.options import Options
+from shared.images.pictures import Picture
+from shared.launch import starting
+from shared.monitoring.monitor import Monitor
+from shared.monitoring.tracking import Tracker
+from shared.plan.batches import MicroBatch
+from shared.plan.loading import Loader
+from shared.processes import accelerate_state, folder_lock, preemption
+from shared.run import run_folder
+from shared.run.export import export
+from shared.run.launch_card import print_card
+from shared.run.memory_budget import find_budget
+from shared.run.same_run import same_data
+from shared.run.warm_up import rehearse
+
+Config = TypeVar("Config", bound=Options)
+Results = dict[str, float]
+
+
+class TrainingRun(Generic[Config]):
+    """A run of a recipe, on every process of it.
+
+    As a context manager it starts the processes and locks the output folder. However the block ends, the folder is free
+    again, and the process can start another run. `load_data` of a config gives the training and the validation data
+    first; they are compared with those of a finished run. Attributes that a recipe reads:
+
+        accelerator: Accelerate's, after every guard has passed.
+        config: the settings as resolved: precision and global batch are known.
+        progress: where the run is.
+        results: the last evaluation.
+        finished: whether the folder holds this run with its exported model; then nothing is left to do.
+        before_reading_weights: called before each evaluation and each save; a recipe may set it.
+
+    Raises:
+        UserError: a setting, the folder or the launch would make a different run of this.
+    """
+
+    accelerator: Any
+    config: Config
+
+    def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
+        self.config, self._load_data = config, load_data
+        self.before_reading_weights: Callable[[], None] = lambda: None
+        self._folder_is_new = not Path(config.output_dir).exists()
+
+    def __enter__(self) -> "TrainingRun[Config]":
+        try:
+            self.accelerator = starting.start(self.config)
+            self.config, self.progress, self._checkpoint = run_folder.open_run(self.accelerator, self.config)
+            self._result_of_finished_run = run_folder.finished(
+                self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
+            )
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended before and its model is exported."""
+        return self._result_of_finished_run is not None
+
+    @property
+    def results(self) -> Results:
+        """The last evaluation; empty before the first."""
+        return self.progress.results if self._result_of_finished_run is None else self._result_of_finished_run
+
+    def check_data(self, *datasets: Any) -> None:
+        """Refuse data sets that differ between machines, or from those that the run began with.
+
+        Raises:
+            UserError: names what differs.
+        """
+        same_data(self.accelerator, self.progress, *datasets)
+
+    def start(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loader: Loader,
+        compute_loss: Callable[[MicroBatch, Any], Tensor],
+        evaluate: Callable[[], Results],
+        best_by: BestBy,
+        *,
+        lengths: Any = None,
+        card: Mapping[str, object],
+    ) -> None:
+        """Make one discarded pass, load the checkpoint, print the launch card, and begin to log.
+
+        Args:
+            model: what the loop calls, after `prepare`.
+            optimizer: of `prepare` as well.
+            loader: gives the micro-batches; its plan is the run's.
+            compute_loss: a micro-batch's share of the mean loss of its global batch.
+            evaluate: gives the scores on the validation data; {} if a signal cut it short.
+            best_by: which score tells the best model.
+            lengths: int [N], real tokens of each sample; None when samples are no sequences.
+            card: the recipe's own rows of the launch card.
+
+        Raises:
+            UserError: the model does not fit the checkpoint, does not fit into memory, or has parameters that the loss
+                does not reach.
+        """
+        plan, accelerator = loader.plan, self.accelerator
+        self.plan, self._evaluate, self._best_by = plan, evaluate, best_by
+        model.train()
+        if self.config.auto_micro_batch and not self._checkpoint:
+            self.config = find_budget(
+                accelerator, self.config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m))
+            )
+        rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
+        if self._checkpoint:
+            resuming.load(accelerator, self._checkpoint)
+        print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **card)
+        if self.config.dry_run:
+            return
+        run_folder.begin(accelerator, self.config, self.progress)
+        self.tracker = Tracker.of_run(accelerator, self.config, self.progress, plan.total_steps)
+        self.saver = Saver(accelerator, self.config, plan)
+        self.monitor = Monitor(
+            accelerator, lengths, lambda: loader.seconds_waited, self.progress.monitor, model, self.config
+        )
+        self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left, from the checkpoint's on; fewer if the run stops early; none in a dry run.
+
+        An evaluation that a signal cut short in an earlier start comes first.
+        """
+        if self.config.dry_run:
+            return
+        if self.progress.evaluation_owed:
+            self._record_evaluation()
+        for step in range(self.progress.step, self.plan.total_steps):
+            if self._out_of_patience():
+                return
+            yield step
+
+    def count(self, micro_batch: MicroBatch, loss: Tensor) -> None:
+        """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
+        self.monitor.add(micro_batch, loss)
+
+    def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
+        """Count a step, and log when --logging_steps says so.
+
+        Args:
+            skipped: 1.0 where the update was left out, on the device.
+            grad_norm: L2 norm of the gradients before clipping, on the device.
+            learning_rate: of this step.
+
+        Raises:
+            UserError: the gradients of ten steps in a row were not finite.
+        """
+        self.monitor.end_step(skipped)
+        self.progress.step += 1
+        if self.plan.due(self.config.logging_steps, self.progress.step - 1):
+            figures = self.monitor.read() | {"learning_rate": learning_rate, "grad_norm": float(grad_norm)}
+            self.tracker.log(self.progress.step, figures)
+            self.monitor.refuse_divergence(self.config.output_dir)
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate and log the scores when --eval_steps says so."""
+        if self.plan.due(self.config.eval_steps, self.progress.step - 1):
+            self._record_evaluation()
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint when --checkpointing_steps says so, the run stops early, or a process was signalled.
+
+        Raises:
+            Preempted: after a signal, once the checkpoint is complete.
+        """
+        preempted = self._preemption.agreed()
+        if self.saver.due(self.progress) or self._out_of_patience() or preempted:
+            with self.monitor.timed("checkpoint"):
+                self.before_reading_weights()
+                self.saver.save(self.progress, self.monitor.state())
+        if preempted:
+            self._preemption.leave(self.progress.step, self.saver, self.tracker, self.monitor)
+
+    def finish(
+        self,
+        model: nn.Module,
+        processor: Any,
+        *,
+        before_export: Callable[[], None] = lambda: None,
+        note: str = "",
+        pictures: Callable[[], Sequence[Picture]] = lambda: (),
+    ) -> Results:
+        """Wait for the last checkpoint, export the model, and draw curves.png.
+
+        Args:
+            model: what is exported.
+            processor: its tokenizer or image processor.
+            before_export: called when the model has the weights to be exported.
+            note: a paragraph of the model card.
+            pictures: what curves.png ends with.
+
+        Returns:
+            The last evaluation; {} after a dry run.
+
+        Raises:
+            UserError: the checkpoint or the model could not be written.
+        """
+        if self.config.dry_run:
+            return {}
+        self.saver.finish()
+        self._preemption.all_saved()
+        self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
+        resuming.load_best(self.accelerator, self.config, self.progress)
+        before_export()
+        export(self.accelerator, self.config, self.progress, model, processor, note)
+        below = pictures()  # no signal is heard any more
+        self.tracker.finish(self.progress.step, self.monitor.summary(self.progress.total_seconds()), below)
+        return self.progress.results
+
+    def _record_evaluation(self) -> None:
+        with self.monitor.timed("evaluation"):
+            self.before_reading_weights()
+            results = self._evaluate()
+        if self.progress.record(results, self._best_by):
+            self.tracker.log(self.progress.step, results)
+
+    def _out_of_patience(self) -> bool:
+        return self.progress.out_of_patience(self.config.early_stopping_patience)
+
+    def _close(self) -> None:
+        """Release the lock and Accelerate's state. Remove a new folder that is empty, as after a dry run."""
+        folder_lock.release_all()
+        accelerate_state.forget()
+        if self._folder_is_new:
+            with contextlib.suppress(OSError):
+                Path(self.config.output_dir).rmdir()

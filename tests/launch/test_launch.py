@@ -403,7 +403,7 @@ def test_freed_memory_is_kept_for_the_next_step():
     # In a process of its own: the setting stays.
     script = """
 import resource, torch
-from shared import launch
+from shared.launch import starting
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def step():
     before = faults()

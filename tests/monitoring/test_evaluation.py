@@ -494,9 +494,8 @@ def refuse(*_):
 
 socket.socket.connect = refuse
 import numpy as np
-from shared import evaluation
-
 from shared.config.options import Options
+from shared.monitoring import evaluation
 
 names, targets = ("a", "b"), np.array([0, 1])
 metrics = evaluation.resolve(Options(), "classification", names, targets)

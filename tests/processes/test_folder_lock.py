@@ -18,7 +18,7 @@ from shared.run import run_folder
 
 HOLD = """
 import sys, time
-from shared import lock
+from shared.processes import folder_lock
 folder_lock.acquire(sys.argv[1])
 print("locked", flush=True)
 sys.stdin.readline()

@@ -248,12 +248,12 @@ LATE = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
 import runs
-from shared import launch
+from shared.run import command
 
 nlp = runs.load_recipe("nlp")
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "0":
     time.sleep(3)  # so that rank 1 looks for it while its last life's address is still there
-launch.run(nlp.main, nlp.Config)
+command.run(nlp.main, nlp.Config)
 """
 
 

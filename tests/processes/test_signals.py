@@ -68,7 +68,7 @@ def test_a_marker_that_cannot_be_written_does_not_keep_the_run_from_ending(tmp_p
 
 LISTENING = """
 import multiprocessing, os, signal, sys, threading, time
-from shared import signals
+from shared.processes import signals
 
 signals.listen(sys.argv[1], os._exit, lambda: False)
 mode = sys.argv[2]
@@ -198,7 +198,7 @@ def test_a_loader_worker_ignores_signals_and_ends_with_its_parent():
 
 BORN = """
 import os, sys, time
-from shared import signals
+from shared.processes import signals
 while len(sys.argv) > 1 and os.getppid() == int(sys.argv[1]):
     time.sleep(0.01)
 signals.die_with_launcher()

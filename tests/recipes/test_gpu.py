@@ -166,11 +166,12 @@ KILLED = """
 import sys
 sys.path[:0] = [{root!r}, {tests!r}]
 import runs
-from shared import evaluation, launch, tracking
+from shared.monitoring import evaluation, tracking
+from shared.run import command
 evaluation.Metrics.compute = lambda self, *_: dict.fromkeys(self.names, 0.0)
 tracking.draw_curves = lambda *_: None
 module = runs.load_recipe({recipe!r})
-launch.run(module.main, module.Config)
+command.run(module.main, module.Config)
 """
 
 

@@ -182,7 +182,7 @@ FAILING = """
     from pathlib import Path
     sys.path.insert(0, {tests!r})
     import runs
-    from shared import launch
+    from shared.run import command
 
     nlp = runs.load_recipe("nlp")
     build, passes = nlp.build_model, []

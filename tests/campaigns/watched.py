@@ -25,7 +25,7 @@ import call_recipe
 from shared.checkpoints.saving import Saver
 from shared.monitoring import evaluation, tracking
 from shared.plan.loading import Loader
-from shared.run import command
+from shared.run import command, training_run
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER, PAUSES = Path(os.environ["WATCH"]), os.environ.get("PAUSES", "").split(",")
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     nlp = call_recipe.load(ROOT / "recipes/nlp.py")
     nlp.load_data = before(lambda: "data", nlp.load_data)
     nlp.build_model = watched(nlp.build_model)
-    nlp.rehearse = before(lambda: "first pass", nlp.rehearse)
+    training_run.rehearse = before(lambda: "first pass", training_run.rehearse)
     nlp.gradients.clip = before(lambda: f"step-{step_under_way}", nlp.gradients.clip)
     nlp.feed = paused_feed(nlp.feed)
     Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit

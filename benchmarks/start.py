@@ -87,7 +87,7 @@ def measurements(folder: Path) -> dict[str, tuple[float, Callable[[int], tuple[f
 
     def gather(round_: int) -> tuple[float, float]:
         os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder / f"cache-{round_}")
-        return seconds([python, "-c", "from shared.datasets import docstrings; docstrings.load()"])
+        return seconds([python, "-c", "from shared.datasets import demo_texts; demo_texts.load()"])
 
     def refusal(flags: list[Any]) -> Callable[[int], tuple[float, float]]:
         launch = [BIN / "torchrun", "--nproc-per-node", 2, nlp, "--output_dir", folder / "refused"]

@@ -179,7 +179,7 @@ def _read(paths: list[Path]) -> Iterator[list[str]]:
     caller's script anew, with all that it imports.
     """
     chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from shared.datasets import docstrings; docstrings._answer()"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from shared.datasets import demo_texts; demo_texts._answer()"
     # -P: the working folder is not on the path; -W: libraries have invalid escapes, which ast.parse warns about.
     command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(Path(__file__).parents[2])]
 

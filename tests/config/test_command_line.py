@@ -207,7 +207,7 @@ list(command_line.layers(Fields, ["--count", "3", "--help"]))
 
 
 def show_help(**env: str) -> subprocess.CompletedProcess[str]:
-    script = HELP.format(tests=str(Path(__file__).parents[1]))
+    script = HELP.format(tests=str(Path(__file__).parent))
     root = str(Path(__file__).parents[2])
     return subprocess.run(
         [sys.executable, "-c", script],

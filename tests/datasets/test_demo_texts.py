@@ -221,7 +221,7 @@ import sys, threading, time
 from pathlib import Path
 site, me, here = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 sys.path[:0] = [site, {root!r}]
-from shared.datasets import docstrings
+from shared.datasets import demo_texts
 demo_texts.LIBRARIES = dict.fromkeys({libraries!r})
 demo_texts.LIBRARIES.update((name, name) for name in demo_texts.LIBRARIES)
 gather = demo_texts.gather

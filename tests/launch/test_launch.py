@@ -204,7 +204,8 @@ def leaving(monkeypatch, tmp_path):
         seen.on_sleep()
 
     monkeypatch.setattr(ending, "leave", leave)
-    monkeypatch.setattr(starting, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seen.waited))
+    monkeypatch.setattr(command, "leave", leave)
+    monkeypatch.setattr(ending, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seen.waited))
     monkeypatch.setattr(signal, "signal", seen.handlers.__setitem__)
     monkeypatch.setattr(signals, "listen", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

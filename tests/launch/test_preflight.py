@@ -356,7 +356,7 @@ def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(te
         for part in (
             r"--seed is 0 on \S+ \(rank 0\), 1 on \S+ \(rank 1\)",
             r"accelerate is 1\.\S+ on \S+ \(rank 0\), 0\.0\.1 on",
-            r"code shared/card\.py differs",
+            r"code shared/run/launch_card\.py differs",
             r"data of train\.csv differs",
         ):
             assert re.search(part, one), one

@@ -19,7 +19,7 @@ from shared.optimization import gradients
 from shared.processes import preemption, signals
 from shared.processes.preemption import Preemption
 from shared.processes.signals import heard
-from shared.run import export
+from shared.run import training_run
 
 STEPS = 16
 FLAGS = [
@@ -209,7 +209,7 @@ def test_a_run_that_had_stopped_early_does_not_train_on_when_it_is_started_again
     flags += ["--early_stopping_patience", "1", "--metric_for_best_model", "loss", "--learning_rate", "10"]
     config = options.parse(recipe.Config, flags)
     with monkeypatch.context() as patch:
-        patch.setattr(export, "export", signal_in)  # which ends it with a TypeError
+        patch.setattr(training_run, "export", signal_in)  # which ends it with a TypeError
         with pytest.raises(TypeError):
             recipe.main(config)
     stopped = max(resuming.complete(tmp_path / "run"))

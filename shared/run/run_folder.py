@@ -29,7 +29,7 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
     """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
 
     Call it on every process; those that write look and tell the others. Nothing in the folder is changed yet, but it is
-    locked for this run, whose `main` is `lock.released_after`.
+    locked for this run until `TrainingRun` closes.
 
     Raises:
         UserError: the folder cannot be written, is in use, holds a run that another config decided, or is not what

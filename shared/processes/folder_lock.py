@@ -2,24 +2,20 @@
 
 import contextlib
 import fcntl
-import functools
 import os
 import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
-from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import accelerate_state
 
 NAME = ".lock"
 PATIENCE = 60.0  # seconds for a run that is just ending
-Config = TypeVar("Config", bound=Options)
-Result = TypeVar("Result")
 _held: dict[Path, IO[str]] = {}
 
 
@@ -78,23 +74,19 @@ def release_all() -> None:
         stream.close()
 
 
-def released_after(main: Callable[[Config], Result]) -> Callable[[Config], Result]:
-    """Decorate a recipe's `main`: however it ends, the folder that it locked is free again.
+@contextlib.contextmanager
+def freed_after(output_dir: str | Path) -> Iterator[None]:
+    """However the block ends, the folder that it locked is free again, and Accelerate's state is gone.
 
-    A folder that it made is removed if nothing is in it, as after a dry run and a refusal. Accelerate's state ends with
-    the run, so that the process can start another.
+    A folder that the block made is removed if nothing is in it, as after a dry run and a refusal. The process can then
+    start another run.
     """
-
-    @functools.wraps(main)
-    def run(config: Config) -> Result:
-        is_new = not Path(config.output_dir).exists()
-        try:
-            return main(config)
-        finally:
-            release_all()
-            accelerate_state.forget()
-            if is_new:
-                with contextlib.suppress(OSError):
-                    Path(config.output_dir).rmdir()
-
-    return run
+    is_new = not Path(output_dir).exists()
+    try:
+        yield
+    finally:
+        release_all()
+        accelerate_state.forget()
+        if is_new:
+            with contextlib.suppress(OSError):
+                Path(output_dir).rmdir()

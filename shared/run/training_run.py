@@ -15,7 +15,6 @@ A recipe's `main` reads from top to bottom:
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +30,7 @@ from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import accelerate_state, folder_lock, preemption
+from shared.processes import folder_lock, preemption
 from shared.run import run_folder
 from shared.run.export import export
 from shared.run.launch_card import print_card
@@ -67,24 +66,23 @@ class TrainingRun(Generic[Config]):
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
         self.before_reading_weights: Callable[[], None] = lambda: None
-        self._folder_is_new = not Path(config.output_dir).exists()
+        self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[Config]":
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(folder_lock.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
             self.config, self.progress, self._checkpoint = run_folder.open_run(self.accelerator, self.config)
             self._result_of_finished_run = run_folder.finished(
                 self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
             )
-        except BaseException:
-            self._close()
-            raise
+            self._closing = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._close()
+        self._closing.close()
 
     @property
     def finished(self) -> bool:
@@ -253,11 +251,3 @@ class TrainingRun(Generic[Config]):
 
     def _out_of_patience(self) -> bool:
         return self.progress.out_of_patience(self.config.early_stopping_patience)
-
-    def _close(self) -> None:
-        """Release the lock and Accelerate's state. Remove a new folder that is empty, as after a dry run."""
-        folder_lock.release_all()
-        accelerate_state.forget()
-        if self._folder_is_new:
-            with contextlib.suppress(OSError):
-                Path(self.config.output_dir).rmdir()

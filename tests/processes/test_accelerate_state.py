@@ -26,10 +26,10 @@ def a_new_process_without_a_gpu(monkeypatch):
     reset()
 
 
-@folder_lock.released_after
 def main(config):
     """What a recipe does with the Accelerator."""
-    return starting.start(config).mixed_precision
+    with folder_lock.freed_after(config.output_dir):
+        return starting.start(config).mixed_precision
 
 
 def test_each_run_of_a_process_has_its_own_precision_and_leaves_nothing(tmp_path):

@@ -74,11 +74,11 @@ def open_and(end):
         num_processes=1, is_main_process=True, is_local_main_process=True, mixed_precision="no", print=print
     )
 
-    @folder_lock.released_after
     def main(config):
-        run_folder.open_run(alone, config)
-        assert folder_lock.try_to_lock(Path(config.output_dir) / ".lock") is None
-        return end()
+        with folder_lock.freed_after(config.output_dir):
+            run_folder.open_run(alone, config)
+            assert folder_lock.try_to_lock(Path(config.output_dir) / ".lock") is None
+            return end()
 
     return main
 

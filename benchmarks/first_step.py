@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 if __name__ == "__main__":
     noted, script, *flags = sys.argv[1:]
 
-    def leave(*_: Any) -> None:
+    def end_process(*_: Any) -> None:
         now = time.time()
         sys.stdout.flush()
         if os.environ.get("RANK", "0") == "0":
@@ -23,7 +23,7 @@ if __name__ == "__main__":
         time.sleep(0.5)  # the launcher ends the others when the first process leaves
         os._exit(0)
 
-    register_optimizer_step_post_hook(leave)
+    register_optimizer_step_post_hook(end_process)
     sys.argv = [script, *flags]
     sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="__main__")

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.options import Limits, Options, ScheduleType
-from shared.images.images import Images, collate, load_images, worst
+from shared.images.images import Images, collate, load_images, worst_predictions
 from shared.models import batch_norm
-from shared.models.image_models import for_device, freeze_backbone, load_processor, make_classifier
+from shared.models.image_models import adapt_to_device, freeze_backbone, load_processor, make_classifier
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
@@ -118,7 +118,7 @@ def main(config: Config) -> dict[str, float]:
         classes = len(train.source.names)
         metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
-        model = for_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
+        model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
         average = WeightAverage(accelerator, model, config.ema_decay)
         plan = Plan.of_run(config, accelerator, num_samples=len(train))
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -143,7 +143,7 @@ def main(config: Config) -> dict[str, float]:
         card = {"data": data} | batch_norm.notes(model, plan, run.progress.step) | metrics.notes
         run.start(model, optimizer, loader, compute_loss, score, best_by, card=card)
         statistics = batch_norm.RunningAverages(accelerator, model)
-        run.before_reading_weights = statistics.settle
+        run.before_reading_weights = statistics.copy_into_model
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -157,11 +157,11 @@ def main(config: Config) -> dict[str, float]:
             skipped = step_if_finite(accelerator, optimizer, grad_norm)
             statistics.end_step(grad_norm)
             average.end_step(statistics)
-            gradients.drop(parameters)
+            gradients.set_to_none(parameters)
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(evaluated, processor, pictures=lambda: worst(validation, *predict(*seen)[:2]))
+        return run.finish(evaluated, processor, pictures=lambda: worst_predictions(validation, *predict(*seen)[:2]))
 
 
 def evaluate(

@@ -25,8 +25,8 @@ from shared.config.text_options import TextOptions
 from shared.datasets.documents import first_texts, load_documents
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import sizes_of
-from shared.encoders.packing import arrange
-from shared.encoders.text_models import for_device
+from shared.encoders.packing import pack_or_pad
+from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
@@ -98,8 +98,8 @@ def main(config: Config) -> dict[str, float]:
         best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy", "perplexity")))
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
-        model = for_device(accelerator, config, build_model(config, tokenizer))
-        collate, sequences = arrange(model, train, tokenizer, accelerator, config)
+        model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
+        collate, sequences = pack_or_pad(model, train, tokenizer, accelerator, config)
         lengths = collate.padded_lengths(train.lengths)
         plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=collate.packed)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -130,7 +130,7 @@ def main(config: Config) -> dict[str, float]:
                 run.count(micro_batch, loss)
             grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
             skipped = step_if_finite(accelerator, optimizer, grad_norm)
-            gradients.drop(parameters)
+            gradients.set_to_none(parameters)
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
 from shared.encoders.padding import pad_rows
-from shared.encoders.text_models import for_device
+from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.losses import LossOptions, shape_of_run
@@ -78,7 +78,7 @@ def main(config: Config) -> dict[str, float]:
         run.check_data(train, validation)
         metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
-        model = for_device(accelerator, config, build_model(config, labels, tokenizer))
+        model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)
         collate, padding = pad_rows(model, train, validation, tokenizer, config)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
@@ -112,7 +112,7 @@ def main(config: Config) -> dict[str, float]:
                 run.count(micro_batch, loss)
             grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
             skipped = step_if_finite(accelerator, optimizer, grad_norm)
-            gradients.drop(parameters)
+            gradients.set_to_none(parameters)
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()

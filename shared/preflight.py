@@ -104,7 +104,7 @@ def ended_after(seconds: float, why: str) -> Iterator[None]:
 
     def end() -> None:
         print(f"error: {why}", file=sys.stderr, flush=True)
-        ending.leave(ending.EXIT_USER_ERROR)
+        ending.exit_now(ending.EXIT_USER_ERROR)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
@@ -195,7 +195,7 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
 def visibility(accelerator: Any, output_dir: Path) -> str:
     """Whether the machines see the same folder: rank 0 leaves a file in it, the others look."""
 
-    def leave() -> tuple[Path, bool]:
+    def leave_token() -> tuple[Path, bool]:
         is_new = not output_dir.exists()
         run_folder.check_writable(output_dir)
         token = output_dir / f".preflight-{secrets.token_hex(8)}"
@@ -207,7 +207,7 @@ def visibility(accelerator: Any, output_dir: Path) -> str:
         if is_new:
             output_dir.rmdir()
 
-    token, is_new = collectives.on_main_process(accelerator, leave)
+    token, is_new = collectives.on_main_process(accelerator, leave_token)
     blind = collectives.gather(accelerator, None if token.exists() else socket.gethostname())
     collectives.on_main_process(accelerator, remove)
     hosts = sorted({host for host in blind if host})

@@ -44,7 +44,7 @@ def numbered(name: str, index: int) -> str:
     return f"{stem}_{index}.{suffix}" if index else name
 
 
-def due(config: Options, plan: Plan, progress: Progress) -> bool:
+def save_is_due(config: Options, plan: Plan, progress: Progress) -> bool:
     """Whether a checkpoint is to be saved after `progress.step` steps: by --checkpointing_steps, or as the best one."""
     if config.load_best_model_at_end and progress.best_step == progress.step:
         return True

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from shared.checkpoints import sharded, writer
 from shared.checkpoints.buffers import Buffers, Copy, distinct, flatten
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.resuming import due, manifest_of, numbered, path_of
+from shared.checkpoints.resuming import manifest_of, numbered, path_of, save_is_due
 from shared.checkpoints.writer import Job, Writer
 from shared.config import options
 from shared.config.options import Options
@@ -71,10 +71,13 @@ class Saver:
         self.problem: str | None = None  # with the last save
         self.committed = -1  # the newest step that this process has saved
 
-    def due(self, progress: Progress) -> bool:
-        """Whether a checkpoint is to be saved now; in any case, says if the one under way has failed meanwhile."""
+    def poll(self) -> None:
+        """Advance the save under way without waiting for it, and print a warning if it has failed."""
         self._look()
-        return due(self.config, self.plan, progress)
+
+    def is_due(self, progress: Progress) -> bool:
+        """Whether --checkpointing_steps, or a new best evaluation, asks for a checkpoint now."""
+        return save_is_due(self.config, self.plan, progress)
 
     def save(self, progress: Progress, monitored: dict[str, Any]) -> None:
         """Save the state after `progress.step` steps, with what the monitor keeps; call it on every process."""
@@ -154,14 +157,14 @@ class Saver:
         assert self.job
         self.job.partial = writer.partial_of(self.job.final)
         if self.sharded:
-            self._settle(self._write_shards(self.job))
+            self._record_outcome(self._write_shards(self.job))
         elif self.buffers:
             self.writer = self.writer or Writer(self.buffers.images)
             self.under_way = True
             if not self.copy:  # its content has been in memory since the last attempt
                 self.writer.start(self.job)
         elif self.writes:
-            self._settle(self._write_files(self.job))
+            self._record_outcome(self._write_files(self.job))
 
     def _before_update(self) -> None:
         """See to it that what an optimizer is about to change has been copied."""
@@ -181,7 +184,7 @@ class Saver:
             return
         self.under_way = False
         self.close()  # so that another attempt does not write what is there
-        self._settle("something else than an optimizer's step changed parameters while they were copied", last)
+        self._record_outcome("something else than an optimizer's step changed parameters while they were copied", last)
 
     def _look(self, wait: bool = False, last: bool = False) -> None:
         """See how the save under way has gone, if it has ended."""
@@ -195,9 +198,9 @@ class Saver:
             if self.writer.process.poll() is not None:
                 self.writer = None
                 shutil.rmtree(self.job.partial, ignore_errors=True)
-            self._settle(problem, last)
+            self._record_outcome(problem, last)
 
-    def _settle(self, problem: str, last: bool = False) -> None:
+    def _record_outcome(self, problem: str, last: bool = False) -> None:
         """Keep how a save has gone; a failure is said."""
         assert self.job
         if not problem:

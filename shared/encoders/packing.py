@@ -90,7 +90,7 @@ class OnePerRow(Padding):
         }
 
 
-def arrange(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
+def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
     """What makes batches of the pieces of `data` as --packing says, and how that is done, in words.
 
     A model in which packed documents would see each other gets one per row.

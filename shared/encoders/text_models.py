@@ -13,7 +13,7 @@ from shared.models.loadable import check_names
 ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
 
 
-def for_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
+def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
     """The model as its device and --torch_compile ask for it; before optimizer and `prepare`.
 
     Raises:

@@ -146,7 +146,9 @@ def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
     )
 
 
-def worst(data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16) -> list[Picture]:
+def worst_predictions(
+    data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16
+) -> list[Picture]:
     """The wrongly classified images with the largest losses, each with what it was taken for and what it is.
 
     Args:

@@ -22,10 +22,10 @@ class RunningAverages:
     """The running averages of a model's batch norms, moved once per step, by the same amount on every process.
 
     While the model trains its own buffers hold the statistics of the last micro-batch (torch with a momentum of 1), and
-    this object the averages, until `settle` puts them there. A step's mean is over its samples: each micro-batch weighs
-    as many as it has. The variances averaged are those within micro-batches, unbiased, as torch's are. What steps have
-    seen is kept, and summed over the processes for `STEPS_AT_ONCE` of them in one collective call: nobody reads it
-    before, and one call per step would be a tenth of a step of 20 ms on a CPU.
+    this object holds the averages, until `copy_into_model` writes them there. A step's mean is over its samples: each
+    micro-batch counts in proportion to its number of samples. The averaged variances are those within micro-batches,
+    unbiased, as in torch. The processes sum the statistics of `STEPS_AT_ONCE` steps in one collective call: nobody
+    reads them before, and one call per step would take a tenth of a step of 20 ms on a CPU.
 
     Args:
         accelerator: sums over its processes.
@@ -65,7 +65,7 @@ class RunningAverages:
         if len(self.seen) == STEPS_AT_ONCE:
             self._move()
 
-    def settle(self) -> None:
+    def copy_into_model(self) -> None:
         """Put the averages into the model's buffers, to be evaluated or saved; every process calls this.
 
         They are the same to the bit whenever that is done: each step's sum is in the order of the processes.

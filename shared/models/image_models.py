@@ -186,7 +186,7 @@ def zero_last_norms(model: nn.Module) -> None:
             nn.init.zeros_(list(block.layer)[-1].normalization.weight)  # type: ignore[arg-type]
 
 
-def for_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:
+def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:
     """The model as --sync_batchnorm, --channels_last and --torch_compile ask for it; before optimizer and `prepare`.
 
     Nothing is computed that no head reads. A pretrained model is first tried on images of the `geometry`.

@@ -42,7 +42,7 @@ class WeightAverage:
         """Take in the weights and buffers of the model after a step; the first step's are copied."""
         if self.average is None:
             return
-        statistics.settle()
+        statistics.copy_into_model()
         averages, values = (
             [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
             for model in (self.average.module, self.source)

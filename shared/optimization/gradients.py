@@ -25,7 +25,7 @@ def backward(accelerator: Accelerator, loss: Tensor) -> None:
     loss.backward()
 
 
-def drop(parameters: list[nn.Parameter]) -> None:
+def set_to_none(parameters: list[nn.Parameter]) -> None:
     """What `zero_grad` does, without Accelerate's look at its signature."""
     for parameter in parameters:
         parameter.grad = None

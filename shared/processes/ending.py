@@ -22,7 +22,7 @@ def refuse(error: UserError) -> NoReturn:
     """
     here, deadline = exit_reasons.local_rank(), time.monotonic() + 10
     signals.listen_no_more()
-    signal.signal(signal.SIGTERM, lambda *_: leave(EXIT_USER_ERROR))  # the launcher's, once another process has left
+    signal.signal(signal.SIGTERM, lambda *_: exit_now(EXIT_USER_ERROR))  # the launcher's, once another process has left
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
     exit_reasons.say("refused")
@@ -34,10 +34,10 @@ def refuse(error: UserError) -> NoReturn:
                 print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
             break
         time.sleep(0.05)
-    leave(EXIT_USER_ERROR)
+    exit_now(EXIT_USER_ERROR)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End at once, without the interpreter's shutdown."""
     folder_lock.release_all()
     if code == signals.EXIT_PREEMPTED:

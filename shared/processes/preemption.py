@@ -37,7 +37,7 @@ class Preemption:
         if accelerator.num_processes > 1:
             self._group = dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT)
 
-    def agreed(self) -> bool:
+    def exchange_signals(self) -> bool:
         """Whether some process was signalled, the same answer on all; every process calls this once per step.
 
         A signal that comes during one step is answered after the next: the maximum over processes is read a step later
@@ -56,7 +56,7 @@ class Preemption:
         self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
         return answer
 
-    def leave(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
+    def end_run(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
         """End the run once its checkpoint of `step`, under way, is complete; every process calls this.
 
         What a profile has found so far is written after that.

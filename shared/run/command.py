@@ -10,7 +10,7 @@ from shared.config import options
 from shared.errors import Preempted, UserError
 from shared.launch.starting import Config
 from shared.processes import exit_reasons, signals
-from shared.processes.ending import EXIT_USER_ERROR, end, leave, refuse
+from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
 from shared.run import memory_budget
 
 
@@ -30,10 +30,10 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
         if exit_reasons.local_processes() > 1:
             exit_reasons.join()
         config = options.parse(config_class)
-        signals.listen(None if config.dry_run else config.output_dir, leave, exit_reasons.peer_failed)
+        signals.listen(None if config.dry_run else config.output_dir, exit_now, exit_reasons.peer_failed)
         main(config)
     except Preempted:
-        leave(signals.EXIT_PREEMPTED)
+        exit_now(signals.EXIT_PREEMPTED)
     except UserError as error:
         refuse(error)
     except OSError as error:
@@ -45,7 +45,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
             if peer.line:
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
             exit_reasons.say("failed")
-            leave(peer.code)
+            exit_now(peer.code)
         exit_reasons.say("failed")
         exit_reasons.forget()
         if not memory_budget.ran_out(error):
@@ -53,7 +53,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
             raise
         exit_reasons.tell_all_machines(EXIT_USER_ERROR, memory_budget.advice(config))
         print(f"error: {memory_budget.advice(config)}", file=sys.stderr, flush=True)
-        leave(EXIT_USER_ERROR)
+        exit_now(EXIT_USER_ERROR)
     end()
 
 

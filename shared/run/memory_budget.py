@@ -59,7 +59,7 @@ def searched(config: options.Options) -> str:
     return TOKENS if hasattr(config, TOKENS) else SAMPLES
 
 
-def find_budget(
+def apply_largest_budget(
     accelerator: Any,
     config: Config,
     plan: Plan,

@@ -20,7 +20,7 @@ from shared.processes.collectives import gather, on_main_process
 from shared.processes.writers import check_shared, on_writers
 from shared.run import memory_budget
 from shared.run.export import CARD
-from shared.run.same_run import model_digest, moved, places, refuse_another_run, same_data, shown
+from shared.run.same_run import model_digest, moved, places, refuse_another_run, refuse_changed_data, shown
 
 Config = TypeVar("Config", bound=options.Options)
 
@@ -203,7 +203,7 @@ def compare_data(
             raise UserError(problem)
         if problem:
             return f"; its data was not compared ({problem})"
-    same_data(accelerator, progress, *datasets)
+    refuse_changed_data(accelerator, progress, *datasets)
     return ""
 
 

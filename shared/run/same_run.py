@@ -60,8 +60,9 @@ def moved(
 ) -> dict[str, tuple[str, str]]:
     """Settings that name data, or a model, by another path than before, as {field: (old, new)}.
 
-    They do not decide the run, but what is there: data has a digest if the run kept one (`has_digest`), which
-    `same_data` compares; a model has one of its config (`model_digest`), because its weights come from the checkpoint.
+    Not the path decides, but its content. Data has a digest if the run kept one (`has_digest`), which
+    `refuse_changed_data` compares. A model has a digest of its config (`model_digest`): its weights come from the
+    checkpoint.
     Two names of one place are the same in any case.
 
     Raises:
@@ -101,7 +102,7 @@ def model_digest(config: options.Options) -> str | None:
     return content.hexdigest()
 
 
-def same_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
+def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
     """Refuse other data than those of the run so far, and data that differ between the machines.
 
     Call it on every process. Each data set has a `digest()` of what is read from it, which the checkpoints keep.

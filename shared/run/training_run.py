@@ -34,9 +34,9 @@ from shared.processes import folder_lock, preemption
 from shared.run import run_folder
 from shared.run.export import export
 from shared.run.launch_card import print_card
-from shared.run.memory_budget import find_budget
-from shared.run.same_run import same_data
-from shared.run.warm_up import rehearse
+from shared.run.memory_budget import apply_largest_budget
+from shared.run.same_run import refuse_changed_data
+from shared.run.warm_up import run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
@@ -100,7 +100,7 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: names what differs.
         """
-        same_data(self.accelerator, self.progress, *datasets)
+        refuse_changed_data(self.accelerator, self.progress, *datasets)
 
     def start(
         self,
@@ -134,10 +134,10 @@ class TrainingRun(Generic[Config]):
         self.plan, self._evaluate, self._best_by = plan, evaluate, best_by
         model.train()
         if self.config.auto_micro_batch and not self._checkpoint:
-            self.config = find_budget(
+            self.config = apply_largest_budget(
                 accelerator, self.config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m))
             )
-        rehearse(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
+        run_warm_up_pass(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
         print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **card)
@@ -198,13 +198,14 @@ class TrainingRun(Generic[Config]):
         Raises:
             Preempted: after a signal, once the checkpoint is complete.
         """
-        preempted = self._preemption.agreed()
-        if self.saver.due(self.progress) or self._out_of_patience() or preempted:
+        preempted = self._preemption.exchange_signals()
+        self.saver.poll()
+        if self.saver.is_due(self.progress) or self._out_of_patience() or preempted:
             with self.monitor.timed("checkpoint"):
                 self.before_reading_weights()
                 self.saver.save(self.progress, self.monitor.state())
         if preempted:
-            self._preemption.leave(self.progress.step, self.saver, self.tracker, self.monitor)
+            self._preemption.end_run(self.progress.step, self.saver, self.tracker, self.monitor)
 
     def finish(
         self,

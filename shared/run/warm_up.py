@@ -24,7 +24,7 @@ def freeze_unreached(
     Call it on every process, before the optimizer is made (which must not hold them) and before `prepare` (DDP waits
     for the gradient of each parameter that is not frozen). The model is moved to the device. Each process computes the
     same samples, so all freeze the same; so does a resumed run. Under FSDP, where the model may not fit on a device as
-    a whole, nothing is looked for, and `rehearse` refuses.
+    a whole, nothing is looked for, and `run_warm_up_pass` refuses.
 
     A parameter that only some batches reach (an expert of a mixture) must not be frozen. It is told by other samples
     that reach it, or by its twin in another item of the same list of modules, which the loss does reach.
@@ -64,7 +64,7 @@ def freeze_unreached(
     return names
 
 
-def rehearse(accelerator: Accelerator, model: nn.Module, compute_loss: Callable[[], Tensor]) -> None:
+def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: Callable[[], Tensor]) -> None:
     """Run `compute_loss` forward and backward once, synchronized, and leave no trace of it.
 
     DDP rearranges its buckets after the first backward pass, and with them the order of summation from three processes

@@ -117,7 +117,7 @@ if __name__ == "__main__":
     nlp = call_recipe.load(ROOT / "recipes/nlp.py")
     nlp.load_data = before(lambda: "data", nlp.load_data)
     nlp.build_model = watched(nlp.build_model)
-    training_run.rehearse = before(lambda: "first pass", training_run.rehearse)
+    training_run.run_warm_up_pass = before(lambda: "first pass", training_run.run_warm_up_pass)
     nlp.gradients.clip = before(lambda: f"step-{step_under_way}", nlp.gradients.clip)
     nlp.feed = paused_feed(nlp.feed)
     Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit

@@ -390,5 +390,9 @@ def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator
 )
 def test_when_a_checkpoint_is_due(tmp_path, values, steps):
     plan = Plan(num_samples=50, seed=0, global_batch_size=10, num_epochs=2)
-    due = [step for step in range(1, 11) if resuming.due(config(tmp_path, **values), plan, Progress(step, best_step=7))]
+    due = [
+        step
+        for step in range(1, 11)
+        if resuming.save_is_due(config(tmp_path, **values), plan, Progress(step, best_step=7))
+    ]
     assert due == steps

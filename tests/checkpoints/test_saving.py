@@ -44,7 +44,8 @@ def run(tmp_path):
         optimizer.step()
         optimizer.zero_grad()
         run.progress.step += 1
-        if run.saver.due(run.progress):
+        run.saver.poll()
+        if run.saver.is_due(run.progress):
             run.saver.save(run.progress, {})
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 

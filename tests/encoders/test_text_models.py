@@ -53,7 +53,7 @@ def test_the_mask_is_always_taken_and_gives_the_same(kind, padded):
 def test_a_module_of_ones_own_stays_as_it_is(device, precision):
     model = torch.nn.Linear(2, 2)
     accelerator = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
-    assert text_models.for_device(accelerator, Options(output_dir="unused"), model) is model
+    assert text_models.adapt_to_device(accelerator, Options(output_dir="unused"), model) is model
 
 
 def test_a_model_with_another_attention_keeps_it():

@@ -25,7 +25,7 @@ from shared.images import cache as image_cache
 from shared.images import checks
 from shared.images.checks import key_of_column
 from shared.images.decoding import CorruptImage, decode, inspect
-from shared.images.images import collate, load_images, prepare, worst
+from shared.images.images import collate, load_images, prepare, worst_predictions
 from shared.images.sources import class_folders, digits, hold_out, load_sources
 from shared.models.image_models import load_processor
 
@@ -667,7 +667,7 @@ def test_batches_and_the_worst_images():
     ranked[[4, 9, 11]] = ranked[[4, 9, 11], ::-1]
     losses = np.zeros(len(source))
     losses[[4, 9, 11]] = 1.0, 3.0, 2.0
-    shown = worst(data, ranked, losses, count=2)
+    shown = worst_predictions(data, ranked, losses, count=2)
     assert [np.array_equal(p.pixels, data[i][0]) for p, i in zip(shown, (9, 11), strict=True)] == [True, True]
     assert (shown[0].says, shown[0].truth) == (str((source.targets[9] + 1) % 10), str(source.targets[9]))
     assert json.dumps([shown[0].says, shown[0].truth, shown[0].aspect])

@@ -391,7 +391,7 @@ def test_a_process_that_was_told_to_end_says_so_to_its_peers_and_leaves_no_file(
     exit_reasons.join()
     (tmp_path / "copies").mkdir()
     exit_reasons.temporary.append(tmp_path / "copies")
-    ending.leave(code)
+    ending.exit_now(code)
     assert ended == [code]
     assert exit_reasons.said(1, "preempted") == (code == 143)
     monkeypatch.setenv("LOCAL_RANK", "0")

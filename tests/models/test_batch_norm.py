@@ -34,7 +34,7 @@ def step(net, averages, pieces=None, grad_norm=1.0, settle=True):
         averages.add(micro_batch)
     averages.end_step(torch.tensor(grad_norm))
     if settle:
-        averages.settle()
+        averages.copy_into_model()
 
 
 def buffers(net):
@@ -89,10 +89,10 @@ def test_when_the_averages_are_settled_changes_nothing():
         step(net, averages)
         step(other, others, settle=False)
         assert not torch.equal(buffers(other), buffers(net))  # but those of the last micro-batch
-    others.settle()
+    others.copy_into_model()
     assert torch.equal(buffers(other), buffers(net))
     assert other[1].num_batches_tracked == 3
-    others.settle()
+    others.copy_into_model()
     assert torch.equal(buffers(other), buffers(net))
 
 
@@ -121,7 +121,7 @@ def shared_out(accelerator, _):
         step(other, others, mine, settle=False)
         if number == 1:
             found = buffers(net).tolist()
-    others.settle()
+    others.copy_into_model()
     return found, torch.equal(buffers(net), buffers(other))
 
 

@@ -19,7 +19,7 @@ from transformers import (
 sys.path.insert(0, str(runs.ROOT))
 
 from shared.config.options import Options
-from shared.encoders.text_models import for_device
+from shared.encoders.text_models import adapt_to_device
 from shared.models import compiling, image_models
 from shared.models.first_token import FAMILIES, is_short, shorten_last_layer
 from shared.monitoring.flops import FlopCounter, attention_flops
@@ -87,7 +87,7 @@ def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
     if how == "recomputed":
         checkpoint_activations(model)
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
-    model = for_device(accelerator, Options(output_dir="unused"), model)
+    model = adapt_to_device(accelerator, Options(output_dir="unused"), model)
     if how == "compiled":
         model = compiling.compile_layers(accelerator, Options(output_dir="unused", torch_compile=True), model)
     assert is_short(model)
@@ -100,7 +100,7 @@ def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
 def test_image_classifiers_are_shortened_with_the_rest():
     accelerator = SimpleNamespace(device=torch.device("cpu"))
     config = SimpleNamespace(sync_batchnorm=False, channels_last=True, torch_compile=False)
-    model = image_models.for_device(accelerator, config, tiny("vit"))
+    model = image_models.adapt_to_device(accelerator, config, tiny("vit"))
     assert is_short(model)
     assert model.base_model(**batch(True, "vit")).last_hidden_state.shape == (3, 1, 32)
 

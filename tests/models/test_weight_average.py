@@ -33,7 +33,7 @@ def test_it_is_the_average_that_torch_takes_to_the_bit():
     settled = []
     for _ in range(4):
         change(model)
-        ours.end_step(SimpleNamespace(settle=lambda: settled.append(True)))
+        ours.end_step(SimpleNamespace(copy_into_model=lambda: settled.append(True)))
         torchs.update_parameters(model)
         for name, value in torchs.state_dict().items():
             assert torch.equal(value, ours.average.state_dict()[name]), name
@@ -45,7 +45,7 @@ def test_it_is_the_average_that_torch_takes_to_the_bit():
 def test_it_goes_on_from_a_checkpoint():
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
-    statistics = SimpleNamespace(settle=lambda: None)
+    statistics = SimpleNamespace(copy_into_model=lambda: None)
     whole = WeightAverage(accelerator(), model, 0.5)
     for _ in range(2):
         change(model)

@@ -126,7 +126,7 @@ def test_after_a_first_update_that_was_skipped_on_the_device_the_run_is_one_with
             (model(torch.tensor([[1.0, 3.0, -2.0]])).sum() * factor).backward()
             norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
             assert step_if_finite(accelerator, optimizer, norm).item() == (factor == math.inf)
-            gradients.drop(list(model.parameters()))
+            gradients.set_to_none(list(model.parameters()))
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.isfinite(weights[0]).all()
     assert torch.equal(*weights)
@@ -183,7 +183,7 @@ def test_host_and_device_leave_out_the_same_updates(accelerator, monkeypatch, de
         (model(torch.tensor([[1.0, 3.0]])).sum() * factor).backward()
         norm = gradients.clip(accelerator, list(model.parameters()), 0.0)
         skipped.append(step_if_finite(accelerator, optimizer, norm).item())
-        gradients.drop(list(model.parameters()))
+        gradients.set_to_none(list(model.parameters()))
     assert skipped == [1, 0, 1, 0]
     assert model.weight.flatten().tolist() == pytest.approx([1 - 2 * 0.1, 1 - 2 * 0.1], abs=2e-3)  # two steps of Adam
     assert optimizer.optimizer.state[model.weight]["step"] == 2

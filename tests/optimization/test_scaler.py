@@ -74,7 +74,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
         clipped = torch.cat([p.grad.flatten() for p in parameters]).norm()
         skipped = step_if_finite(accelerator, optimizer, grad_norm)
         monitor.end_step(skipped)
-        gradients.drop(parameters)
+        gradients.set_to_none(parameters)
         said.append(
             {
                 "grad_norm": str(float(grad_norm)),

@@ -52,7 +52,7 @@ def together(accelerator, folder):
     answers = []
     for step in range(6):
         heard.signal = signal.SIGUSR1 if rank == 1 and step >= 2 else 0
-        answers.append(loop.agreed())
+        answers.append(loop.exchange_signals())
     found["answers"] = answers
 
     few = range(3)  # rank 1 has fewer batches, and gets the signal in the last of them
@@ -60,7 +60,7 @@ def together(accelerator, folder):
     for n in preemption.watch(accelerator, few if rank == 1 else endless):
         heard.signal = signal.SIGTERM if rank == 1 and n == 1 else 0
     found["left an endless evaluation"] = preemption.cut_short(accelerator)
-    found["saves after it"] = Preemption(accelerator, str(folder)).agreed()
+    found["saves after it"] = Preemption(accelerator, str(folder)).exchange_signals()
 
     heard.signal, seen = 0, 0
     communicating = SimpleNamespace(is_fsdp2=True, device=accelerator.device, reduce=accelerator.reduce)
@@ -71,7 +71,7 @@ def together(accelerator, folder):
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:
-        loop.leave(6, NOTHING, NOTHING, NOTHING)
+        loop.end_run(6, NOTHING, NOTHING, NOTHING)
     except Preempted:
         found["left"] = True
     return found
@@ -101,14 +101,14 @@ ALONE = SimpleNamespace(num_processes=1, is_main_process=True, is_fsdp2=False)
 
 def test_one_process_knows_at_once(tmp_path, capsys):
     loop = Preemption(ALONE, str(tmp_path))
-    assert not loop.agreed()
+    assert not loop.exchange_signals()
     assert heard.something_to_save
     heard.signal = signal.SIGINT
-    assert loop.agreed()
+    assert loop.exchange_signals()
     closed = []
     monitor = SimpleNamespace(close=lambda: closed.append("profile"))
     with pytest.raises(Preempted):
-        loop.leave(3, NOTHING, NOTHING, monitor)
+        loop.end_run(3, NOTHING, NOTHING, monitor)
     assert closed == ["profile"]
     assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to go on\n"
 
@@ -118,13 +118,13 @@ def test_the_marker_is_there_before_the_tracker_uploads_what_it_has(tmp_path):
     tracker = SimpleNamespace(close=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     with pytest.raises(Preempted):
-        Preemption(ALONE, str(tmp_path)).leave(3, saver, tracker, tracker)  # the last, to close, as a monitor
+        Preemption(ALONE, str(tmp_path)).end_run(3, saver, tracker, tracker)  # the last, to close, as a monitor
     assert there == [False, True, True]
 
 
 def test_when_all_is_saved_a_signal_ends_the_run_at_once(tmp_path):
     loop = Preemption(ALONE, str(tmp_path))
-    loop.agreed()
+    loop.exchange_signals()
     loop.all_saved()
     assert not heard.something_to_save
     heard.signal, heard.output_dir = signal.SIGTERM, tmp_path

@@ -141,7 +141,7 @@ def search(accelerator, folder):
             return loss
 
         try:
-            changed = memory_budget.find_budget(accelerator, config, plan, model, optimizer, compute_loss)
+            changed = memory_budget.apply_largest_budget(accelerator, config, plan, model, optimizer, compute_loss)
             assert plan.max_tokens == changed.max_tokens_per_micro_batch
             assert changed.global_batch_size == plan.global_batch_size == 24
             found[name] = plan.max_tokens

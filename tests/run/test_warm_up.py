@@ -12,7 +12,7 @@ from torch import nn
 from shared.errors import UserError
 from shared.optimization.optimizers import parameter_groups
 from shared.plan.batches import Plan
-from shared.run.warm_up import freeze_unreached, rehearse
+from shared.run.warm_up import freeze_unreached, run_warm_up_pass
 
 
 class Output(NamedTuple):
@@ -35,7 +35,7 @@ def test_parameters_buffers_gradients_and_random_state_are_as_before():
     model = Net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     rng = torch.get_rng_state()
-    rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(rng, torch.get_rng_state())
@@ -44,13 +44,13 @@ def test_parameters_buffers_gradients_and_random_state_are_as_before():
 def test_parameters_without_a_gradient_are_named():
     model = Net(unused=True)
     with pytest.raises(UserError, match=r"forgotten\.weight, forgotten\.bias"):
-        rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+        run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 
 
 def test_frozen_parameters_are_no_mistake():
     model = Net(unused=True)
     model.forgotten.requires_grad_(False)
-    rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 
 
 class Routed(Net):
@@ -92,7 +92,7 @@ def test_parameters_that_the_loss_does_not_reach_are_frozen_said_and_left_out_of
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(rng, torch.get_rng_state())
-    rehearse(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
+    run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 
 
 def test_nothing_is_frozen_where_everything_is_reached(capsys):

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
-from shared.config.options import Limits, Options, ScheduleType
+from shared.config.options import Limits, ScheduleType
 from shared.images.images import Images, collate, load_images, worst_predictions
 from shared.models import batch_norm
 from shared.models.image_models import adapt_to_device, freeze_backbone, load_processor, make_classifier
@@ -33,44 +33,14 @@ from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.processes import preemption
-from shared.processes.collectives import prepare
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.run.warm_up import freeze_unreached
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AugmentationOptions):
     """Image classification."""
 
-    train_dir: str | None = None
-    """Training images of your own: a folder with a subfolder for each class."""
-    validation_dir: str | None = None
-    """Validation images that go with --train_dir. None: --validation_split_percentage of the training images."""
-    image_column_name: str = "image"
-    """The column of the images in --dataset_name or --train_file: bytes, or paths from the file's folder."""
-    label_column_name: str = "label"
-    """The column of the classes there."""
-    skip_corrupt_images: bool = False
-    """Decode all images before the run, leave out those that cannot be, and list them."""
-    cache: Literal["none", "uint8"] = "none"
-    """uint8: decode each image once per machine into a memory map, and read from there."""
-    model_name_or_path: str | None = None
-    """Image classifier on the Hub or in a local folder. None: a new ResNet of the sizes below."""
-    from_scratch: bool = False
-    """Take only the config of --model_name_or_path, and new weights."""
-    freeze_backbone: bool = False
-    """Train the classifier only, on what the pretrained model sees."""
-    embedding_size: int = 16
-    """Channels of a new ResNet's first convolution."""
-    hidden_sizes: tuple[int, ...] = (32, 64)
-    """Channels of its stages."""
-    depths: tuple[int, ...] = (1, 1)
-    """Blocks of its stages."""
-    layer_type: Literal["basic", "bottleneck"] = "basic"
-    """Kind of its blocks."""
-    zero_init_last_norm: bool = True
-    """Start each residual block of a new ResNet as the identity."""
     ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
     """Evaluate and export a moving average of the weights, of which this share stays at each step. None: the last."""
     sync_batchnorm: bool = False
@@ -101,11 +71,7 @@ class Config(AugmentationOptions):
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
     LEARNING_RATES: ClassVar = (0.2, 0.01)
-    NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache", "channels_last"}
-    NEEDS: ClassVar = (
-        *(*AugmentationOptions.NEEDS, ("validation_dir", "train_dir")),
-        *(("from_scratch", "model_name_or_path"), ("freeze_backbone", "model_name_or_path")),
-    )
+    NEVER_MATTERS: ClassVar = AugmentationOptions.NEVER_MATTERS | {"channels_last"}
 
 
 def main(config: Config) -> dict[str, float]:
@@ -131,17 +97,13 @@ def main(config: Config) -> dict[str, float]:
             losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=config.label_smoothing)
             return losses.sum() / micro_batch.normalizer
 
-        model.train()
-        freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-        model, optimizer = prepare(accelerator, model, make_optimizer(model, config))
-        parameters = list(model.parameters())
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
         evaluated = average.model or model
         seen = (accelerator, evaluated, loader, validation, augmentation)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
-        score = partial(evaluate, *seen, metrics)
         card = {"data": data} | batch_norm.notes(model, plan, run.progress.step) | metrics.notes
-        run.start(model, optimizer, loader, compute_loss, score, best_by, card=card)
+        run.start(partial(evaluate, *seen, metrics), best_by, card=card)
         statistics = batch_norm.RunningAverages(accelerator, model)
         run.before_reading_weights = statistics.copy_into_model
         for step in run.steps():

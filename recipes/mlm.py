@@ -24,7 +24,7 @@ from shared.config.options import Limits, ScheduleType, Share
 from shared.config.text_options import TextOptions
 from shared.datasets.documents import first_texts, load_documents
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.new_encoders import sizes_of
+from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -36,10 +36,8 @@ from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.processes import preemption
-from shared.processes.collectives import prepare
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.run.warm_up import freeze_unreached
 from shared.text.masking import masking_for
 from shared.text.token_files import MaskedDocuments, special_tokens_around, tokenize_parts
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
@@ -52,12 +50,6 @@ EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs 
 class Config(TextOptions):
     """Masked language modeling."""
 
-    model_type: Literal["modernbert", "bert", "roberta"] = "modernbert"
-    """Architecture of a new model."""
-    intermediate_size: int | None = None
-    """Width inside of a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
-    rope_theta: Annotated[float, Limits(above=1)] | None = None
-    """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
     text_column_name: str = "text"
     """The column of the documents; a text file has one on each line."""
     max_length: int = 128
@@ -111,15 +103,12 @@ def main(config: Config) -> dict[str, float]:
             losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        model.train()
-        freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-        model, optimizer = prepare(accelerator, model, make_optimizer(model, config))
-        parameters = list(model.parameters())
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
         score = partial(evaluate, accelerator, model, plan, validation, collate)
         card = {"data": data, "sequences": sequences}
-        run.start(model, optimizer, loader, compute_loss, score, best_by, lengths=train.lengths, card=card)
+        run.start(score, best_by, lengths=train.lengths, card=card)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -184,9 +173,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     if config.model_name_or_path:
         model = load_pretrained("AutoModelForMaskedLM", config.model_name_or_path, config.revision)
     else:
-        from transformers import AutoModelForMaskedLM
-
-        model = AutoModelForMaskedLM.from_config(sizes_of(config, tokenizer))
+        model = new_encoder("AutoModelForMaskedLM", config, tokenizer, vocab_multiple=64)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     predict_only_masked(model)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
+from shared.encoders.new_encoders import new_encoder
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -31,13 +32,11 @@ from shared.optimization.regression import Scale
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
-from shared.pretrained.from_pretrained import check_heads, checkpoint_activations, load_classifier
+from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.processes import preemption
-from shared.processes.collectives import prepare
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.run.warm_up import freeze_unreached
 from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 
 
@@ -93,15 +92,12 @@ def main(config: Config) -> dict[str, float]:
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
-        model.train()
-        freeze_unreached(accelerator, model, plan, lambda m: compute_loss(*loader.one(m)))
-        model, optimizer = prepare(accelerator, model, make_optimizer(model, config))
-        parameters = list(model.parameters())
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{padding}"
         score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics)
         card = {"data": data} | metrics.notes | shape.notes
-        run.start(model, optimizer, loader, compute_loss, score, best_by, lengths=train.lengths, card=card)
+        run.start(score, best_by, lengths=train.lengths, card=card)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -176,35 +172,12 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
 def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:
     """A pretrained encoder with a head for the labels, or a new one: pre-norm, rotary positions, no dropout."""
     torch.manual_seed(config.seed)
-    head = {
-        "num_labels": labels.num_labels,
-        "id2label": dict(enumerate(labels.names)) or {0: "score"},
-        "label2id": {name: i for i, name in enumerate(labels.names)} or {"score": 0},
-        "problem_type": labels.problem_type,
-    }
+    head = head_for(labels.names or ("score",), problem_type=labels.problem_type)
+    auto_class = "AutoModelForSequenceClassification"
     if config.model_name_or_path:
-        name, revision = config.model_name_or_path, config.revision
-        model = load_classifier("AutoModelForSequenceClassification", name, revision=revision, **head)
+        model = load_classifier(auto_class, config.model_name_or_path, revision=config.revision, **head)
     else:
-        from transformers import ModernBertConfig, ModernBertForSequenceClassification
-
-        check_heads(config.hidden_size, config.num_attention_heads)
-        sizes = ModernBertConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=2 * config.hidden_size,
-            num_hidden_layers=config.num_hidden_layers,
-            num_attention_heads=config.num_attention_heads,
-            max_position_embeddings=config.max_length,
-            classifier_pooling="mean",
-            pad_token_id=tokenizer.pad_token_id,
-            cls_token_id=tokenizer.cls_token_id,
-            sep_token_id=tokenizer.sep_token_id,
-            bos_token_id=tokenizer.cls_token_id,
-            eos_token_id=tokenizer.sep_token_id,
-            **head,
-        )
-        model = ModernBertForSequenceClassification(sizes)
+        model = new_encoder(auto_class, config, tokenizer, **head)
     share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)

@@ -17,8 +17,8 @@ from torch import Tensor
 from shared.augmentation import color, random_operations
 from shared.augmentation.geometry import Geometry
 from shared.augmentation.resampling import center_boxes, crop_and_resize, whole
+from shared.config.image_options import ImageOptions
 from shared.config.limits import Limits, Share
-from shared.config.options import Options
 from shared.plan.batches import MicroBatch
 from shared.plan.device_transfer import to_device
 from shared.plan.hashing import hash64
@@ -34,8 +34,8 @@ ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentationOptions(Options):
-    """What an image recipe can be told besides: the size of its images, and their augmentation in training."""
+class AugmentationOptions(ImageOptions):
+    """The size of the images, and their augmentation in training."""
 
     decode_size: int | None = None
     """Side of the square that an image is squeezed to when it is read, to be cut later. None: --resize_size."""
@@ -66,7 +66,7 @@ class AugmentationOptions(Options):
     label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
     """Share of each target that is spread over all classes."""
 
-    NEEDS: ClassVar = (*Options.NEEDS, ("ra_magnitude", "rand_augment"))
+    NEEDS: ClassVar = (*ImageOptions.NEEDS, ("ra_magnitude", "rand_augment"))
 
 
 class Draws:

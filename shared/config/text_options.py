@@ -1,8 +1,9 @@
 """The settings that all text recipes share, beside those of `Options`."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from shared.config.limits import Limits
 from shared.config.options import Options
 
 
@@ -13,12 +14,18 @@ class TextOptions(Options):
     # The model
     model_name_or_path: str | None = None
     """Pretrained model on the Hub or in a local folder. None: a new one of the sizes below."""
+    model_type: Literal["modernbert", "bert", "roberta"] = "modernbert"
+    """Architecture of a new model."""
     hidden_size: int = 128
     """Width of a new model."""
+    intermediate_size: int | None = None
+    """Width inside a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
     num_hidden_layers: int = 2
     """Layers of a new model."""
     num_attention_heads: int = 2
     """Attention heads of a new model."""
+    rope_theta: Annotated[float, Limits(above=1)] | None = None
+    """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
     tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
     """Tokenizer of a new model, trained on the training text."""
     vocab_size: int = 8192

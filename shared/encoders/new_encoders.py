@@ -1,19 +1,27 @@
-"""The sizes of a new text encoder, from the flags that give them."""
+"""A new text encoder, from the flags that give its sizes."""
 
 from typing import Any
+
+from torch import nn
 
 from shared.errors import UserError
 from shared.pretrained.from_pretrained import check_heads
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 
 
-def sizes_of(config: Any, tokenizer: Any) -> Any:
-    """The `PretrainedConfig` of a new encoder of --model_type for `tokenizer`, without dropout.
+def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: int = 1, **head: Any) -> nn.Module:
+    """A model of --model_type with new weights, for `tokenizer`, without dropout.
+
+    Args:
+        auto_class: the class of transformers that chooses the model, such as AutoModelForMaskedLM.
+        config: gives the sizes.
+        vocab_multiple: the rows of the embedding are rounded up to a multiple of this number.
+        head: what the model's config says of its head.
 
     Raises:
         UserError: sizes that do not fit each other, or a flag without effect on this type.
     """
-    from transformers import AutoConfig
+    import transformers
 
     rotary = config.model_type == "modernbert"
     check_heads(config.hidden_size, config.num_attention_heads, rotary)
@@ -26,9 +34,9 @@ def sizes_of(config: Any, tokenizer: Any) -> Any:
     own = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     if rotary:
         own = {"classifier_pooling": "mean"} | ({"global_rope_theta": theta} if (theta := config.rope_theta) else {})
-    return AutoConfig.for_model(
+    sizes = transformers.AutoConfig.for_model(
         config.model_type,
-        vocab_size=-(-len(tokenizer) // 64) * 64,
+        vocab_size=-(-len(tokenizer) // vocab_multiple) * vocab_multiple,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size or config.hidden_size * (2 if rotary else 4),
         num_hidden_layers=config.num_hidden_layers,
@@ -40,4 +48,6 @@ def sizes_of(config: Any, tokenizer: Any) -> Any:
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id,
         **own,
+        **head,
     )
+    return getattr(transformers, auto_class).from_config(sizes)

@@ -13,7 +13,7 @@ from shared.models.batch_norm import synchronize
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
 from shared.models.loadable import check_names
-from shared.pretrained.from_pretrained import backbone, load_classifier, load_pretrained, reason
+from shared.pretrained.from_pretrained import backbone, head_for, load_classifier, load_pretrained, reason
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESAMPLE = {"bilinear": 2, "bicubic": 3}  # as Pillow and image processors number them
@@ -133,17 +133,11 @@ def normalization_of(processor: Any, name: str) -> tuple[tuple[float, ...], tupl
 
 def make_classifier(config: Any, names: tuple[str, ...]) -> nn.Module:
     """A pretrained classifier with a head for the classes `names`, or a new one: see `load_classifier` and below."""
-    head = head_of(names)
+    head = head_for(names)
     if config.from_scratch or not config.model_name_or_path:
         return new_classifier(config, head)
     name, revision = config.model_name_or_path, config.revision
     return load_classifier("AutoModelForImageClassification", name, revision=revision, **head)
-
-
-def head_of(names: tuple[str, ...]) -> dict[str, Any]:
-    """What a config says of a head for the classes `names`; some do not derive their number."""
-    label2id = {name: i for i, name in enumerate(names)}
-    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id}
 
 
 def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,6 +75,12 @@ def stored_names(name: str, revision: str | None = None) -> tuple[str, ...]:
 def are_placeholders(names: tuple[str, ...]) -> bool:
     """Whether these are the names that transformers gives to labels without names."""
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
+
+
+def head_for(names: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What a model's config says of a head for the labels `names`; some configs do not derive the number of labels."""
+    label2id = {name: i for i, name in enumerate(names)}
+    return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id, **more}
 
 
 def load_classifier(

@@ -3,7 +3,8 @@
 A recipe's `main` reads from top to bottom:
 
     with TrainingRun(config, load_data) as run:    # the processes meet; the output folder is locked
-        ...                                        # data, model, plan, optimizer, compute_loss
+        ...                                        # data, model, plan, loader, compute_loss
+        model, optimizer, ... = run.prepare(...)   # wrapped for the processes
         run.start(...)                             # warm-up pass, checkpoint, launch card
         for step in run.steps():
             ...                                    # what happens to a batch
@@ -31,12 +32,13 @@ from shared.monitoring.tracking import Tracker
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
 from shared.processes import folder_lock, preemption
+from shared.processes.collectives import prepare
 from shared.run import run_folder
 from shared.run.export import export
 from shared.run.launch_card import print_card
 from shared.run.memory_budget import apply_largest_budget
 from shared.run.same_run import refuse_changed_data
-from shared.run.warm_up import run_warm_up_pass
+from shared.run.warm_up import freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
@@ -102,25 +104,44 @@ class TrainingRun(Generic[Config]):
         """
         refuse_changed_data(self.accelerator, self.progress, *datasets)
 
-    def start(
+    def prepare(
         self,
         model: nn.Module,
-        optimizer: Any,
+        make_optimizer: Callable[[nn.Module, Config], Any],
         loader: Loader,
         compute_loss: Callable[[MicroBatch, Any], Tensor],
+    ) -> tuple[Any, Any, list[nn.Parameter]]:
+        """Wrap the model for the processes, and make its optimizer; returns both, and the model's parameters.
+
+        Parameters that the loss does not reach are frozen first, and their names printed.
+
+        Args:
+            model: on any device.
+            make_optimizer: called with the model, once it is on the device, and the settings.
+            loader: gives the micro-batches; its plan is the run's.
+            compute_loss: a micro-batch's share of the mean loss of its global batch.
+
+        Raises:
+            UserError: the loss reaches some parameters on some batches only.
+        """
+        self.plan, self._loader = loader.plan, loader
+        self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
+        model.train()
+        freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
+        self._model, self._optimizer = prepare(self.accelerator, model, make_optimizer(model, self.config))
+        return self._model, self._optimizer, list(self._model.parameters())
+
+    def start(
+        self,
         evaluate: Callable[[], Results],
         best_by: BestBy,
         *,
         lengths: Any = None,
         card: Mapping[str, object],
     ) -> None:
-        """Make one discarded pass, load the checkpoint, print the launch card, and begin to log.
+        """Make one discarded pass, load the checkpoint, print the launch card, and begin to log; after `prepare`.
 
         Args:
-            model: what the loop calls, after `prepare`.
-            optimizer: of `prepare` as well.
-            loader: gives the micro-batches; its plan is the run's.
-            compute_loss: a micro-batch's share of the mean loss of its global batch.
             evaluate: gives the scores on the validation data; {} if a signal cut it short.
             best_by: which score tells the best model.
             lengths: int [N], real tokens of each sample; None when samples are no sequences.
@@ -130,14 +151,11 @@ class TrainingRun(Generic[Config]):
             UserError: the model does not fit the checkpoint, does not fit into memory, or has parameters that the loss
                 does not reach.
         """
-        plan, accelerator = loader.plan, self.accelerator
-        self.plan, self._evaluate, self._best_by = plan, evaluate, best_by
-        model.train()
+        plan, accelerator, model, optimizer = self.plan, self.accelerator, self._model, self._optimizer
+        self._evaluate, self._best_by = evaluate, best_by
         if self.config.auto_micro_batch and not self._checkpoint:
-            self.config = apply_largest_budget(
-                accelerator, self.config, plan, model, optimizer, lambda m: compute_loss(*loader.one(m))
-            )
-        run_warm_up_pass(accelerator, model, lambda: compute_loss(*loader.one(plan.micro_batches(0)[0])))
+            self.config = apply_largest_budget(accelerator, self.config, plan, model, optimizer, self._compute_loss)
+        run_warm_up_pass(accelerator, model, lambda: self._compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
         print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **card)
@@ -147,7 +165,7 @@ class TrainingRun(Generic[Config]):
         self.tracker = Tracker.of_run(accelerator, self.config, self.progress, plan.total_steps)
         self.saver = Saver(accelerator, self.config, plan)
         self.monitor = Monitor(
-            accelerator, lengths, lambda: loader.seconds_waited, self.progress.monitor, model, self.config
+            accelerator, lengths, lambda: self._loader.seconds_waited, self.progress.monitor, model, self.config
         )
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 

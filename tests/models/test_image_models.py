@@ -12,9 +12,9 @@ from PIL import Image
 
 from shared.config import options
 from shared.errors import UserError
-from shared.models.image_models import geometry_of, head_of, normalization_of
+from shared.models.image_models import geometry_of, normalization_of
 from shared.optimization.optimizers import muon_groups
-from shared.pretrained.from_pretrained import backbone, label_order
+from shared.pretrained.from_pretrained import backbone, head_for, label_order
 
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PATCHES = WIDE | {"image_size": 32, "patch_size": 8}
@@ -142,7 +142,7 @@ def test_parameters_that_the_loss_does_not_reach_are_frozen_and_named(recipe, tm
 @pytest.mark.parametrize("family", ["ViT", "CLIP"])
 def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tmp_path, images, family):
     kind = f"{family}ForImageClassification"
-    sizes = getattr(transformers, f"{family}Config")(**FAMILIES[family][1], **head_of(("light", "odd", "dark")))
+    sizes = getattr(transformers, f"{family}Config")(**FAMILIES[family][1], **head_for(("light", "odd", "dark")))
     given = getattr(transformers, kind)(sizes).eval()
     given.save_pretrained(tmp_path / "given")
     pixels = torch.rand(2, 3, 32, 32)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from shared.config import options
-from shared.encoders.new_encoders import sizes_of
+from shared.encoders.new_encoders import new_encoder
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
@@ -209,14 +209,19 @@ def test_a_new_model_has_the_positions_and_the_rotary_base_that_were_asked_for(k
     given = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}
     given |= {"intermediate_size": None, "max_length": 512, "rope_theta": None}
     with_length = type("Tokenizer", (SimpleNamespace,), {"__len__": lambda _: 100})(**vars(tokenizer))
-    sizes = sizes_of(SimpleNamespace(**given), with_length)
+
+    def sizes_of(config):
+        return new_encoder("AutoModelForMaskedLM", config, with_length, vocab_multiple=64).config
+
+    sizes = sizes_of(SimpleNamespace(**given))
+    assert sizes.vocab_size == 128
     assert sizes.max_position_embeddings == (516 if kind == "roberta" else 512)
     wanted = SimpleNamespace(**given | {"rope_theta": 1e4})
     if kind != "modernbert":
         with pytest.raises(UserError, match="--rope_theta 10000 has no effect on --model_type"):
-            sizes_of(wanted, with_length)
+            sizes_of(wanted)
         return
-    for chosen, theta in ((sizes, 160_000), (sizes_of(wanted, with_length), 10_000)):
+    for chosen, theta in ((sizes, 160_000), (sizes_of(wanted), 10_000)):
         found = {name: part["rope_theta"] for name, part in chosen.rope_parameters.items()}
         assert found == {"full_attention": theta, "sliding_attention": 10_000}
 

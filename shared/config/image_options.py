@@ -42,6 +42,7 @@ class ImageOptions(Options):
     zero_init_last_norm: bool = True
     """Start each residual block of a new ResNet as the identity."""
 
+    SIZES_OF_NEW_MODELS: ClassVar = frozenset({"embedding_size", "hidden_sizes", "depths", "layer_type"})
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache"}
     NEEDS: ClassVar = (
         *Options.NEEDS,

@@ -166,6 +166,9 @@ class Options:
     NAMES_DATA: ClassVar = frozenset({"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir"})
     """Fields, of any recipe, that name data by a path or on the Hub."""
 
+    SIZES_OF_NEW_MODELS: ClassVar[frozenset[str]] = frozenset()
+    """Fields without effect on the model that --model_name_or_path names."""
+
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
             "gradient_accumulation_steps",  # the global batch decides, and the first launch has derived it

@@ -1,7 +1,7 @@
 """The settings that all text recipes share, beside those of `Options`."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from shared.config.limits import Limits
 from shared.config.options import Options
@@ -36,3 +36,8 @@ class TextOptions(Options):
     """Longest sequence in tokens."""
     max_tokens_per_micro_batch: int | None = 2048
     """Budget of a micro-batch in tokens, padding included. It decides how a step is cut and what memory it takes."""
+
+    SIZES_OF_NEW_MODELS: ClassVar = frozenset(
+        {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rope_theta"}
+        | {"tokenizer_type", "vocab_size"}
+    )

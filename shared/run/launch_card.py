@@ -1,5 +1,6 @@
 """The launch card: what a run resolved to, said once before it starts."""
 
+import dataclasses
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,10 +57,21 @@ def launch_card(
             "the steps are cut finer than the config asks, so that every process has work: dropout and batch norm now "
             "depend on the number of processes (--micro_batches_per_step N fixes the cut)"
         )
+    if without_effect := sizes_without_effect(config):
+        card["note on sizes"] = f"no effect, because --model_name_or_path has its own: {without_effect}"
     if not skips_on_device(optimizer):
         card["note on --optim"] = "it cannot skip an update on the device, so each step waits for its gradient norm"
     width = max(map(len, card))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in card.items())
+
+
+def sizes_without_effect(config: Options) -> str:
+    """The flags for the sizes of a new model that a config sets although it names a pretrained one."""
+    if getattr(config, "model_name_or_path", None) is None:  # a field of the recipes
+        return ""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    changed = {name: getattr(config, name) for name in sorted(config.SIZES_OF_NEW_MODELS)}
+    return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 
 def hardware(accelerator: Any) -> dict[str, str]:

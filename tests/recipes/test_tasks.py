@@ -112,6 +112,19 @@ def test_a_number_for_a_pair_of_texts(train):
     assert last["loss"] < first["loss"]
 
 
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_a_new_encoder_of_another_architecture_learns_pairs(train, model_type):
+    sizes = ["--model_type", model_type, "--intermediate_size", "40", "--text_column_names", "first", "second"]
+    rows, output = train(one_number, *sizes)
+    config = json.loads((output / "model/config.json").read_text())
+    assert (config["model_type"], config["intermediate_size"], config["hidden_size"]) == (model_type, 40, 32)
+    logits, _ = logits_of(output, rows, ["first", "second"])
+    true = np.array([row["label"] for row in rows])
+    assert scores_of(output)["loss"] == pytest.approx(mean_squared_error(true, logits[:, 0].numpy()), abs=1e-4)
+    first, *_, last = runs.training_lines(output)
+    assert last["loss"] < first["loss"]
+
+
 def two_classes(text):
     """Whether a text returns something."""
     return {"text": text, "label": "yes" if "return" in text.lower() else "no"}

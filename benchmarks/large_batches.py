@@ -22,10 +22,10 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from shared.config import options  # noqa: E402
-from shared.datasets.splits import by_class  # noqa: E402
 from shared.images.images import Images  # noqa: E402
 from shared.images.sources import digits  # noqa: E402
 from shared.monitoring import curves, tracking  # noqa: E402
+from shared.plan.splits import by_class  # noqa: E402
 
 FOLDS = 5
 # (name, global batch, flags); --learning_rate is for a batch of 256.

@@ -1,4 +1,4 @@
-"""Write what is generated: docs/flags.md, the loop in README.md, and the graph in docs/architecture.md.
+"""Write what is generated: docs/flags.md, code in README.md and docs/your_own_recipe.md, the graph of the rooms.
 
     python docs/generate.py
 
@@ -25,9 +25,11 @@ LOOP_BEGINS, LOOP_ENDS = "for step in run.steps():", "return run.finish("
 def generated() -> dict[Path, str]:
     """Each generated file with the text that it should hold."""
     readme, architecture = ROOT / "README.md", ROOT / "docs/architecture.md"
+    own, example = ROOT / "docs/your_own_recipe.md", (ROOT / "docs/examples/diabetes.py").read_text()
     return {
         ROOT / "docs/flags.md": flags_page(),
         readme: with_part(readme.read_text(), "loop", f"```python\n{loop('nlp')}\n```"),
+        own: with_part(own.read_text(), "recipe", f"```python\n{example}```"),
         architecture: with_part(architecture.read_text(), "rooms", f"```mermaid\n{rooms()}\n```"),
     }
 

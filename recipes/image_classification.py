@@ -32,7 +32,6 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations
-from shared.processes import preemption
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 
@@ -137,19 +136,18 @@ def evaluate(
     return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
 
 
-@torch.inference_mode()
 def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Augmentation, metrics: Any = None) -> Any:
     """Likeliest classes [samples, at most 5], losses [samples], scores for `metrics`; None if a signal cut it short."""
-    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = evaluation.Rows((len(data), best := min(5, len(data.source.names))), metrics)
-    batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    for micro_batch, batch in preemption.watch(accelerator, batches):
+    best = min(5, len(data.source.names))
+
+    def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         with accelerator.autocast():  # `prepare` has given it to the model, but not to the average
             logits = model(pixel_values=how.evaluation(batch)).logits.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
-        rows.add(micro_batch, logits.topk(best).indices, losses, logits)
-    model.train()
-    return None if preemption.cut_short(accelerator) else (*rows.gather(accelerator), rows.gather_scores(accelerator))
+        return logits.topk(best).indices, losses, logits
+
+    batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
+    return evaluation.collect(accelerator, model, batches, predict_batch, (len(data), best), metrics)
 
 
 # Replace from here down to train on your own data and model.

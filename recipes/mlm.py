@@ -35,7 +35,6 @@ from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
-from shared.processes import preemption
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.text.masking import masking_for
@@ -126,24 +125,22 @@ def main(config: Config) -> dict[str, float]:
         return run.finish(model, tokenizer)
 
 
-@torch.inference_mode()
 def evaluate(accelerator: Any, model: Any, plan: Plan, data: MaskedDocuments, collate: Any) -> dict[str, float]:
-    """Loss, accuracy and pseudo-perplexity at hidden tokens of `data`, always the same; {} if a signal cut it short."""
-    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows = evaluation.Rows((len(data),))
-    schedule = plan.evaluation(collate.padded_lengths(data.lengths))
-    for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
+    """Loss, accuracy and pseudo-perplexity at masked tokens of `data`, always the same; {} if a signal cut it short."""
+
+    def predict(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Right predictions and the sum of the losses of each piece."""
         targets = batch.pop("labels")
         logits = model(**batch).logits
         losses, hits = F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(1) == targets).float()
         counts = torch.from_numpy(data.masked[micro_batch.samples]).to(accelerator.device)  # of each piece
-        hits, losses = (torch.segment_reduce(each, "sum", lengths=counts) for each in (hits, losses))
-        rows.add(micro_batch, hits, losses)
-    model.train()
-    if preemption.cut_short(accelerator):
+        return torch.segment_reduce(hits, "sum", lengths=counts), torch.segment_reduce(losses, "sum", lengths=counts)
+
+    batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
+    if (found := evaluation.collect(accelerator, model, batches, predict, (len(data),))) is None:
         return {}
-    hits_of_piece, loss_of_piece = rows.gather(accelerator)
-    loss, accuracy = (float(each.sum() / data.masked.sum()) for each in (loss_of_piece, hits_of_piece))
+    hits, losses, _ = found
+    loss, accuracy = (float(each.sum() / data.masked.sum()) for each in (losses, hits))
     return {"eval_loss": loss, "eval_accuracy": accuracy, "eval_perplexity": float(np.exp(loss))}
 
 

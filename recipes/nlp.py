@@ -34,7 +34,6 @@ from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
-from shared.processes import preemption
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
@@ -115,24 +114,21 @@ def main(config: Config) -> dict[str, float]:
         return run.finish(model, tokenizer, before_export=lambda: scale.put_back(model), note=scale.note)
 
 
-@torch.inference_mode()
 def evaluate(
     accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, scale: Scale, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
-    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    rows, kind = evaluation.Rows(data.targets.shape, metrics), scale.labels.kind
-    schedule = plan.evaluation(collate.padded_lengths(data.lengths))
-    for micro_batch, batch in preemption.watch(accelerator, feed(schedule, data, collate, accelerator.device)):
+    kind = scale.labels.kind
+
+    def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         targets = scale.standardize(batch.pop("labels"))
         logits = model(**batch).logits
-        predictions = scale.restore(predict(kind, logits))
-        rows.add(micro_batch, predictions, item_losses(kind, logits, targets), logits)
-    model.train()
-    if preemption.cut_short(accelerator):
+        return scale.restore(predict(kind, logits)), item_losses(kind, logits, targets), logits
+
+    batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
+    if (found := evaluation.collect(accelerator, model, batches, predict_batch, data.targets.shape, metrics)) is None:
         return {}
-    predictions, losses = rows.gather(accelerator)
-    scores = rows.gather_scores(accelerator)
+    predictions, losses, scores = found
     values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
     loss = float(losses.mean()) * scale.deviation**2
     return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}

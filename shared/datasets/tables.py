@@ -12,9 +12,9 @@ from shared.config.options import Options
 from shared.datasets import readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.rows import joined, named, numbered, skip_incomplete, source_of, unlabeled, with_labels
-from shared.datasets.splits import share_of_each
 from shared.errors import UserError, say
 from shared.plan.hashing import hash64
+from shared.plan.splits import share_of_each
 from shared.pretrained.hub import require_hub
 
 TRAIN_SPLITS = ("train", "training")

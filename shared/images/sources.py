@@ -22,11 +22,11 @@ from shared.datasets.files import find_files
 from shared.datasets.labels import Labels
 from shared.datasets.readers import KINDS
 from shared.datasets.rows import FILL_IN, column_of, source_of, where
-from shared.datasets.splits import share_of_each
 from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, subset
 from shared.errors import UserError, say
 from shared.images.checks import Checked, check, key_of_column, key_of_files
 from shared.images.decoding import Pixels
+from shared.plan.splits import share_of_each
 from shared.pretrained.from_pretrained import label_order
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")

@@ -1,7 +1,7 @@
 """Evaluation that counts exactly over any number of processes: each sample once, in dataset order; and its metrics."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +14,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.monitoring.metric_sources import DEFAULT_METRICS, OF_CLASS, RANKED, SCORED, find_source, load, shipped_name
 from shared.plan.batches import MicroBatch
+from shared.processes import preemption
 from shared.processes.collectives import on_main_process
 
 SCORES_AT_ONCE = 2**24  # numbers that travel in one collective call: 64 MiB
@@ -110,6 +111,36 @@ class Rows:
             if accelerator.is_main_process:
                 parts.append(part.cpu().numpy())
         return np.concatenate(parts) if parts else None
+
+
+@torch.inference_mode()
+def collect(
+    accelerator: Any,
+    model: Any,
+    batches: Iterable[tuple[MicroBatch, Any]],
+    predict: Callable[[Any, MicroBatch, Any], Sequence[torch.Tensor]],
+    shape: tuple[int, ...],
+    metrics: "Metrics | None" = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+    """Predict a whole data set, each process its share. Every process calls this.
+
+    Args:
+        model: as the loop calls it; it is in evaluation mode during the pass.
+        batches: of this process: `feed` of `Plan.evaluation`.
+        predict: called with the unwrapped model, the micro-batch and its batch; gives what `Rows.add` takes.
+        shape: of the predictions: (samples,) or (samples, labels).
+        metrics: where one of these takes probabilities, they are collected as well.
+
+    Returns:
+        Predictions of `shape` and losses [samples] in the order of the data, and what `Rows.gather_scores` gives. None
+        if a signal cut the pass short.
+    """
+    model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
+    rows = Rows(shape, metrics)
+    for micro_batch, batch in preemption.watch(accelerator, batches):
+        rows.add(micro_batch, *predict(model, micro_batch, batch))
+    model.train()
+    return None if preemption.cut_short(accelerator) else (*rows.gather(accelerator), rows.gather_scores(accelerator))
 
 
 def best_by(config: Options, metrics: "Metrics") -> BestBy:

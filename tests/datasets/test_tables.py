@@ -17,9 +17,9 @@ from shared.config.options import Options
 from shared.datasets import demo_texts, readers, tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN, column_of, named, source_of, where
-from shared.datasets.splits import share_of_each
 from shared.datasets.tables import load_tables, read_file, read_hub, read_saved, split_off
 from shared.errors import UserError
+from shared.plan.splits import share_of_each
 
 ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
 

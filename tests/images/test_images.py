@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
 from shared.augmentation.augmentation import Augmentation
-from shared.datasets.splits import by_class
 from shared.errors import UserError
 from shared.images import cache as image_cache
 from shared.images import checks
@@ -28,6 +27,7 @@ from shared.images.decoding import CorruptImage, decode, inspect
 from shared.images.images import collate, load_images, prepare, worst_predictions
 from shared.images.sources import class_folders, digits, hold_out, load_sources
 from shared.models.image_models import load_processor
+from shared.plan.splits import by_class
 
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
 

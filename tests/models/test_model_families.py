@@ -170,7 +170,7 @@ def test_the_table_has_no_other_families():
 def table():
     """The rows of the page's table of families."""
     page = (runs.ROOT / "docs/models.md").read_text()
-    _, _, rows = page.partition("| family | `model_type` | nlp.py | mlm.py | what is said |\n|---|---|---|---|---|\n")
+    _, _, rows = page.partition("| family | `model_type` | nlp.py | mlm.py | messages |\n|---|---|---|---|---|\n")
     return rows.partition("\n\n")[0].splitlines()
 
 

@@ -224,7 +224,7 @@ def commands() -> str:
 def table() -> str:
     """All lanes as Markdown, and the commands below."""
     head = [
-        "| benchmark | ours | peer | ratio: median (95 % interval or extremes) | minimum | target | machine, file |",
+        "| benchmark | ours | peer | ratio: median (95 % interval or range) | minimum | target | machine, file |",
         "|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *map(row_of, LANES), "", commands()])

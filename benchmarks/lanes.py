@@ -1,9 +1,9 @@
-"""Write the table of lanes into docs/performance.md, from the JSON files in benchmarks/results.
+"""Write the table of benchmarks on a CPU into docs/performance.md, from the JSON files in benchmarks/results.
 
     python benchmarks/lanes.py
 
-Each lane is what one benchmark compares, with the first bar and the goal that it has to pass. A lane whose file is not
-there, or lacks the contestant, says "not measured" and the command that would measure it.
+Each row compares one figure of the recipes with one of a peer. A row whose file is missing, or lacks the contestant,
+reads "not measured". The commands that measure the rows follow the table.
 """
 
 import json
@@ -18,6 +18,9 @@ RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/performance.md"
 START, END = "<!-- lanes: benchmarks/lanes.py writes this table -->", "<!-- end of lanes -->"
 TUNED = ("group_by_length", "bare_tuned", "accelerate_tuned", "fabric_tuned")
 Report = dict[str, Any]
+Cells = tuple[str, str, str]
+NAMES = {"bare": "bare DDP", "trainer": "Trainer", "group_by_length": "Trainer, `group_by_length`"}
+NAMES |= {"bare_tuned": "bare DDP, tuned", "accelerate_tuned": "Accelerate, tuned", "fabric_tuned": "Fabric, tuned"}
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,12 @@ class Lane:
     """A row of the table."""
 
     name: str
+    peer: str  # empty where the figures tell which of several it is
     first_bar: str
     goal: str
     file: str  # in benchmarks/results
-    measured: Callable[[Report], str]  # raises KeyError where the file lacks what is needed
-    command: str
+    measured: Callable[[Report], Cells]  # ours, the peer's, their ratio; raises KeyError where the file lacks a figure
+    command: str  # measures the row, where the file names no command
 
 
 def interval(found: Report, form: str = ".2f") -> str:
@@ -38,143 +42,192 @@ def interval(found: Report, form: str = ".2f") -> str:
     return f"{found['median']:{form}} ({low:{form}} to {high:{form}})"
 
 
-def loop_cost(report: Report) -> str:
+def of_contestant(report: Report, contestant: str, key: str) -> float:
+    """The median of a figure over a contestant's rounds."""
+    rounds = [row[key] for row in report["rows"] if row["contestant"] == contestant]
+    if not rounds:
+        raise KeyError(contestant)
+    return statistics.median(rounds)
+
+
+def loop_cost(report: Report) -> Cells:
     found = report["comparisons"]
     names = {"accelerate": "Accelerate", "fabric": "Fabric", "trainer": "Trainer"}
-    others = [f"{label} {found[f'{name} - bare, thread_us']['median']:+.0f}" for name, label in names.items()]
-    return f"{interval(found['ours - bare, thread_us'], '+.0f')} µs; {', '.join(others)}"
+    others = [f"{label} {found[f'{name} - bare, thread_us']['median']:+.0f} µs" for name, label in names.items()]
+    return f"{interval(found['ours - bare, thread_us'], '+.0f')} µs", ", ".join(others), "-"
 
 
-def same_batches(report: Report) -> str:
+def same_batches(report: Report) -> Cells:
     found = report["comparisons"]
     equal = min(found["rounds with weights equal to the bit"]["rounds"]) == 1
-    return f"{interval(found['speed of ours / bare'], '.3f')}, weights {'equal' if equal else 'DIFFERENT'}"
+    ratio = f"{interval(found['speed of ours / bare'], '.3f')}, weights {'equal' if equal else 'DIFFERENT'}"
+    ours, bare = (f"{of_contestant(report, name, 'step_seconds'):.3f} s per step" for name in ("ours", "bare"))
+    return ours, bare, ratio
 
 
-def best_tuned(report: Report) -> str:
-    """The ratio to the fastest tuned peer, all of which have to be there."""
-    name = min(TUNED, key=lambda name: report["ratios"][name]["median"])
-    return f"{interval(report['ratios'][name])} ({name})"
+def tokens_against(peer: str | None = None, ours: str = "ours") -> Callable[[Report], Cells]:
+    """Real tokens per second beside those of a peer; without its name, of the fastest tuned one."""
+
+    def measured(report: Report) -> Cells:
+        ratios = report["ratios"]
+        name = peer or min(TUNED, key=lambda tuned: ratios[tuned]["median"])  # KeyError where one is missing
+        ratio = ratios[name] if name in ratios else extremes(ratios[f"{ours} / {name}"])
+        own, other = (of_contestant(report, contestant, "tokens_per_second") for contestant in (ours, name))
+        label = "" if peer else f"{NAMES[name]}: "
+        return f"{own:,.0f} tokens/s", f"{label}{other:,.0f} tokens/s", interval(ratio)
+
+    return measured
 
 
-def classification(report: Report) -> str:
-    return f"{best_tuned(report)} / {interval(report['ratios']['bare'])}"
+def extremes(ratios: list[float]) -> Report:
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
-def masked(report: Report) -> str:
-    shipped, tuned = (report["ratios"][f"ours / {name}"] for name in ("trainer", "trainer_tuned"))
-    bf16 = report["ratios"]["ours_bf16 / trainer_tuned_bf16"]
-    middle = [f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in (shipped, tuned, bf16)]
-    return f"{middle[0]} / {middle[1]}; tuned, both in bf16, {middle[2]}"
+def utilisation(size: str, precision: str) -> Callable[[Report], Cells]:
+    """Model FLOP/s of the real tokens, as a share of a measured matrix product."""
+
+    def measured(report: Report) -> Cells:
+        rate = of_contestant(report, f"{size} {precision}", "tokens_per_second")
+        share = interval(report["comparisons"][f"mfu, {size} {precision}"], ".0%")
+        return f"{rate:,.0f} tokens/s", "", share
+
+    return measured
 
 
-def utilisation(report: Report) -> str:
-    found = report["comparisons"]
-    return "; ".join(
-        f"{label}: {interval(found[f'mfu, {size} fp32'], '.0%')} / {interval(found[f'mfu, {size} bf16'], '.0%')}"
-        for size, label in (("wide", "width 768"), ("small", "4 x 256"))
-    )
+def independent(report: Report) -> Cells:
+    ours, apart = (of_contestant(report, name, "tokens_per_second") for name in ("together", "apart"))
+    return f"{ours:,.0f} tokens/s", f"{apart:,.0f} tokens/s", interval(report["comparisons"]["together / apart"])
 
 
-def evaluation(report: Report) -> str:
-    each = [turn["of_trainer"] for turn in report["evaluation"]["turns"]]
-    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f}), same values"
+def evaluation(report: Report) -> Cells:
+    turns = report["evaluation"]["turns"]
+    ours, trainer = (statistics.median(turn[name] for turn in turns) for name in ("ours", "trainer"))
+    ratio = interval(extremes([turn["of_trainer"] for turn in turns]))
+    return f"{ours:.2f} s", f"{trainer:.2f} s", f"{ratio}, same scores"
 
 
-def checkpoint(report: Report) -> str:
-    stall, extra = report["summary"]["ours_against"], report["summary"]["extra_of_ours_against"]
-    return (
-        f"{stall['save_state']['median']:.2f} of save_state / {stall['copy']['median']:.2f} of a plain copy; "
-        f"with what the next step takes longer, {extra['save_state']:.2f} / {extra['copy']:.2f}"
-    )
+def startup(report: Report) -> Cells:
+    ours, trainer = (of_contestant(report, name, "seconds") for name in ("ours", "trainer"))
+    return f"{ours:.2f} s", f"{trainer:.2f} s", interval(report["comparisons"]["launch to first step, ours / trainer"])
 
 
-def memory(report: Report) -> str:
-    peak = {
-        name: statistics.median(row["peak_rss_mib"] for row in report["rows"] if row["contestant"] == name)
-        for name in {row["contestant"] for row in report["rows"]}
-    }
-    return f"{peak['ours'] / peak['trainer']:.2f} ({peak['ours']:,.0f} MiB)"
+def stall(peer: str) -> Callable[[Report], Cells]:
+    """How long the loop stands still for a save."""
+
+    def measured(report: Report) -> Cells:
+        found = report["summary"]
+        ours, other = (found["median_stall_ms"][name] for name in ("ours", peer))
+        return f"{ours:.1f} ms", f"{other:.1f} ms", interval(found["ours_against"][peer])
+
+    return measured
+
+
+def delay(peer: str) -> Callable[[Report], Cells]:
+    """How much later the next step ends because of a save."""
+
+    def measured(report: Report) -> Cells:
+        found = report["summary"]
+        ours, other = (found["median_extra_ms"][name] for name in ("ours", peer))
+        return f"{ours:.1f} ms", f"{other:.1f} ms", f"{found['extra_of_ours_against'][peer]:.2f}"
+
+    return measured
+
+
+def memory(report: Report) -> Cells:
+    ours, trainer = (of_contestant(report, name, "peak_rss_mib") for name in ("ours", "trainer"))
+    return f"{ours:,.0f} MiB", f"{trainer:,.0f} MiB", f"{ours / trainer:.2f}"
 
 
 PEERS = "python benchmarks/peers.py --rounds 5 --global_batch_size 256 --max_tokens_per_micro_batch 1024 --lanes nlp"
+MLM, CLASSES = "masked language model", "sequence classification"
+MLM_PEERS = ("mlm_cpu.json", "python benchmarks/mlm_peers.py --rounds 5")
+UTILISATION = ("utilisation.json", "python benchmarks/utilisation.py --rounds 5")
+CHECKPOINTS = ("checkpoints_cpu.json", "python benchmarks/checkpoints.py --rounds 31 --output_dir out/checkpoints")
+
+
+def lane(
+    name: str, peer: str, first_bar: str, goal: str, source: tuple[str, str], measured: Callable[[Report], Cells]
+) -> Lane:
+    file, command = source
+    return Lane(name, peer, first_bar, goal, file, measured, command)
+
+
 LANES = (
-    Lane(
-        "loop cost per optimizer step over a bare loop, one process, thread CPU time",
-        *("≤ +60 µs", "≤ +10 µs", "loop_cost.json", loop_cost),
-        "python benchmarks/loop_cost.py --rounds 5",
+    lane(
+        *("CPU time of the loop per optimizer step, above a bare loop, one process", "", "≤ +60 µs", "≤ +10 µs"),
+        *(("loop_cost.json", "python benchmarks/loop_cost.py --rounds 5"), loop_cost),
     ),
-    Lane(
-        "same micro-batches as a bare DDP loop, speed; weights equal to the bit",
-        *("≥ 0.99", "≥ 0.998", "same_batches.json", same_batches),
-        "python benchmarks/same_batches.py --rounds 5",
+    lane(
+        *("the same micro-batches as a bare loop, two processes", "bare DDP", "≥ 0.99", "≥ 0.998"),
+        *(("same_batches.json", "python benchmarks/same_batches.py --rounds 5"), same_batches),
     ),
-    Lane(
-        "sequence classification, fp32, against the best tuned peer / bare DDP",
-        *("≥ 1.0 / ≥ 2.1", "≥ 1.15 / ≥ 2.6", "peers_fp32.json", classification),
-        PEERS,
+    lane(f"{CLASSES}, fp32, best tuned peer", "", "≥ 1.0", "≥ 1.15", ("peers_fp32.json", PEERS), tokens_against()),
+    lane(f"{CLASSES}, fp32", "bare DDP", "≥ 2.1", "≥ 2.6", ("peers_fp32.json", PEERS), tokens_against("bare")),
+    lane(
+        *(f"{CLASSES}, bf16, best tuned peer", "", "≥ 1.1", "≥ 1.6"),
+        *(("peers_bf16.json", f"{PEERS} --mixed_precision bf16 --rows 16"), tokens_against()),
     ),
-    Lane(
-        "the same in bf16, against the best tuned peer in bf16",
-        *("≥ 1.1", "≥ 1.6", "peers_bf16.json", best_tuned),
-        f"{PEERS} --mixed_precision bf16 --rows 16",
+    lane(f"{MLM}, fp32", "Trainer as shipped", "≥ 2.0", "≥ 5", MLM_PEERS, tokens_against("trainer")),
+    lane(f"{MLM}, fp32", "Trainer, tuned", "≥ 1.5", "≥ 2.5", MLM_PEERS, tokens_against("trainer_tuned")),
+    lane(f"{MLM}, bf16", "Trainer, tuned", "-", "-", MLM_PEERS, tokens_against("trainer_tuned_bf16", "ours_bf16")),
+    *(
+        lane(f"MFU, {label}, {precision}", "a matrix product", *bars, UTILISATION, utilisation(size, precision))
+        for size, label in (("wide", "width 768"), ("small", "4 layers of width 256"))
+        for precision, bars in (("fp32", ("≥ 65 %", "≥ 85 %")), ("bf16", ("≥ 45 %", "≥ 70 %")))
     ),
-    Lane(
-        "masked language model, against Trainer as shipped / tuned",
-        *("≥ 2.0 / ≥ 1.5", "≥ 5 / ≥ 2.5", "mlm_cpu.json", masked),
-        "python benchmarks/mlm_peers.py --rounds 5",
+    lane(
+        *("two processes of one run", "two independent runs", "≥ 0.96", "≥ 0.99"),
+        *(("independent.json", "python benchmarks/independent.py --rounds 5"), independent),
     ),
-    Lane(
-        "model FLOP/s over the measured matrix product, fp32 / bf16",
-        *("≥ 65 % / ≥ 45 %", "≥ 85 % / ≥ 70 %", "utilisation.json", utilisation),
-        "python benchmarks/utilisation.py --rounds 5",
+    lane(
+        *("time of an evaluation", "`Trainer.evaluate`", "≤ 0.5", "≤ 0.3"),
+        ("peers_eval.json", "python benchmarks/peers.py --rounds 5 --lanes eval --max_tokens_per_micro_batch 1024"),
+        evaluation,
     ),
-    Lane(
-        "two processes over two independent ones",
-        *("≥ 0.96", "≥ 0.99", "independent.json", lambda report: interval(report["comparisons"]["together / apart"])),
-        "python benchmarks/independent.py --rounds 5",
+    lane(
+        *("time from launch to first step, torchrun, warm caches", "Trainer", "≤ 0.8", "≤ 0.5"),
+        *(("startup.json", "python benchmarks/startup.py --rounds 5"), startup),
     ),
-    Lane(
-        "evaluation pass over Trainer.evaluate, time",
-        *("≤ 0.5", "≤ 0.3", "peers_eval.json", evaluation),
-        "python benchmarks/peers.py --rounds 5 --lanes eval --max_tokens_per_micro_batch 1024",
-    ),
-    Lane(
-        "launch to first step over Trainer's, under torchrun, caches warm, time",
-        *("≤ 0.8", "≤ 0.5", "startup.json"),
-        lambda report: interval(report["comparisons"]["launch to first step, ours / trainer"]),
-        "python benchmarks/startup.py --rounds 5",
-    ),
-    Lane(
-        "checkpoint stall over accelerator.save_state / a plain copy of the bytes",
-        *("≤ 0.20", "≤ 1.15 of the copy", "checkpoints_cpu.json", checkpoint),
-        "python benchmarks/checkpoints.py --rounds 31 --output_dir out/checkpoints",
-    ),
-    Lane(
-        "peak memory per process over Trainer's",
-        *("≤ 1.0", "≤ 0.7", "peers_fp32.json", memory),
-        PEERS,
+    lane("pause of the loop for a save", "`accelerator.save_state`", "≤ 0.20", "-", CHECKPOINTS, stall("save_state")),
+    lane("pause of the loop for a save", "plain copy of the bytes", "-", "≤ 1.15", CHECKPOINTS, stall("copy")),
+    lane("delay of the next step's end by a save", "`save_state`", "-", "-", CHECKPOINTS, delay("save_state")),
+    lane("delay of the next step's end by a save", "plain copy of the bytes", "-", "-", CHECKPOINTS, delay("copy")),
+    lane(
+        *(f"peak memory per process, {CLASSES}, fp32", "Trainer as shipped", "≤ 1.0", "≤ 0.7"),
+        *(("peers_fp32.json", PEERS), memory),
     ),
 )
 
 
 def row_of(lane: Lane) -> str:
-    """The lane as a row: what was measured with its date and file, or that it was not and the command that would."""
-    path = RESULTS / lane.file
+    """The lane as a row: what was measured and where, or that it was not."""
     try:
-        report = json.loads(path.read_text())
-        measured = lane.measured(report)
-        command = report.get("command", lane.command)
-        source = f"{report['machine']['date'][:10]}, [{lane.file}](../benchmarks/results/{lane.file}): `{command}`"
+        report = json.loads((RESULTS / lane.file).read_text())
+        ours, theirs, ratio = lane.measured(report)
+        at = report["machine"]
+        machine = f"[{at['cpu']}, {at['cores_used']} of {at['cores']} cores](../benchmarks/results/{lane.file})"
     except (FileNotFoundError, KeyError):
-        measured, source = "not measured", f"`{lane.command}`"
-    return f"| {lane.name} | {lane.first_bar} | {lane.goal} | {measured} | {source} |"
+        ours, theirs, ratio, machine = "not measured", "", "-", "-"
+    peer = ": ".join(filter(None, (lane.peer, theirs))) or "-"
+    return f"| {' | '.join([lane.name, ours, peer, ratio, lane.first_bar, lane.goal, machine])} |"
+
+
+def commands() -> str:
+    """The commands that measured the files, or would, as a block of code: one for each file."""
+    found = {}
+    for lane in LANES:
+        path = RESULTS / lane.file
+        found[lane.file] = json.loads(path.read_text()).get("command", lane.command) if path.exists() else lane.command
+    return "\n".join(["```", *found.values(), "```"])
 
 
 def table() -> str:
-    """All lanes as Markdown."""
-    head = ["| lane | first bar | goal | measured: median (95 % interval or extremes) | by |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *map(row_of, LANES)])
+    """All lanes as Markdown, and the commands below."""
+    head = [
+        "| benchmark | ours | peer | ratio: median (95 % interval or range) | minimum | target | machine, file |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*head, *map(row_of, LANES), "", commands()])
 
 
 def main() -> None:

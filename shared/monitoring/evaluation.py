@@ -1,7 +1,7 @@
 """Evaluation that counts exactly over any number of processes: each sample once, in dataset order; and its metrics."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +12,16 @@ import torch
 from shared.checkpoints.progress import BestBy
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.monitoring.metric_sources import DEFAULT_METRICS, OF_CLASS, RANKED, SCORED, find_source, load, shipped_name
+from shared.monitoring.metric_sources import (
+    DEFAULT_METRICS,
+    OF_CLASS,
+    RANKED,
+    SCORED,
+    compute_function,
+    find_source,
+    has_evaluate,
+    shipped_name,
+)
 from shared.plan.batches import MicroBatch
 from shared.processes.collectives import on_main_process
 
@@ -139,7 +148,7 @@ class Metrics:
     positive: int | None = None  # the class that those of `OF_CLASS` are about
     notes: dict[str, str] = field(default_factory=dict)  # for the launch card: what they are about or cannot tell
     empty: dict[str, str] = field(default_factory=dict)  # those that say nothing on this validation data, and why
-    _modules: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _functions: dict[str, Callable[..., dict[str, float]]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def main_name(self) -> str:
@@ -177,10 +186,9 @@ class Metrics:
 
     def compute_one(self, source: str, **given: Any) -> dict[str, float]:
         """The values of the metric at `source`, which is loaded when it is first asked for."""
-        if source not in self._modules:
-            # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
-            self._modules[source] = load(source, "multilabel" if self.multi_label else None)
-        return {name: float(value) for name, value in self._modules[source].compute(**given).items()}
+        if source not in self._functions:
+            self._functions[source] = compute_function(source, self.multi_label)
+        return {name: float(value) for name, value in self._functions[source](**given).items()}
 
 
 def computed_by_recipe(config: Options, names: tuple[str, ...]) -> Metrics:
@@ -234,14 +242,16 @@ def resolve(config: Options, kind: str, names: Sequence[str], targets: np.ndarra
         UserError: there is no such metric, it does not fit, or its code may not or cannot be loaded; or
             --positive_label is no class, is needed, or has no effect.
     """
-    if missing := [package for package in ("evaluate", "datasets", "sklearn") if find_spec(package) is None]:
-        raise UserError(f"metrics need {missing[0]}, which is not installed: pip install -r requirements.txt")
+    if find_spec("sklearn") is None:
+        raise UserError("metrics need scikit-learn, which is not installed: pip install -r requirements.txt")
     few = RANKED if len(names) <= 5 else ()  # the true class is always among the five likeliest
     asked = tuple(shipped_name(given) or given for given in config.metric_name or ())
     for name in asked:
         if name in few and name in DEFAULT_METRICS[kind]:
             raise UserError(f"--metric_name {name} is 1 whatever a model of {len(names)} classes says: leave it out")
     metrics = Metrics(multi_label=kind == "multi_label", num_labels=len(names) or 1)
+    if not has_evaluate():
+        metrics.notes["metrics"] = "computed by scikit-learn and SciPy directly: `evaluate` is not installed"
     for name in asked or [name for name in DEFAULT_METRICS[kind] if name not in few]:
         source = find_source(kind, name, config.trust_remote_code)
         computed = (name,) if shipped_name(source) else try_out(metrics, kind, name, source)

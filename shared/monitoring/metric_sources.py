@@ -4,10 +4,13 @@ import atexit
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.monitoring import metric_functions
 from shared.processes import exit_reasons
 
 METRICS_FOLDER = Path(__file__).resolve().parent / "metrics"
@@ -34,20 +37,30 @@ def shipped_name(given: str) -> str:
     return folder.name if folder.parent == METRICS_FOLDER and folder.name in known else ""
 
 
+def has_evaluate() -> bool:
+    """Whether the `evaluate` library is installed, and `datasets`, which it imports."""
+    return None not in map(find_spec, ("evaluate", "datasets"))
+
+
 def find_source(kind: str, metric_name: str, trust_remote_code: bool) -> str:
     """What evaluate.load is given for --metric_name `metric_name`: a file, or a name on the Hub.
 
     Raises:
-        UserError: there is no such metric, it does not fit `kind` of task, or would be code from the Hub without
-            --trust_remote_code.
+        UserError: there is no such metric, it does not fit `kind` of task, needs `evaluate`, which is not installed, or
+            would be code from the Hub without --trust_remote_code.
     """
     if metric_name in (*DEFAULT_METRICS[kind], *ON_REQUEST[kind]):
         return str(METRICS_FOLDER / metric_name / f"{metric_name}.py")
     there = {folder.name for folder in METRICS_FOLDER.iterdir() if (folder / f"{folder.name}.py").is_file()}
-    added = {name for name in there if not shipped_name(name)}
+    added = {name for name in there if has_evaluate() and not shipped_name(name)}
     fitting = ", ".join((*DEFAULT_METRICS[kind], *ON_REQUEST[kind], *sorted(added)))
     if shipped_name(metric_name):
         raise UserError(f"--metric_name {metric_name} does not fit {kind}: use one of {fitting}")
+    if not has_evaluate():
+        raise UserError(
+            f"--metric_name {metric_name}: a metric other than {fitting} needs `evaluate`, which is not installed: "
+            "pip install evaluate"
+        )
     given = Path(metric_name).expanduser()
     for path in (METRICS_FOLDER / metric_name, given):
         for script in (path / f"{path.resolve().name}.py", path):
@@ -78,6 +91,20 @@ def cached_hub_script(name: str) -> str | None:
     metrics = Path(evaluate.config.HF_MODULES_CACHE, "evaluate_modules", "metrics")
     copies = metrics.glob(f"{owner or 'evaluate-metric'}--{metric}/*/{metric}.py")
     return max(map(str, copies), key=os.path.getmtime, default=None)
+
+
+def compute_function(source: str, multi_label: bool) -> Callable[..., dict[str, float]]:
+    """The function of keywords `predictions`, `references` and `pos_label` that computes the metric at `source`.
+
+    It is the `compute` of an `evaluate.Metric`. Where `evaluate` is not installed, `source` is a shipped metric, and
+    the function that this metric's module calls is called directly.
+    """
+    if has_evaluate():
+        # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
+        compute: Callable[..., dict[str, float]] = load(source, "multilabel" if multi_label else None).compute
+        return compute
+    name = shipped_name(source)
+    return lambda **given: {name: getattr(metric_functions, name)(**given)}
 
 
 def load(source: str, config_name: str | None) -> Any:

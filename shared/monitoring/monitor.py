@@ -96,7 +96,7 @@ class Monitor:
         self.steps += 1
         self.skips.append(skipped)
         self.stopwatch.mark("optimizer")
-        if self.profiler.left:  # starting it and writing what it found is no part of a step
+        if self.profiler.running:  # starting it and writing what it found is no part of a step
             with self.stopwatch.time("profile"):
                 self.profiler.end_step()
 

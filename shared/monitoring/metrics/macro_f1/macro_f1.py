@@ -1,4 +1,4 @@
-"""The mean of the classes' F1, each class counting alike however rare it is."""
+"""The mean of the F1 of all classes; each class has the same weight, however rare it is."""
 
 import datasets
 import evaluate

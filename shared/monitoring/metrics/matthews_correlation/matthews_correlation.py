@@ -1,4 +1,4 @@
-"""The correlation of predicted and true classes: 1 is perfect, 0 no better than a constant guess."""
+"""The correlation of predicted and true classes: 1 is perfect, 0 is no better than a constant guess."""
 
 import datasets
 import evaluate

@@ -1,4 +1,4 @@
-"""Pearson's correlation: how close predictions and references are to a straight line."""
+"""Pearson's correlation: how close the pairs of prediction and reference are to a straight line."""
 
 import datasets
 import evaluate

@@ -1,4 +1,4 @@
-"""Of the samples predicted to be of one class, the share that is."""
+"""The share of correct ones among the samples that are predicted to be of one class."""
 
 import datasets
 import evaluate

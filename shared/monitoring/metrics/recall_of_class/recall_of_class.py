@@ -1,4 +1,4 @@
-"""Of the samples of one class, the share that is predicted to be."""
+"""The share of the samples of one class that are predicted to be of that class."""
 
 import datasets
 import evaluate

@@ -1,4 +1,4 @@
-"""The area under the ROC curve: how often a sample of a class has a higher probability of it than one of the others."""
+"""The area under the ROC curve: how often a sample of a class scores higher for it than a sample of another class."""
 
 import datasets
 import evaluate

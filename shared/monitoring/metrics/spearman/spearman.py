@@ -1,4 +1,4 @@
-"""Spearman's correlation: how alike predictions and references are in order."""
+"""Spearman's correlation: how similar the order of the predictions is to that of the references."""
 
 import datasets
 import evaluate

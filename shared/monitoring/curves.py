@@ -13,14 +13,14 @@ from typing import Any
 
 from shared.images.pictures import Picture
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # apart for color-blind readers, too
-NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys not in the scores' panel
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # color-blind readers can tell them apart
+NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
 IN_A_ROW = 8  # pictures
 COLUMN = 3.6  # inches, the width of a panel
-CHARACTER = 0.066  # inches, the width of one in a caption
+CHARACTER = 0.066  # inches, the width of one character in a caption
 PARTS = {"forward_backward": "compute", "communication": "communication", "optimizer": "optimizer"}  # beside data
-FEW = 40  # points; a series of so few gets dots
-FEWEST = 3  # points; a series of so few gets large dots
+FEW = 40  # points; a series of at most so many gets dots
+FEWEST = 3  # points; a series of at most so many gets large dots
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `ticks` writes a value at the y axis, `top` is what that axis reaches at least."""
+    """One pair of axes; `ticks` formats a value of the y axis, and `top` is the least upper end of that axis."""
 
     title: str
     series: dict[str, tuple[list[int], list[float]]]
@@ -59,8 +59,8 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Seq
     """Draw the lines of a metrics.jsonl (`tracking.read_metrics`) into the PNG file `picture`.
 
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
-    A value that is not finite leaves a gap, and text, such as the digest of the samples, is passed over. Below them
-    stand `pictures`, in rows of eight.
+    A value that is not finite leaves a gap; text, such as the digest of the samples, is left out. `pictures` are below
+    the panels, in rows of eight.
     """
     with silence():
         from matplotlib import rc_context
@@ -94,7 +94,7 @@ def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Seq
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep to itself what matplotlib says of fonts, caches and layouts: a run that has ended well ends quietly."""
+    """Silence the warnings of matplotlib about fonts, caches and layouts, which do not concern the run."""
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -106,7 +106,7 @@ def silence() -> Iterator[None]:
 
 
 def families_for(characters: set[str]) -> tuple[list[str], set[str]]:
-    """Font families of this machine that write `characters` together, the default first, and those that none has."""
+    """Font families of this machine that together have `characters`, the default first; and characters in no font."""
     from matplotlib import font_manager
 
     families = ["sans-serif"]
@@ -120,7 +120,7 @@ def families_for(characters: set[str]) -> tuple[list[str], set[str]]:
         try:
             font = font_manager.get_font(path)
             has = {character for character in missing if font.scalable and font.get_char_index(ord(character))}
-        except (OSError, RuntimeError):  # a damaged font, or one that is gone
+        except (OSError, RuntimeError):  # a damaged font, or a file that no longer exists
             continue
         if has and family:
             families.append(family)
@@ -136,10 +136,10 @@ def legible(name: str, missing: set[str]) -> str:
 
 
 def shortened(text: str, room: int) -> str:
-    """`text` with its middle left out where it is wider than `room` characters; those of East Asia take two."""
+    """`text`, without its middle if it is wider than `room` characters; an East Asian character takes two."""
 
     def fitting(characters: str, width: int) -> int:
-        """How many of the first characters fit."""
+        """How many characters, from the first on, fit in `width`."""
         for count, character in enumerate(characters):
             width -= 2 if unicodedata.east_asian_width(character) in "WF" else 1
             if width < 0:
@@ -153,7 +153,7 @@ def shortened(text: str, room: int) -> str:
 
 
 def find_panels(lines: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """The panels in reading order; one of which nothing was logged has no series."""
+    """The panels in reading order; a panel without logged values has no series."""
     keys = dict.fromkeys(key for line in lines for key in line)  # in the order of their first appearance
 
     def series(labels: Mapping[str, str], scale: float = 1) -> dict[str, tuple[list[int], list[float]]]:
@@ -199,7 +199,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
     log_steps = panel.log_steps and any(max(steps) > 0 for steps, _ in panel.series.values())
     axes.set_xlabel("step (log scale)" if log_steps else "step")
     if log_steps:
-        axes.set_xscale("log", nonpositive="mask")  # an evaluation before the first step has no place here
+        axes.set_xscale("log", nonpositive="mask")  # leaves out an evaluation before the first step
     else:
         axes.set_xlim(-0.02 * last_step, last_step * 1.04)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -208,7 +208,7 @@ def draw_panel(axes: Any, panel: Panel, last_step: int) -> None:
         axes.set_yscale("log")
     elif panel.from_zero:
         top = max(panel.top, axes.get_ylim()[1])
-        axes.set_ylim(-0.03 * top, 1.03 * top)  # a line at the edge is seen whole
+        axes.set_ylim(-0.03 * top, 1.03 * top)  # so that a line at the edge is drawn whole
     if panel.ticks:
         axes.yaxis.set_major_formatter(lambda value, _: panel.ticks(value))
     if panel.legend or len(panel.series) > 1:

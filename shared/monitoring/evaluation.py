@@ -1,4 +1,4 @@
-"""Evaluation that counts exactly over any number of processes: each sample once, in dataset order; and its metrics."""
+"""Evaluation over any number of processes, which counts each sample once, in dataset order; and its metrics."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,16 @@ import torch
 from shared.checkpoints.progress import BestBy
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.monitoring.metric_sources import DEFAULT_METRICS, OF_CLASS, RANKED, SCORED, find_source, load, shipped_name
+from shared.monitoring.metric_sources import (
+    DEFAULT_METRICS,
+    OF_CLASS,
+    RANKED,
+    SCORED,
+    compute_function,
+    find_source,
+    has_evaluate,
+    shipped_name,
+)
 from shared.plan.batches import MicroBatch
 from shared.processes import preemption
 from shared.processes.collectives import on_main_process
@@ -24,21 +33,21 @@ LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", 
 def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:
     """The rows of all processes in dataset order, on every process, each sample counted exactly once.
 
-    Every process calls this once, with the rows it computed. One that computed none brings an empty tensor of the same
-    trailing shape and dtype. Batches repeated only to keep processes in step (FSDP) are left out by the caller.
-    Accelerate's `gather_for_metrics` is no substitute: with batches of varying size it loses or repeats samples.
+    Every process calls this once, with the rows it computed. A process that computed none passes an empty tensor of the
+    same trailing shape and dtype. The caller leaves out batches that are repeated only to keep processes in step
+    (FSDP). Accelerate's `gather_for_metrics` loses or repeats samples when batches vary in size.
 
     Args:
-        accelerator: gives the device and the sum over processes.
+        accelerator: has the device and sums over processes.
         indices: [n] the dataset's sample number of each row.
         rows: [n, ...] float32, float64 or int64; predictions rather than logits, as every process holds the result.
         total: number of samples in the dataset.
 
     Returns:
-        [total, ...] on the accelerator's device, row i that of sample i.
+        [total, ...] on the accelerator's device; row i belongs to sample i.
 
     Raises:
-        AssertionError: on every process, when a sample came never or more than once; it names the first one.
+        AssertionError: on every process, when a sample is missing or came more than once; names the first such sample.
     """
     assert rows.dtype in (torch.float32, torch.float64, torch.int64), f"rows are {rows.dtype}: a sum would be inexact"
     assert len(indices) == len(rows), f"{len(indices)} indices for {len(rows)} rows"
@@ -55,11 +64,11 @@ def gather_rows(accelerator: Any, indices: np.ndarray | torch.Tensor, rows: torc
 
 
 class Rows:
-    """Collects what one process predicts on its share of a dataset, and brings the shares together.
+    """Collects the predictions of one process on its share of a dataset, and gathers the shares.
 
     Args:
         shape: of the predictions for the whole dataset: (samples,) or (samples, labels).
-        metrics: what is computed of them; where one of these takes probabilities, they are collected as well.
+        metrics: computed from the predictions; where one of them takes probabilities, these are collected as well.
     """
 
     def __init__(self, shape: tuple[int, ...], metrics: "Metrics | None" = None) -> None:
@@ -75,9 +84,9 @@ class Rows:
         losses: torch.Tensor,
         logits: torch.Tensor | None = None,
     ) -> None:
-        """Take in a micro-batch's predictions [rows] or [rows, labels] and losses [rows]; a repeat is passed over.
+        """Add a micro-batch's predictions [rows] or [rows, labels] and losses [rows]; a repeated batch is ignored.
 
-        `logits` [rows, labels] become probabilities, where a metric takes them.
+        Where a metric takes probabilities, they are computed from `logits` [rows, labels].
         """
         if micro_batch.counted:
             self.samples.append(micro_batch.samples)
@@ -87,7 +96,7 @@ class Rows:
                 self.scores.append(self.metrics.probabilities(logits.float()))
 
     def gather(self, accelerator: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Predictions and losses of the whole dataset in its order, on every process; call it on all of them."""
+        """Predictions and losses of the whole dataset in its order, on every process; call this on all processes."""
         width = 1 + math.prod(self.shape[1:])
         mine = torch.cat(self.rows or [torch.empty(0, width, dtype=torch.float64)])
         rows = gather_rows(accelerator, np.concatenate(self.samples), mine, self.shape[0]).cpu().numpy()
@@ -96,8 +105,8 @@ class Rows:
     def gather_scores(self, accelerator: Any) -> np.ndarray | None:
         """Probabilities [samples, labels] of the whole dataset in its order, float32, on the main process.
 
-        None on the others, which do not need them, and where no metric takes them. Call it on all processes. A thousand
-        classes make 4 kB a sample, so they travel and leave the device in pieces.
+        None on the other processes, and where no metric takes probabilities. Call this on all processes. A thousand
+        classes take 4 kB per sample, so the probabilities are gathered and copied from the device in pieces.
         """
         if not (self.metrics and self.metrics.take_scores):
             return None
@@ -144,10 +153,10 @@ def collect(
 
 
 def best_by(config: Options, metrics: "Metrics") -> BestBy:
-    """Which evaluation number tells the best model: --metric_for_best_model, or the main metric of the task.
+    """Which evaluation number decides the best model: --metric_for_best_model, or the main metric of the task.
 
     Raises:
-        UserError: no evaluation gives a number of that name, or it says nothing on this validation data.
+        UserError: evaluation computes no number of that name, or the number cannot compare models on this data.
     """
     names = ("loss", *metrics.names)
     name = (config.metric_for_best_model or metrics.main_name).removeprefix("eval_")
@@ -161,16 +170,16 @@ def best_by(config: Options, metrics: "Metrics") -> BestBy:
 
 @dataclass
 class Metrics:
-    """What a run is judged by. `evaluate` takes seconds to import: it is loaded when the first value is computed."""
+    """The metrics of a run. They are loaded when the first value is computed: `evaluate` takes seconds to import."""
 
     sources: tuple[str, ...] = ()  # for evaluate.load: files, or names on the Hub
     names: tuple[str, ...] = ()  # of the values
     multi_label: bool = False
     num_labels: int = 1
-    positive: int | None = None  # the class that those of `OF_CLASS` are about
-    notes: dict[str, str] = field(default_factory=dict)  # for the launch card: what they are about or cannot tell
-    empty: dict[str, str] = field(default_factory=dict)  # those that say nothing on this validation data, and why
-    _modules: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    positive: int | None = None  # the number of the class that metrics in `OF_CLASS` are about
+    notes: dict[str, str] = field(default_factory=dict)  # rows for the launch card
+    empty: dict[str, str] = field(default_factory=dict)  # metrics that cannot compare models on this data, and why
+    _functions: dict[str, Callable[..., dict[str, float]]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def main_name(self) -> str:
@@ -179,21 +188,21 @@ class Metrics:
 
     @property
     def take_scores(self) -> bool:
-        """Whether one of them takes probabilities."""
+        """Whether one of the metrics takes probabilities."""
         return any(shipped_name(source) in SCORED for source in self.sources)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        """Of each class, or of each label, as logits [rows, labels] say."""
+        """The probability of each class or label, from logits [rows, labels]."""
         return logits.sigmoid() if self.multi_label else logits.softmax(1)
 
     def compute(
         self, predictions: np.ndarray, references: np.ndarray, scores: np.ndarray | None = None
     ) -> dict[str, float]:
-        """The values by name, without the prefix "eval_", on the process that calls.
+        """The values by name, without the prefix "eval_"; no collective call.
 
         Args:
             predictions: [n] class ids or numbers, [n, labels] of 0 and 1, or [n, k] class ids, the likeliest first.
-            references: the same shape; [n] class ids beside the last.
+            references: the same shape; [n] class ids where predictions are [n, k].
             scores: [n, labels] probabilities, where `take_scores`.
         """
         assert len(predictions) == len(references), f"predictions {predictions.shape}, references {references.shape}"
@@ -207,18 +216,17 @@ class Metrics:
         return values
 
     def compute_one(self, source: str, **given: Any) -> dict[str, float]:
-        """The values of the metric at `source`, which is loaded when it is first asked for."""
-        if source not in self._modules:
-            # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
-            self._modules[source] = load(source, "multilabel" if self.multi_label else None)
-        return {name: float(value) for name, value in self._modules[source].compute(**given).items()}
+        """The values of the metric at `source`, which is loaded at the first call."""
+        if source not in self._functions:
+            self._functions[source] = compute_function(source, self.multi_label)
+        return {name: float(value) for name, value in self._functions[source](**given).items()}
 
 
 def computed_by_recipe(config: Options, names: tuple[str, ...]) -> Metrics:
     """The metrics of a recipe that computes them itself, the main one first.
 
     Raises:
-        UserError: --metric_name asks for another.
+        UserError: --metric_name is given.
     """
     if config.metric_name:
         raise UserError(
@@ -235,7 +243,7 @@ def compute_on_main(
     references: np.ndarray,
     scores: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """`metrics.compute` on the main process, its result on all: a decision made from it (stop, best) is everyone's.
+    """`metrics.compute` on the main process; all processes get its result, so all decide alike (stop, best).
 
     `scores`, from `Rows.gather_scores`, are on the main process only.
     """
@@ -243,36 +251,38 @@ def compute_on_main(
 
 
 def greater_is_better(name: str) -> bool:
-    """Whether a larger value of this metric is a better one: not if a word of its name is a loss or an error."""
+    """Whether a larger value of this metric is better: True unless a word of its name means a loss or an error."""
     return LOWER_IS_BETTER.isdisjoint(name.lower().split("_"))
 
 
 def resolve(config: Options, kind: str, names: Sequence[str], targets: np.ndarray) -> Metrics:
     """The metrics of a run, checked before it trains. Every process calls this.
 
-    The metrics that come with the recipes are only looked up. One of the user's own or of the Hub is loaded and tried
-    on perfect predictions: what would fail after the first epoch (F1 that wants an average) fails here.
+    A shipped metric is only looked up. A metric of the user or from the Hub is loaded and tried on perfect predictions:
+    one that would fail after the first epoch (F1 without an average) fails here.
 
     Args:
-        config: --metric_name, the metrics to use: each a folder under shared/metrics, a file or a folder NAME with
-            NAME.py in it, or a name on the Hub, for which --trust_remote_code is needed; None for all defaults of this
-            kind. --positive_label.
+        config: --metric_name and --positive_label. Each metric is the name of a folder under shared/monitoring/metrics,
+            a file, a folder NAME with NAME.py in it, or a name on the Hub, which needs --trust_remote_code. None means
+            the defaults of this kind.
         kind: "classification", "image_classification", "multi_label" or "regression".
-        names: of the classes or labels, in the order of the model's outputs; none for regression.
-        targets: [n] or [n, labels], of the validation data: what they cannot tell is said in `notes`.
+        names: of the classes or labels, in the order of the model's outputs; empty for regression.
+        targets: [n] or [n, labels], of the validation data; `notes` say which metrics they make undefined or 0.
 
     Raises:
-        UserError: there is no such metric, it does not fit, or its code may not or cannot be loaded; or
-            --positive_label is no class, is needed, or has no effect.
+        UserError: a metric does not exist, does not fit this kind, or cannot be loaded; its code needs
+            --trust_remote_code; or --positive_label is unknown, missing, or without effect.
     """
-    if missing := [package for package in ("evaluate", "datasets", "sklearn") if find_spec(package) is None]:
-        raise UserError(f"metrics need {missing[0]}, which is not installed: pip install -r requirements.txt")
+    if find_spec("sklearn") is None:
+        raise UserError("metrics need scikit-learn, which is not installed: pip install -r requirements.txt")
     few = RANKED if len(names) <= 5 else ()  # the true class is always among the five likeliest
     asked = tuple(shipped_name(given) or given for given in config.metric_name or ())
     for name in asked:
         if name in few and name in DEFAULT_METRICS[kind]:
             raise UserError(f"--metric_name {name} is 1 whatever a model of {len(names)} classes says: leave it out")
     metrics = Metrics(multi_label=kind == "multi_label", num_labels=len(names) or 1)
+    if not has_evaluate():
+        metrics.notes["metrics"] = "computed by scikit-learn and SciPy directly: `evaluate` is not installed"
     for name in asked or [name for name in DEFAULT_METRICS[kind] if name not in few]:
         source = find_source(kind, name, config.trust_remote_code)
         computed = (name,) if shipped_name(source) else try_out(metrics, kind, name, source)
@@ -288,17 +298,17 @@ def resolve(config: Options, kind: str, names: Sequence[str], targets: np.ndarra
 
 
 def try_out(metrics: Metrics, kind: str, name: str, source: str) -> tuple[str, ...]:
-    """The names of the values that a metric of the user's own or of the Hub computes of perfect predictions.
+    """The names of the values that a metric of the user or from the Hub computes from perfect predictions.
 
     Raises:
-        UserError: it cannot be computed.
+        UserError: the metric cannot be computed.
     """
     sample = np.arange(metrics.num_labels)
     if kind not in ("classification", "image_classification"):
         sample = np.eye(metrics.num_labels, dtype=np.int64) if metrics.multi_label else np.array([0.0, 1.0, 2.0])
     try:
         return tuple(metrics.compute_one(source, predictions=sample, references=sample))
-    except Exception as error:  # code that is not ours: whatever it raises, the user's choice of metric is the cause
+    except Exception as error:  # any error of foreign code is caused by the user's choice of metric
         task = kind if kind == "regression" else f"{kind} with {metrics.num_labels} labels"
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         if isinstance(error, NotImplementedError):
@@ -309,10 +319,10 @@ def try_out(metrics: Metrics, kind: str, name: str, source: str) -> tuple[str, .
 
 
 def positive_class(config: Options, kind: str, names: Sequence[str], asked: Sequence[str]) -> int | None:
-    """The number of --positive_label among `names`; None where no metric is about one class.
+    """The index of --positive_label in `names`; None where no metric is about one class.
 
     Raises:
-        UserError: it is no class, is needed, or has no effect.
+        UserError: --positive_label is unknown, missing, or without effect.
     """
     of_class, label = [name for name in asked if name in OF_CLASS], config.positive_label
     listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
@@ -330,7 +340,7 @@ def positive_class(config: Options, kind: str, names: Sequence[str], asked: Sequ
 
 
 def describe(metrics: Metrics, names: Sequence[str], targets: np.ndarray) -> None:
-    """Note which class the metrics are about, and what of them the validation data `targets` cannot tell."""
+    """Note which class the metrics are about, and which the validation data `targets` makes undefined or 0."""
     if metrics.positive is None and not metrics.take_scores:
         return
     rows = targets.sum(0) if metrics.multi_label else np.bincount(targets, minlength=len(names))

@@ -1,7 +1,7 @@
-"""Model FLOP utilisation: what a model has to compute, and what the device can.
+"""Model FLOP utilisation: the operations that a model needs, over those that the device can do.
 
 MFU as in PaLM's appendix B (Chowdhery et al., 2022): floating-point operations of forward and backward pass that the
-real tokens need, over what the devices could have done in the same time. Recomputation and padding earn nothing.
+real tokens need, over those that the devices could have done in the same time. Recomputation and padding do not count.
 """
 
 import math
@@ -15,17 +15,17 @@ from shared.models.compiling import compiled
 from shared.models.first_token import is_short
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
-REPEATS = 6  # of each; on a busy CPU the smaller ones get through in between
-PASSES = 3  # of a forward pass' products: itself, and two products in the backward pass
+REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed
+PASSES = 3  # one product of the forward pass, and two in the backward pass for each
 
 
 class FlopCounter:
     """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
 
-    It ends with that forward pass: layers that are computed again in the backward pass call the same hooks.
-    Compiled layers do not run the hooks that count. There the first batch goes through the model once more before it
-    is trained on, not compiled and without gradients; the random state and the averages of
-    shared/models/batch_norm.py are unmoved.
+    Counting ends with that forward pass, because layers that are computed again in the backward pass call the same
+    hooks. Compiled layers do not run the hooks that count. So the first batch of a compiled model goes through it once
+    before training, not compiled and without gradients. This changes neither the random state nor the averages of
+    shared/models/batch_norm.py.
 
     Attributes:
         counted: operations of that forward pass.
@@ -43,7 +43,7 @@ class FlopCounter:
             self._handles.append(model.register_forward_hook(self._end))
 
     def stop(self) -> int:
-        """Count no more, and tell what was counted."""
+        """Stop counting, and return the count."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -69,14 +69,15 @@ class FlopCounter:
     def _count(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if module.training:
             assert isinstance(module.weight, Tensor)
-            self.counted += 2 * output.numel() * math.prod(module.weight.shape[1:])  # the whole one's, under FSDP, too
+            # Under FSDP, too, this is the shape of the whole weight.
+            self.counted += 2 * output.numel() * math.prod(module.weight.shape[1:])
 
 
 def attention_flops(model: nn.Module) -> int:
     """Operations of forward and backward pass per token and per token of its sequence: 12 x layers x width.
 
-    0 where the model's config does not say; windows of local attention are counted as if they were whole, and a last
-    layer that computes the first token only is not counted.
+    0 where the model's config lacks layers or width. Local attention is counted as full attention. A last layer that
+    computes only the first token is left out.
     """
     config = getattr(model, "config", None)
     layers = getattr(config, "num_hidden_layers", 0) - is_short(model)
@@ -84,10 +85,12 @@ def attention_flops(model: nn.Module) -> int:
 
 
 def measure_peak(device: torch.device, mixed_precision: str) -> float:
-    """Operations per second of the device in a large matrix product, the best of some: random numbers, since zeros take
-    less power and run faster."""
+    """Operations per second of the device in a large matrix product: the best of several measurements.
+
+    The matrices are random, since zeros take less power and run faster.
+    """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
-    generator = torch.Generator(device).manual_seed(0)  # the run's own generators stay as they are
+    generator = torch.Generator(device).manual_seed(0)  # leaves the generators of the run unchanged
     rate = 0.0
     for side in SIDES.get(device.type, SIDES["cuda"]):
         a = torch.rand(side, side, generator=generator, device=device).to(dtype)

@@ -1,13 +1,16 @@
-"""Where metrics come from: those that come with the recipes, files of the user's own, and the Hub."""
+"""Where metrics come from: the shipped ones, files of the user, and the Hub."""
 
 import atexit
 import os
 import sys
 import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.monitoring import metric_functions
 from shared.processes import exit_reasons
 
 METRICS_FOLDER = Path(__file__).resolve().parent / "metrics"
@@ -25,7 +28,7 @@ ON_REQUEST = {kind: () if kind == "regression" else (*OF_CLASS, *SCORED) for kin
 
 
 def shipped_name(given: str) -> str:
-    """The name of the metric that comes with the recipes and is meant by a name, a folder or a file; "" for others."""
+    """The name of the shipped metric that a name, a folder or a file refers to; "" for any other metric."""
     known = {name for table in (DEFAULT_METRICS, ON_REQUEST) for names in table.values() for name in names}
     if given in known:
         return given
@@ -34,20 +37,30 @@ def shipped_name(given: str) -> str:
     return folder.name if folder.parent == METRICS_FOLDER and folder.name in known else ""
 
 
+def has_evaluate() -> bool:
+    """Whether the `evaluate` library is installed, and `datasets`, which it imports."""
+    return None not in map(find_spec, ("evaluate", "datasets"))
+
+
 def find_source(kind: str, metric_name: str, trust_remote_code: bool) -> str:
-    """What evaluate.load is given for --metric_name `metric_name`: a file, or a name on the Hub.
+    """The argument of evaluate.load for --metric_name `metric_name`: a file, or a name on the Hub.
 
     Raises:
-        UserError: there is no such metric, it does not fit `kind` of task, or would be code from the Hub without
-            --trust_remote_code.
+        UserError: the metric does not exist, does not fit `kind` of task, needs `evaluate`, which is not installed, or
+            is code from the Hub without --trust_remote_code.
     """
     if metric_name in (*DEFAULT_METRICS[kind], *ON_REQUEST[kind]):
         return str(METRICS_FOLDER / metric_name / f"{metric_name}.py")
     there = {folder.name for folder in METRICS_FOLDER.iterdir() if (folder / f"{folder.name}.py").is_file()}
-    added = {name for name in there if not shipped_name(name)}
+    added = {name for name in there if has_evaluate() and not shipped_name(name)}
     fitting = ", ".join((*DEFAULT_METRICS[kind], *ON_REQUEST[kind], *sorted(added)))
     if shipped_name(metric_name):
         raise UserError(f"--metric_name {metric_name} does not fit {kind}: use one of {fitting}")
+    if not has_evaluate():
+        raise UserError(
+            f"--metric_name {metric_name}: a metric other than {fitting} needs `evaluate`, which is not installed: "
+            "pip install evaluate"
+        )
     given = Path(metric_name).expanduser()
     for path in (METRICS_FOLDER / metric_name, given):
         for script in (path / f"{path.resolve().name}.py", path):
@@ -71,7 +84,7 @@ def find_source(kind: str, metric_name: str, trust_remote_code: bool) -> str:
 
 
 def cached_hub_script(name: str) -> str | None:
-    """The newest copy of a Hub metric that `evaluate` kept on this machine: it needs no network."""
+    """The newest copy of a Hub metric in the cache of `evaluate`, which needs no network; None if there is none."""
     import evaluate
 
     owner, _, metric = name.rpartition("/")
@@ -80,12 +93,26 @@ def cached_hub_script(name: str) -> str | None:
     return max(map(str, copies), key=os.path.getmtime, default=None)
 
 
-def load(source: str, config_name: str | None) -> Any:
-    """An `evaluate.Metric` that keeps its rows in memory and so shares no file or lock with another run.
+def compute_function(source: str, multi_label: bool) -> Callable[..., dict[str, float]]:
+    """The function of keywords `predictions`, `references` and `pos_label` that computes the metric at `source`.
 
-    `evaluate` imports a copy of the file from a cache in the user's home. That may be read-only, or hold another user's
-    locks; for a local file the copy goes to a temporary folder of this process instead, unless the process has already
-    imported metrics from elsewhere.
+    It is the `compute` of an `evaluate.Metric`. Where `evaluate` is not installed, `source` is a shipped metric, and
+    the function that this metric's module calls is called directly.
+    """
+    if has_evaluate():
+        # Rows of 0 and 1 have the name that evaluate's own accuracy and f1 have for them.
+        compute: Callable[..., dict[str, float]] = load(source, "multilabel" if multi_label else None).compute
+        return compute
+    name = shipped_name(source)
+    return lambda **given: {name: getattr(metric_functions, name)(**given)}
+
+
+def load(source: str, config_name: str | None) -> Any:
+    """An `evaluate.Metric` that keeps its rows in memory, so that it shares no file or lock with another run.
+
+    `evaluate` imports a copy of the file from a cache in the user's home. That folder may be read-only, or contain
+    locks of another user. So the copy of a local file goes to a temporary folder of this process, unless the process
+    has already imported metrics from elsewhere.
     """
     import evaluate
 
@@ -96,7 +123,7 @@ def load(source: str, config_name: str | None) -> Any:
         exit_reasons.temporary.append(Path(copies))
         atexit.register(exit_reasons.clean_up)
         evaluate.config.HF_MODULES_CACHE = copies
-    with tempfile.TemporaryDirectory() as unused:  # it makes a folder for rows even where it keeps them in memory
+    with tempfile.TemporaryDirectory() as unused:  # evaluate creates a folder for rows even if it keeps them in memory
         return evaluate.load(
             source, config_name=config_name, module_type="metric", keep_in_memory=True, cache_dir=unused
         )

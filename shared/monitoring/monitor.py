@@ -1,6 +1,6 @@
-"""What a run reports about itself: losses, throughput, what was fed and what was skipped, over all processes.
+"""What a run reports about itself, over all processes: losses, throughput, samples fed and updates skipped.
 
-Everything is collected where it arises (tensors on the device, counts on the host) and read once per logging step, so
+Figures are collected where they arise (tensors on the device, counts on the host) and read once per logging step, so
 that no step waits for the host.
 """
 
@@ -32,7 +32,7 @@ from shared.plan.batches import MicroBatch
 from shared.plan.hashing import hash64
 
 MAX_SKIPPED_IN_A_ROW = 10
-BEHIND = 0.1  # a process that works so much longer than the others is named
+BEHIND = 0.1  # a process that works longer than the others by more than this share is named
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -43,8 +43,8 @@ class Monitor:
         accelerator: reduces over its processes.
         lengths: int64 [N], real tokens of each sample; None when samples are no sequences.
         seconds_waited: the loader's running total of seconds spent waiting for data.
-        state: what a checkpoint kept of it, to go on from; empty at the start of a run.
-        model: what the loop calls, after `prepare`; hooks on it tell when data was there and gradients were.
+        state: the monitor's state in the checkpoint from which the run resumes; empty in a new run.
+        model: the one that the loop calls, after `prepare`; hooks on it time data and gradients.
         config: --peak_tflops and --profile.
     """
 
@@ -62,12 +62,12 @@ class Monitor:
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
         self.total_samples = self.total_tokens = 0  # fed by all processes up to the last reading, since the run began
-        self.steps = self.steps_before = 0  # since the last reading; those of them that an earlier start has taken
-        self.resumed = bool(state)  # and not yet read
+        self.steps = self.steps_before = 0  # since the last reading; those of them taken before this start
+        self.resumed = bool(state)  # and there was no reading yet
         self.most_skipped_in_a_row = 0  # at the last reading
         self.losses: list[Tensor] = []  # of the micro-batches since the last reading, on the device
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
-        self.loss = np.float32(0)  # what a checkpoint kept, from before the first reading of this process
+        self.loss = np.float32(0)  # sum over steps whose losses are no longer in `losses`
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
         self.profiler = Profiler(accelerator, config)
         given = config.peak_tflops and config.peak_tflops * 1e12
@@ -96,7 +96,7 @@ class Monitor:
         self.steps += 1
         self.skips.append(skipped)
         self.stopwatch.mark("optimizer")
-        if self.profiler.left:  # starting it and writing what it found is no part of a step
+        if self.profiler.running:  # the time to start it and to write its files is not part of a step
             with self.stopwatch.time("profile"):
                 self.profiler.end_step()
 
@@ -108,9 +108,10 @@ class Monitor:
         """The figures since the last call, over all processes; call it on all of them.
 
         Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
-        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and what `costs`
-        makes of the times. Evaluation and checkpoints are in none of these but `evaluation_seconds` and
-        `checkpoint_seconds`. Times are those of this start: `timed_steps` has their number, in its first reading.
+        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and the
+        figures of `costs`. The time of evaluation and checkpoints is only in `evaluation_seconds` and
+        `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
+        the number of these steps, `timed_steps`.
         """
         rows = self._gather()
         totals, seconds = self._totals(rows), float(rows["seconds"].mean())
@@ -137,10 +138,11 @@ class Monitor:
     def refuse_divergence(self, output_dir: str, last_step: int | None = None) -> None:
         """End the run if ten updates in a row were skipped before the last reading.
 
-        At the end of the run, `last_step`, those after that reading count as well, and all updates of a shorter run.
+        At the end of the run, given as `last_step`, updates after that reading count as well. A run of fewer than ten
+        steps ends if all its updates were skipped.
 
         Raises:
-            UserError: says so, and names the last checkpoint that was saved after a finite update.
+            UserError: gives the number, and names the last checkpoint that was saved after a finite update.
         """
         in_a_row = self.most_skipped_in_a_row
         if last_step is not None:
@@ -162,7 +164,7 @@ class Monitor:
             )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, the same on every process; call it on all of them."""
+        """The state to save in a checkpoint, the same on every process; call this on all processes."""
         totals = self._totals(self._gather())
         return totals | {
             "steps": self.steps,
@@ -171,13 +173,13 @@ class Monitor:
         }
 
     def close(self) -> None:
-        """Write what there is of a profile that the run ends before."""
+        """Write an unfinished profile at the end of the run."""
         self.profiler.close()
 
     def summary(self, seconds: float) -> dict[str, float]:
-        """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call it on all processes.
+        """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call this on all processes.
 
-        Evaluation and checkpoints after the last reading, which no other line has, are told as in those.
+        The seconds of evaluation and checkpoints after the last reading are included, since no other line has them.
         """
         self.close()
         rows = self._gather()
@@ -194,24 +196,24 @@ class Monitor:
         return rates
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's figures, so that the digest and the next mean are those of one run."""
+        """Continue from a checkpoint's figures, so that the digest and the next mean are those of one run."""
         self.steps = self.steps_before = state["steps"]
         self.total_samples, self.total_tokens = state["total_samples"], state["total_tokens"]
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
         self.most_in_a_row = state["most_in_a_row"]
-        if self.accelerator.is_main_process:  # sums over processes: one of them goes on from the whole
+        if self.accelerator.is_main_process:  # these are summed over processes, so one process takes the whole
             self.digest = int(state["digest"], 16)
             self.loss = np.float32(state["loss"])
 
     def _gather(self) -> dict[str, NDArray[np.float64]]:
-        """What every process counted since the last reading, each [processes]; one host wait, one collective call."""
+        """The figures of all processes since the last reading, each [processes]; one host wait, one collective call."""
         self._count_fed()
         self._sum_up()  # waits for the device
         self.stopwatch.mark("rest")
         self.read_at = time.perf_counter()
         waited = self.seconds_waited() - self.window_parts["waited"]
         parts = {part: seconds - self.window_parts[part] for part, seconds in self.stopwatch.read().items()}
-        if self.stopwatch.on_gpu:  # what the host waited for while the GPU was busy cost nothing
+        if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
             waited = min(waited, parts["data"])
         peak_memory, reserved_memory = memory(self.accelerator.device)
         mine = {
@@ -239,7 +241,7 @@ class Monitor:
         return dict(zip(mine, rows.T, strict=True))
 
     def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
-        """Sums over the processes; what is the same on each of them is this one's."""
+        """Sums over the processes; figures that are the same on all processes are those of this one."""
         me = self.accelerator.process_index
         digest = (int(rows["digest_high"].sum()) << 32) + int(rows["digest_low"].sum())
         return {
@@ -253,13 +255,13 @@ class Monitor:
         }
 
     def _flops(self) -> float:
-        """What the real samples or tokens since the last reading needed."""
+        """Operations that the real samples or tokens since the last reading needed."""
         if self.lengths is None:
             return self.flops_per_position * self.samples
         return self.flops_per_position * self.tokens + self.flops_per_token_squared * self.tokens_squared
 
     def _sum_up(self) -> None:
-        """Take in the losses and skips since the last reading: one after the other in float32, as they came."""
+        """Add up the losses and skips since the last reading: one after the other in float32, in their order."""
         if not self.losses and not self.skips:
             return
         figures = torch.stack([figure.float() for figure in self.losses + self.skips]).cpu().numpy()
@@ -272,7 +274,7 @@ class Monitor:
         self.losses, self.skips = [], []
 
     def _count_fed(self) -> None:
-        """Count the samples fed and take their ids into the digest: once per reading, not in every step."""
+        """Count the samples fed and add their ids to the digest: once per reading, not in every step."""
         if not self.fed:
             return
         samples = np.concatenate([m.samples for m in self.fed])
@@ -291,7 +293,7 @@ class Monitor:
 def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, float | str]:
     """What the steps since the last reading cost, from the figures of all processes (each [processes]).
 
-    Shares are of the time that the steps took, means over processes; docs/performance.md has the definitions.
+    Shares are parts of the time of the steps, averaged over processes; docs/performance.md has the definitions.
     """
     mean = dict(zip(rows, np.mean([*rows.values()], axis=1).tolist(), strict=True))
     seconds = mean["seconds"]
@@ -321,7 +323,7 @@ def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, floa
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes this process used at its peak, and holds now: of the CUDA allocator, or resident on a CPU."""
+    """Peak and current bytes of this process: of the CUDA allocator, or resident memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, this_process(os.getpid()).memory_info().rss

@@ -10,54 +10,49 @@ MOST_EXPENSIVE = 10
 
 
 class Profiler:
-    """Profiles `config.profile` steps of this process into OUTPUT_DIR/profile, if there are any to profile.
+    """Profiles `config.profile` steps of this process into OUTPUT_DIR/profile, if that flag is given.
 
-    Leaves trace-RANK.json, which chrome://tracing and Perfetto show, and operators-RANK.txt, the ten operators that
+    Writes trace-RANK.json, which chrome://tracing and Perfetto show, and operators-RANK.txt, the ten operators that
     took most time of their own.
     """
 
     def __init__(self, accelerator: Any, config: Options) -> None:
-        self.accelerator, self.left = accelerator, config.profile
+        self.accelerator, self.steps = accelerator, config.profile or 0
         self.folder = Path(config.output_dir) / "profile"
-        self.steps = 0  # of this process
-        self.running: Any = None
-
-    def end_step(self) -> None:
-        """Count a step, while there is one left to profile; start or stop where the profile begins or ends."""
-        assert self.left
-        self.steps += 1
-        if self.running:
-            self.left -= 1
-            if not self.left:
-                self.write()
-        elif self.steps == WARMUP:
+        self.running: Any = None  # a torch.profiler.profile, until its last step has ended
+        if self.steps:
             from torch import profiler
 
             activities = [profiler.ProfilerActivity.CPU]
-            if self.accelerator.device.type == "cuda":
+            if accelerator.device.type == "cuda":
                 activities.append(profiler.ProfilerActivity.CUDA)
-            self.running = profiler.profile(activities=activities)
+            schedule = profiler.schedule(wait=WARMUP - 1, warmup=1, active=self.steps, repeat=1)
+            self.running = profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self.write)
+            self.running.record_steps = False  # a step is not an operator: it would head the table
             self.running.start()
 
-    def close(self) -> None:
-        """Write what there is when the run ends before the profile does, and say so."""
-        if not self.left:
-            return
-        if self.running:
-            self.write()
-        self.accelerator.print(
-            f"--profile: the run ended after {self.steps} steps, {self.left} of the profile are missing"
-        )
-        self.left = None
+    def end_step(self) -> None:
+        """Count a step, while `running`; PyTorch's profiler starts and stops where the profile begins or ends."""
+        self.running.step()
+        if self.running.step_num == WARMUP + self.steps:
+            self.running = None
 
-    def write(self) -> None:
-        """End the profile and leave its files."""
+    def close(self) -> None:
+        """If the run ends before the profile does, write what there is and print how many steps are missing."""
+        if not self.running:
+            return
+        done = self.running.step_num
+        missing = min(self.steps, WARMUP + self.steps - done)
         self.running.stop()
+        self.running = None
+        self.accelerator.print(f"--profile: the run ended after {done} steps, {missing} of the profile are missing")
+
+    def write(self, profile: Any) -> None:
+        """Write the files of a profile that has stopped."""
         self.folder.mkdir(parents=True, exist_ok=True)
         rank = self.accelerator.process_index
-        self.running.export_chrome_trace(str(self.folder / f"trace-{rank}.json"))
+        profile.export_chrome_trace(str(self.folder / f"trace-{rank}.json"))
         by = "self_cuda_time_total" if self.accelerator.device.type == "cuda" else "self_cpu_time_total"
-        table = self.running.key_averages().table(sort_by=by, row_limit=MOST_EXPENSIVE, max_name_column_width=60)
+        table = profile.key_averages().table(sort_by=by, row_limit=MOST_EXPENSIVE, max_name_column_width=60)
         (self.folder / f"operators-{rank}.txt").write_text(table + "\n")
-        self.accelerator.print(f"profile of {self.steps - WARMUP} steps in {self.folder}")
-        self.running = None
+        self.accelerator.print(f"profile of {profile.step_num - WARMUP} steps in {self.folder}")

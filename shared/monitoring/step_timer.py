@@ -1,7 +1,7 @@
-"""Where a step's time goes, on the clock of the device that computes, without making the host wait for it.
+"""Where a step's time goes, on the clock of the device that computes, without making the host wait for the device.
 
-No time is taken twice: whatever passes between two marks belongs to the second one. On a CPU a mark reads the clock; on
-a GPU it records an event in the current stream, and the events are read when the host has waited for the device anyway.
+The time between two marks belongs to the second mark, so no time is counted twice. On a CPU a mark reads the clock. On
+a GPU it records an event in the current stream; the events are read when the host has to wait for the device anyway.
 """
 
 import time
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
 
-BESIDE = ("evaluation", "checkpoint", "profile")  # no parts of a step
+BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
 COMPUTED = ("forward_backward", "communication", "optimizer")  # parts in which a GPU should have work waiting for it
-CAUGHT_UP = 1e-3  # seconds; a GPU less behind the host has nothing left to do, and waits for it
-TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of what passes
+CAUGHT_UP = 1e-3  # seconds; a GPU that is less than this behind the host has run out of work
+TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of the time that passes
 
 
 class Stopwatch:
     """Adds up the time between marks, by the name of the mark that ends it.
 
-    On a GPU it also adds up, of the parts that are computed there, `watched`, the time in which it could tell how far
-    the GPU is behind the host, and `starved`, the share of that at whose end it had caught up.
+    On a GPU it adds up two more times, over the parts that are computed there: `watched`, for which the lag of the GPU
+    behind the host is known, and `starved`, the part of `watched` at whose end the GPU had caught up with the host.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Stopwatch:
             self.mark("rest")
 
     def mark(self, part: str) -> None:
-        """What passed since the last mark was `part`, one of `PARTS`."""
+        """Count the time since the last mark as `part`, one of `PARTS`."""
         if self.on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -49,15 +49,15 @@ class Stopwatch:
 
     @contextmanager
     def time(self, part: str) -> Iterator[None]:
-        """Count what happens inside as `part`, and what was before as rest."""
+        """Count the time inside as `part`, and the time since the last mark as `rest`."""
         self.mark("rest")
         yield
         self.mark(part)
 
     def read(self) -> dict[str, float]:
-        """Seconds of each part since the start. On a GPU it waits for the last mark.
+        """Seconds of each part since the start. On a GPU this waits for the last mark.
 
-        The mark before the first of those that are read came when the GPU had nothing to do: the two clocks are
+        The last mark of the previous call was made when the GPU had no work left, so the clocks of host and GPU are
         compared from there.
         """
         if self.events:
@@ -75,15 +75,16 @@ class Stopwatch:
 
 
 class PassTimer:
-    """Marks, inside a forward and backward pass of `model`, when data had arrived and when the last gradient was there.
+    """Marks, in each forward and backward pass of `model`, the arrival of the data and the end of the last gradient.
 
-    What a process waits for between its last own gradient and the end of the synchronized backward pass is the exposed
-    communication: transfers that computation did not hide, and slower processes. The moment is that of one parameter's
-    hook, found in the first pass, so DDP's own all-reduce and its bits are left alone. FSDP computes no gradient of a
-    whole parameter, so there it stays unknown (`sees_communication` is False).
+    The time between the last gradient of this process and the end of the synchronized backward pass is the exposed
+    communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
+    of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
+    bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown
+    (`sees_communication` is False).
 
     Attributes:
-        positions: rows x longest row of what went into the model while it trained, or rows where they are no sequences.
+        positions: rows x longest row, over the training batches of the model; rows where samples are not sequences.
     """
 
     def __init__(self, model: nn.Module, stopwatch: Stopwatch, sequences: bool) -> None:
@@ -96,7 +97,7 @@ class PassTimer:
         self._finding = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
 
     def end(self, synchronized: bool) -> None:
-        """Mark the end of a backward pass, after which the gradients are those of all processes or not."""
+        """Mark the end of a backward pass; `synchronized`: whether it summed the gradients over the processes."""
         self.stopwatch.mark("communication" if synchronized and self.sees_communication else "forward_backward")
         if self._finding and self._latest is not None:
             for handle in self._finding:
@@ -105,7 +106,7 @@ class PassTimer:
             self._latest.register_post_accumulate_grad_hook(self._gradients_are_there)
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if model.training:  # without DDP's wrapper evaluation comes by here, too
+        if model.training:  # without DDP's wrapper, evaluation calls this hook as well
             self.stopwatch.mark("data")
             shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             self.positions += shape[0] * shape[1] if self.sequences else shape[0]

@@ -14,12 +14,12 @@ NAMES = {
     "checkpoint": "checkpoints",
     "rest": "rest",
 }
-SHORT = 60.0  # seconds; a shorter run spends its time on what is done once, such as imports for the first evaluation
+SHORT = 60.0  # seconds; a shorter run spends its time on one-time work, such as imports for the first evaluation
 SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
 
 
 def seconds_by_part(lines: Lines) -> dict[str, float]:
-    """Seconds that the lines of a metrics.jsonl account for, by the keys of `NAMES`; empty without a timed line."""
+    """Seconds of each part, by the keys of `NAMES`, from the lines of a metrics.jsonl; empty without a timed line."""
     timed = [line for line in lines if "step_seconds" in line]
     if not timed:
         return {}
@@ -29,7 +29,7 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
         for part in SHARES:
             spent[part] += line.get(part, 0.0) * seconds
         spent["rest"] += (1 - sum(line.get(part, 0.0) for part in SHARES)) * seconds
-    for part in ("evaluation", "checkpoint"):  # the last ones stand in the summary
+    for part in ("evaluation", "checkpoint"):  # the summary has those after the last reading
         spent[part] += sum(line.get(f"{part}_seconds", 0.0) for line in lines)
     return spent
 
@@ -37,7 +37,7 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
 def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) -> str:
     """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed.
 
-    A run of less than a minute gets no advice. `compressed`: whether its gradients travelled in half the bytes.
+    A run of less than a minute gets no advice. `compressed`: whether its gradients were sent in half the bytes.
     `compiled`: whether its layers were compiled.
     """
     spent = seconds_by_part(lines)
@@ -70,7 +70,7 @@ def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) ->
 
 
 def rounded(shares: Mapping[str, float]) -> dict[str, int]:
-    """Shares in whole percent that add up to 100: what rounding leaves goes to those that lost most of it."""
+    """Shares in whole percent that add up to 100: each is rounded down, and those that lost most get one more."""
     whole = {part: int(100 * share) for part, share in shares.items()}
     for part in sorted(shares, key=lambda part: whole[part] - 100 * shares[part])[: 100 - sum(whole.values())]:
         whole[part] += 1
@@ -78,7 +78,7 @@ def rounded(shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def mean(timed: Lines, key: str) -> float | None:
-    """Mean over the readings that have this figure; None without any."""
+    """Mean over the readings that have this figure; None if no reading has it."""
     values = [line[key] for line in timed if key in line]
     return sum(values) / len(values) if values else None
 
@@ -88,7 +88,7 @@ def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False, 
     said = []
     text = any("tokens_per_second" in line for line in timed)
     larger = "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
-    host_bound = (mean(timed, "host_bound") or 0) > 0.5  # only a GPU has the figure
+    host_bound = (mean(timed, "host_bound") or 0) > 0.5  # measured on a GPU only
     if host_bound:
         said.append(
             f"the GPU waits for the host to tell it what to compute: a larger {larger} gives it more at once"

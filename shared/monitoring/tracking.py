@@ -1,7 +1,7 @@
-"""What a run says while it trains: metrics.jsonl, a tracker if asked for, a progress bar, and a picture at the end.
+"""What a run reports while it trains: metrics.jsonl, trackers on request, a progress bar, and a picture at the end.
 
 metrics.jsonl is the record that other programs rely on. wandb, TensorBoard and trackio get the same numbers through
-Accelerate; whatever goes wrong with them is said once and never ends a training.
+Accelerate; a tracker that fails is named once and never ends a run.
 """
 
 import importlib.util
@@ -28,20 +28,20 @@ from shared.processes.collectives import on_main_process
 
 Value = float | int | str
 TRACKERS = ("wandb", "tensorboard", "trackio")
-# JSON has no NaN. These names, those of JavaScript and protobuf, keep the three apart, and Python's float() reads them.
+# JSON has no NaN. JavaScript and protobuf use these names, and Python's float() reads them.
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 PROMPT_TIMEOUT = 120  # seconds that wandb may wait for a key to be typed; below the process group's time-out
 UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
 
 
 class Tracker:
-    """Where a run's numbers go. Constructed and called on all processes; only the main one acts.
+    """Logs a run's numbers. Constructed and called on all processes; only the main process writes.
 
     Attributes:
         run_id: eight characters, the same on all processes; kept in the checkpoint, so that a resumed run continues it.
         state: one line for the launch card: where the trackers keep their data, or why one does not run.
         bar: the progress bar, which `log` moves.
-        data: the digests of the run's data, for the last line: a finished run may have no checkpoint that has them.
+        data: the digests of the run's data, for the last line: a finished run may have no checkpoint with them.
     """
 
     data: Sequence[str] = ()
@@ -61,7 +61,7 @@ class Tracker:
     ) -> None:
         """Start the trackers `report_to`, at `step`, where the run begins.
 
-        `output_dir` exists; `run_id` is what the checkpoint holds, None in a new run.
+        `output_dir` exists; `run_id` is the one in the checkpoint, None in a new run.
         """
         self.accelerator, self.acts = accelerator, accelerator.is_main_process
         self.metrics_file = output_dir / "metrics.jsonl"
@@ -69,7 +69,7 @@ class Tracker:
         self.compiled = bool(config.get("torch_compile"))
 
         def start() -> tuple[str, str]:
-            # A sweep of wandb brings its own id. Not from `random`, or runs of one seed would share theirs.
+            # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
             identity = run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
             started, states = [], []
             for name in report_to:
@@ -83,8 +83,8 @@ class Tracker:
                         states.append(start_trackio(accelerator, project, run_name, identity, config))
                     else:
                         states.append(name)
-                    started += accelerator.trackers  # which the next one's start empties
-                except Exception as error:  # what did not start cannot be ended either
+                    started += accelerator.trackers  # the next init_trackers empties this list
+                except Exception as error:  # a tracker that did not start cannot be ended either
                     failure = f"{name} did not start: {first_line(error)}"
                     warn(f"--report_to {failure}; metrics.jsonl will have everything")
                     states.append(f"none ({failure})")
@@ -96,7 +96,7 @@ class Tracker:
 
     @classmethod
     def of_run(cls, accelerator: Any, config: Options, progress: Progress, total_steps: int) -> "Tracker":
-        """The tracker of a recipe's run; `progress` keeps its id for the checkpoints."""
+        """The tracker of a recipe's run; stores its id in `progress`, for the checkpoints."""
         tracker = cls(
             accelerator,
             Path(config.output_dir),
@@ -125,9 +125,9 @@ class Tracker:
         self.guarded("was dropped", lambda tracker: send(tracker, step, numbers))
 
     def finish(self, step: int, summary: Mapping[str, float], pictures: Sequence[Picture] = ()) -> None:
-        """Write the last line of a run that has reached its end and say where its time went.
+        """Write the last line of a run that has reached its end, and print where its time went.
 
-        Then draw curves.png with `pictures` below, and close.
+        Then draw curves.png with `pictures` below the curves, and close.
         """
         self.log(step, {**summary, **({"data": " ".join(self.data)} if self.data else {})})
         if self.acts:
@@ -137,18 +137,18 @@ class Tracker:
                     print(said, flush=True)
             try:
                 draw_curves(lines, self.metrics_file.with_name("curves.png"), pictures)
-            except Exception as error:  # the run is complete; no picture is no reason to say that it failed
+            except Exception as error:  # the run is complete even without a picture
                 warn(f"curves.png was not drawn: {first_line(error)}")
         self.close()
 
     def close(self) -> None:
-        """End the progress bar and the tracker: for a run that stops before its end, to be resumed."""
+        """End the progress bar and the trackers."""
         self.bar.close()
         self.guarded("did not end well", lambda tracker: tracker.finish())
-        self.accelerator.trackers.clear()  # Accelerate's end_training would end them once more
+        self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
 
     def guarded(self, failure: str, act: Callable[[Any], None]) -> None:
-        """Act on the trackers; one that fails is named and not used again."""
+        """Call `act` on each tracker; one that fails is named and not used again."""
         for tracker in list(self.accelerator.trackers):
             try:
                 act(tracker)
@@ -158,7 +158,7 @@ class Tracker:
 
 
 def require_trackers(report_to: Sequence[str]) -> None:
-    """Refuse a tracker that is unknown or not installed (Accelerate would leave it out without a word).
+    """Refuse a tracker that is unknown or not installed, which Accelerate would silently leave out.
 
     Raises:
         UserError: names --report_to and the command that installs the package.
@@ -169,7 +169,7 @@ def require_trackers(report_to: Sequence[str]) -> None:
         if name not in TRACKERS:
             raise UserError(f"--report_to {name} is unknown: use none, {', '.join(TRACKERS)}")
         spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:  # without origin: a folder of that name, wandb/ for one, beside it
+        if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
             raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
 
 
@@ -182,7 +182,7 @@ def start_wandb(
 
     mode, why_offline = wandb_mode()
     tracker = WandBTracker(
-        os.environ.get("WANDB_PROJECT", project),  # which an argument of wandb.init would hide
+        os.environ.get("WANDB_PROJECT", project),  # an argument of wandb.init would override it
         id=run_id,
         name=run_name,
         dir=str(output_dir),
@@ -206,7 +206,7 @@ def start_wandb(
 def wandb_mode() -> tuple[str | None, str]:
     """The mode for wandb.init, None where the user has set it, and the reason why the run is offline, if it is.
 
-    Decided before wandb.init, which raises without a key, and after which this process cannot go offline any more.
+    Call this before wandb.init, which raises without a key, and after which this process cannot go offline.
     """
     import wandb
 
@@ -229,7 +229,7 @@ def start_tensorboard(accelerator: Any, output_dir: Path, config: Mapping[str, o
     """Start TensorBoard in OUTPUT_DIR/tensorboard; the line for the launch card."""
     from accelerate.tracking import TensorBoardTracker
 
-    # Hides the events of steps that are trained again; in a new run, those of an earlier one in the same folder.
+    # Hides the events of steps that are trained again; in a new run, those of an earlier run in the same folder.
     purge_step = step + 1 if step else 0
     accelerator.log_with = [TensorBoardTracker("tensorboard", str(output_dir), purge_step=purge_step)]
     accelerator.init_trackers("tensorboard", config=flat(config))
@@ -242,7 +242,7 @@ def start_trackio(
     """Start trackio, which keeps its data in TRACKIO_DIR; the line for the launch card."""
     from accelerate.tracking import TrackioTracker
 
-    name = f"{run_name}-{run_id}" if run_name else run_id  # trackio resumes by name, so it has to be this run's alone
+    name = f"{run_name}-{run_id}" if run_name else run_id  # trackio resumes by name, so the name has to be unique
     accelerator.log_with = [TrackioTracker(project, name=name, resume="allow", embed=False)]
     accelerator.init_trackers(project, config=dict(config))
     return f"trackio (run {name}; `trackio show --project {project}`)"
@@ -257,7 +257,7 @@ def send(tracker: Any, step: int, numbers: Mapping[str, float | int]) -> None:
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Settings as TensorBoard takes them: nested names joined by a slash, and anything that is not a number as text."""
+    """Settings as TensorBoard accepts them: nested names joined by a slash, other values than numbers as text."""
     plain: dict[str, bool | int | float | str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -271,7 +271,7 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
     """The lines of a metrics.jsonl, with NaN and infinities as floats again.
 
     Raises:
-        UserError: a line is not a JSON object with a step. A torn last line, which a crash leaves, is passed over.
+        UserError: a line is not a JSON object with a step. An incomplete last line, left by a crash, is ignored.
     """
     return [
         {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in line.items()}
@@ -280,9 +280,9 @@ def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
 
 
 def cut_metrics(metrics_file: Path, step: int) -> None:
-    """Cut metrics.jsonl back to what was known at `step`: later lines go, and so does the summary of a finished run.
+    """Remove the lines after `step`, and the summary of a finished run, from metrics.jsonl; at step 0, all lines.
 
-    At step 0 nothing stays. The file is replaced as a whole, so that a crash leaves the old one or the new one.
+    The file is replaced as a whole, so that a crash leaves the old file or the new one.
 
     Raises:
         UserError: the file is not a metrics.jsonl.
@@ -299,7 +299,11 @@ def cut_metrics(metrics_file: Path, step: int) -> None:
 
 
 def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line as text and as what it says."""
+    """Each line as text and parsed.
+
+    Raises:
+        UserError: a line other than the last is not a JSON object with a step.
+    """
     texts = metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
     lines = []
     for number, text in enumerate(texts, start=1):
@@ -328,9 +332,9 @@ def progress_bar(accelerator: Any, total: int, initial: int) -> "tqdm[Any]":
 
 
 def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:
-    """Bring one line's values on the screen: in the bar, or, where there is none (a log file), as a line of text.
+    """Show one line's values: in the bar, or as a line of text where there is no bar (a log file).
 
-    Evaluation scores always get a line: the bar would show them for a moment only.
+    Evaluation scores always get a line, because the bar would show them for a moment only.
     """
     text = readable(values)
     if text and (bar.disable or "loss" not in values):
@@ -363,5 +367,5 @@ def warn(text: str) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The type of an error and the first line of what it says: libraries add paragraphs."""
+    """The type of an error and the first line of its message: libraries add paragraphs."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -1,77 +1,75 @@
-"""One run at a time in an output folder: a lock that the kernel releases when its holder dies, however it dies."""
+"""One run at a time in an output folder: a file lock that the kernel releases when its holder dies, however it dies.
+
+The lock is `filelock`'s, as in shared/datasets/prepared.py. This module adds three things: the file names its holder,
+the file is removed at the end, and on a file system without locks the run starts unlocked, with a warning.
+"""
 
 import contextlib
-import fcntl
 import os
 import shlex
 import socket
 import sys
-import time
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from shared.errors import UserError
 from shared.processes import accelerate_state
 
 NAME = ".lock"
-PATIENCE = 60.0  # seconds for a run that is just ending
-_held: dict[Path, IO[str]] = {}
+PATIENCE = 60.0  # seconds to wait for a run that is about to end
+POLL_INTERVAL = 0.2  # seconds
+# A soft lock is a file that exists: it would outlive a holder that was killed on another machine. Versions of filelock
+# without the argument have no such fallback.
+NO_SOFT_LOCK = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock).parameters else {}
+_held: list[FileLock] = []
 
 
 def acquire(output_dir: str | Path) -> None:
     """Lock a folder for this process. Only the main process calls this.
 
-    A holder that lives is waited for, which is said once.
+    If another process holds the lock, this prints so once and waits for up to a minute.
 
     Raises:
         UserError: the folder is still in use after a minute; names the process.
     """
-    path, deadline = Path(output_dir).resolve() / NAME, time.monotonic() + PATIENCE
-    waiting = False
-    while (stream := try_to_lock(path)) is None:
-        holder = ""
-        with contextlib.suppress(FileNotFoundError):  # it has ended just now
-            holder = path.read_text().partition("\n")[0][:300]
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"--output_dir {output_dir} is in use by {holder or 'another run'}: wait until it has ended, or name "
-                "another folder"
-            )
-        if not waiting and holder:
-            print(f"{output_dir} is in use by {holder}: waiting {PATIENCE:.0f} s for its end", flush=True)
-            waiting = True
-        time.sleep(0.2)
-    stream.truncate(0)
-    stream.write(f"process {os.getpid()} on {socket.gethostname()} ({shlex.join(sys.argv)})\n")
-    stream.flush()
-    _held[path] = stream
-
-
-def try_to_lock(path: Path) -> IO[str] | None:
-    """The lock file at `path`, open and locked; None while another process holds it."""
-    stream = path.open("a")
+    path = Path(output_dir).resolve() / NAME
+    # thread_local: the thread that hears signals may release the lock.
+    lock = FileLock(path, thread_local=False, **NO_SOFT_LOCK)
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.close()
-        return None
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            if holder := holder_of(path):
+                print(f"{output_dir} is in use by {holder}: waiting {PATIENCE:.0f} s for its end", flush=True)
+            lock.acquire(timeout=PATIENCE, poll_interval=POLL_INTERVAL)
+    except Timeout:
+        raise UserError(
+            f"--output_dir {output_dir} is in use by {holder_of(path) or 'another run'}: wait until it has ended, or "
+            "name another folder"
+        ) from None
     except OSError as error:
         print(f"{path} cannot be locked ({error.strerror}): another run in this folder would not be noticed")
-        return stream
+    path.write_text(f"process {os.getpid()} on {socket.gethostname()} ({shlex.join(sys.argv)})\n")
+    _held.append(lock)
+
+
+def holder_of(path: Path) -> str:
+    """What the lock file at `path` says of its holder; "" when it has ended just now."""
     with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(path.stat(), os.fstat(stream.fileno())):
-            return stream
-    stream.close()  # its last holder has removed it in between: what is locked is no longer the file of that name
-    return try_to_lock(path)
+        return path.read_text().partition("\n")[0][:300]
+    return ""
 
 
 def release_all() -> None:
-    """Give back what this process holds, and remove the file."""
+    """Release what this process holds, and remove the file."""
     while _held:
-        path, stream = _held.popitem()
-        path.unlink(missing_ok=True)
-        stream.close()
+        lock = _held.pop()
+        # Removed while locked: a waiting process then sees that what it locked is no longer the file of that name.
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 @contextlib.contextmanager

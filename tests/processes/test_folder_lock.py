@@ -2,14 +2,17 @@
 
 import errno
 import fcntl
+import multiprocessing
+import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import runs
+from filelock import FileLock, Timeout
 
 from shared.config.options import Options
 from shared.errors import UserError
@@ -24,6 +27,15 @@ print("locked", flush=True)
 sys.stdin.readline()
 folder_lock.release_all()
 """
+
+
+def is_locked(folder):
+    """Whether someone holds the lock of `folder`."""
+    try:
+        with FileLock(Path(folder) / ".lock", blocking=False):
+            return False
+    except Timeout:
+        return True
 
 
 @pytest.fixture
@@ -45,7 +57,7 @@ def holder(tmp_path):
 def test_the_file_says_who_and_is_gone_in_the_end(tmp_path):
     folder_lock.acquire(tmp_path)
     assert (tmp_path / ".lock").read_text().startswith(f"process {folder_lock.os.getpid()} on ")
-    assert folder_lock.try_to_lock(tmp_path / ".lock") is None
+    assert is_locked(tmp_path)
     folder_lock.release_all()
     assert not list(tmp_path.iterdir())
     folder_lock.release_all()  # once more does nothing
@@ -77,7 +89,7 @@ def open_and(end):
     def main(config):
         with folder_lock.freed_after(config.output_dir):
             run_folder.open_run(alone, config)
-            assert folder_lock.try_to_lock(Path(config.output_dir) / ".lock") is None
+            assert is_locked(config.output_dir)
             return end()
 
     return main
@@ -100,20 +112,24 @@ def test_a_folder_that_a_run_made_is_gone_if_it_left_nothing_there(tmp_path):
     assert (tmp_path / "new/left").exists()
 
 
-def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch):
-    naps = []
+def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch, capsys):
+    tries = []
 
-    def nap(seconds):
-        naps.append(seconds)
-        if len(naps) == 3:
+    def flock(fd, how):
+        tries.append(how)
+        if len(tries) == 3:
             holder.stdin.write("\n")
             holder.stdin.flush()
             holder.wait(30)
+        fcntl_flock(fd, how)
 
-    monkeypatch.setattr(folder_lock, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    fcntl_flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
     folder_lock.acquire(tmp_path)
-    assert len(naps) == 3
+    assert len(tries) >= 3
+    assert "is in use by process" in capsys.readouterr().out
     assert str(folder_lock.os.getpid()) in (tmp_path / ".lock").read_text()
+    assert is_locked(tmp_path)
     folder_lock.release_all()
 
 
@@ -129,26 +145,53 @@ def test_a_holder_that_was_killed_is_none(holder, tmp_path, capsys):
 def test_a_file_that_its_holder_removed_in_between_is_not_taken_for_the_lock(tmp_path, monkeypatch):
     path, flock, replaced = tmp_path / ".lock", fcntl.flock, []
 
-    def replace(stream, how):
-        flock(stream, how)
+    def replace(fd, how):
+        flock(fd, how)
         if not replaced:
             path.unlink()
             path.write_text("of another run")
             replaced.append(path.stat().st_ino)
 
     monkeypatch.setattr(fcntl, "flock", replace)
-    stream = folder_lock.try_to_lock(path)
-    assert folder_lock.os.fstat(stream.fileno()).st_ino == replaced[0] == path.stat().st_ino
-    stream.close()
+    folder_lock.acquire(tmp_path)
+    assert path.stat().st_ino == replaced[0]
+    assert is_locked(tmp_path)
+    folder_lock.release_all()
 
 
-def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypatch, capsys):
+def test_a_child_that_ends_leaves_the_lock_to_its_parent_and_one_that_lives_does_not_keep_it(tmp_path):
+    folder_lock.acquire(tmp_path)
+    ended = multiprocessing.get_context("fork").Process(target=int)
+    ended.start()
+    ended.join(30)
+    assert is_locked(tmp_path)
+    alive = multiprocessing.get_context("fork").Process(target=signal.pause)
+    alive.start()
+    try:
+        folder_lock.release_all()
+        assert not is_locked(tmp_path)
+    finally:
+        alive.kill()
+        alive.join(30)
+
+
+def test_another_thread_can_release_it(tmp_path):
+    folder_lock.acquire(tmp_path)
+    thread = threading.Thread(target=folder_lock.release_all)
+    thread.start()
+    thread.join(30)
+    assert not list(tmp_path.iterdir())
+    assert not is_locked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(errno.ENOLCK, "No locks available"), (errno.ENOSYS, "Function not implemented")]
+)
+def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypatch, capsys, code, reason):
     def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(code, reason)
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     folder_lock.acquire(tmp_path)
     folder_lock.release_all()
-    assert "cannot be locked (No locks available): another run in this folder would not be noticed" in (
-        capsys.readouterr().out
-    )
+    assert f"cannot be locked ({reason}): another run in this folder would not be noticed" in capsys.readouterr().out

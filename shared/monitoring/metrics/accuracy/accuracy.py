@@ -2,15 +2,14 @@
 
 import datasets
 import evaluate
-import numpy as np
-from sklearn.metrics import accuracy_score
+
+from shared.monitoring import metric_functions
 
 
 class Accuracy(evaluate.Metric):
-    """`sklearn.metrics.accuracy_score` of class ids.
+    """Class ids; with config_name="multilabel" rows of 0 and 1, one column per label.
 
-    With config_name="multilabel", of rows of 0 and 1, one column per label: a row counts only if all its labels are
-    right (subset accuracy).
+    A row counts only if all its labels are right (subset accuracy).
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -24,4 +23,4 @@ class Accuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
-        return {"accuracy": float(accuracy_score(np.asarray(references), np.asarray(predictions)))}
+        return {"accuracy": metric_functions.accuracy(predictions, references)}

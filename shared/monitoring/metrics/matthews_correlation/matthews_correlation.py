@@ -1,13 +1,13 @@
-"""The correlation of predicted and true classes: 1 is perfect, 0 no better than a constant guess."""
+"""The correlation of predicted and true classes: 1 is perfect, 0 is no better than a constant guess."""
 
 import datasets
 import evaluate
-import numpy as np
-from sklearn.metrics import matthews_corrcoef
+
+from shared.monitoring import metric_functions
 
 
 class MatthewsCorrelation(evaluate.Metric):
-    """`sklearn.metrics.matthews_corrcoef` of class ids, which is 0 when predictions or references are all the same."""
+    """Class ids; the value is 0 when predictions or references are all the same."""
 
     def _info(self) -> evaluate.MetricInfo:
         feature = datasets.Value("int64")
@@ -19,7 +19,4 @@ class MatthewsCorrelation(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
-        predicted, true = np.asarray(predictions), np.asarray(references)
-        if np.ptp(predicted) == 0 or np.ptp(true) == 0:  # scikit-learn's value as well, but with a warning
-            return {"matthews_correlation": 0.0}
-        return {"matthews_correlation": float(matthews_corrcoef(true, predicted))}
+        return {"matthews_correlation": metric_functions.matthews_correlation(predictions, references)}

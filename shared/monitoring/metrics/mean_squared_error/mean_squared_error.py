@@ -2,12 +2,12 @@
 
 import datasets
 import evaluate
-import numpy as np
-from sklearn.metrics import mean_squared_error
+
+from shared.monitoring import metric_functions
 
 
 class MeanSquaredError(evaluate.Metric):
-    """`sklearn.metrics.mean_squared_error` of numbers; NaN when a prediction is not finite (scikit-learn raises)."""
+    """Numbers; the value is NaN when a prediction is not finite."""
 
     def _info(self) -> evaluate.MetricInfo:
         feature = datasets.Value("float64")
@@ -19,6 +19,4 @@ class MeanSquaredError(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
-        if not np.isfinite(predictions).all():
-            return {"mean_squared_error": float("nan")}
-        return {"mean_squared_error": float(mean_squared_error(np.asarray(references), np.asarray(predictions)))}
+        return {"mean_squared_error": metric_functions.mean_squared_error(predictions, references)}

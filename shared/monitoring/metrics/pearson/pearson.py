@@ -1,18 +1,13 @@
-"""Pearson's correlation: how close predictions and references are to a straight line."""
+"""Pearson's correlation: how close the pairs of prediction and reference are to a straight line."""
 
 import datasets
 import evaluate
-import numpy as np
-from scipy.stats import pearsonr
+
+from shared.monitoring import metric_functions
 
 
 class Pearson(evaluate.Metric):
-    """`scipy.stats.pearsonr` of numbers.
-
-    Where all predictions, or all references, are the same (or there is one sample only) SciPy says NaN with a warning;
-    here it is 0, as in scikit-learn's Matthews correlation: a constant predicts nothing. NaN means that a prediction is
-    not finite.
-    """
+    """Numbers; the value is 0 when one side is constant and NaN when a prediction is not finite."""
 
     def _info(self) -> evaluate.MetricInfo:
         feature = datasets.Value("float64")
@@ -24,9 +19,4 @@ class Pearson(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
-        predicted, true = np.asarray(predictions), np.asarray(references)
-        if not np.isfinite(predicted).all():
-            return {"pearson": float("nan")}
-        if np.ptp(predicted) == 0 or np.ptp(true) == 0:
-            return {"pearson": 0.0}
-        return {"pearson": float(pearsonr(true, predicted).statistic)}
+        return {"pearson": metric_functions.pearson(predictions, references)}

@@ -1,15 +1,15 @@
-"""Of the samples of one class, the share that is predicted to be."""
+"""The share of the samples of one class that are predicted to be of that class."""
 
 import datasets
 import evaluate
-import numpy as np
-from sklearn.metrics import recall_score
+
+from shared.monitoring import metric_functions
 
 
 class RecallOfClass(evaluate.Metric):
-    """`sklearn.metrics.recall_score` of class ids, the class `pos_label` against all others; 0 where it is 0 / 0.
+    """Class ids, the class `pos_label` against all others; the value is 0 where it is 0 / 0.
 
-    With config_name="multilabel", of rows of 0 and 1, one column per label, of which `pos_label` is one.
+    With config_name="multilabel" rows of 0 and 1, one column per label, of which `pos_label` is one.
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -23,9 +23,4 @@ class RecallOfClass(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[int], references: list[int], pos_label: int = 1) -> dict[str, float]:
-        predicted, true = np.asarray(predictions), np.asarray(references)
-        if self.config_name == "multilabel":
-            predicted, true = predicted[:, pos_label] == 1, true[:, pos_label] == 1
-        else:
-            predicted, true = predicted == pos_label, true == pos_label
-        return {"recall_of_class": float(recall_score(true, predicted, zero_division=0.0))}
+        return {"recall_of_class": metric_functions.recall_of_class(predictions, references, pos_label)}

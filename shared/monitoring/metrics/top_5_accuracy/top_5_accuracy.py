@@ -2,7 +2,8 @@
 
 import datasets
 import evaluate
-import numpy as np
+
+from shared.monitoring import metric_functions
 
 
 class Top5Accuracy(evaluate.Metric):
@@ -18,5 +19,4 @@ class Top5Accuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[list[int]], references: list[int]) -> dict[str, float]:
-        ranked, true = np.asarray(predictions)[:, :5], np.asarray(references)
-        return {"top_5_accuracy": float((ranked == true[:, None]).any(1).mean())}
+        return {"top_5_accuracy": metric_functions.top_5_accuracy(predictions, references)}

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -23,7 +24,7 @@ PATIENCE = 60.0  # seconds to wait for a run that is about to end
 POLL_INTERVAL = 0.2  # seconds
 # A soft lock is a file that exists: it would outlive a holder that was killed on another machine. Versions of filelock
 # without the argument have no such fallback.
-NO_SOFT_LOCK = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock).parameters else {}
+NO_SOFT_LOCK: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock).parameters else {}
 _held: list[FileLock] = []
 
 

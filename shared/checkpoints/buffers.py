@@ -10,7 +10,6 @@ import math
 import mmap
 import os
 import struct
-import zipfile
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +23,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from shared.checkpoints.writer import Image
+from shared.compat import of_torch
 
 PAGE = mmap.PAGESIZE
 
@@ -48,7 +48,7 @@ class Copy:
     """
 
     def __init__(self, places: list[Tensor], tensors: list[Tensor], by: ThreadPoolExecutor | torch.cuda.Stream) -> None:
-        self.tensors, self.versions = tensors, [tensor._version for tensor in tensors]
+        self.tensors, self.versions = tensors, of_torch.write_counts(tensors)
         self.unchanged: bool | None = None  # known when it is held
         self.event: torch.cuda.Event | None = None
         if isinstance(by, ThreadPoolExecutor):
@@ -67,7 +67,7 @@ class Copy:
             torch.cuda.current_stream().wait_event(self.event)  # the host goes on
         else:
             self.future.result()
-        self.unchanged = self.versions == [tensor._version for tensor in self.tensors]
+        self.unchanged = self.versions == of_torch.write_counts(self.tensors)
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -127,7 +127,7 @@ class Buffers:
         for name, state in flat.items():
             source = distinct(states[name]).values() if name.endswith(".safetensors") else state.tensors
             for place, tensor in zip(self._tensors[name], source, strict=True):
-                places, tensors = later if tensor.data_ptr() in lasting else now
+                places, tensors = later if of_torch.COUNTS_WRITES and tensor.data_ptr() in lasting else now
                 places.append(place)
                 tensors.append(tensor)
             for position, value in zip(self._floats[name], state.floats, strict=True):
@@ -164,7 +164,7 @@ def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
     """Copy tensors into their places; from a CUDA device, when it comes to it."""
     if places:
         with torch.no_grad():
-            torch._foreach_copy_(places, tensors, non_blocking=tensors[0].is_cuda)
+            of_torch.copy(places, tensors, non_blocking=tensors[0].is_cuda)
 
 
 def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:
@@ -196,30 +196,14 @@ def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[
         torch.save(with_floats(state, iter(marks)), file)
     with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
         mapped = torch.load(path_of(descriptor), mmap=True, weights_only=True, map_location="cpu")
-    records = zip_records(descriptor)
-    start, end, _ = records["archive/data.pkl"]
+    records = of_torch.archive_records(descriptor)
+    start, end, _ = records[of_torch.PICKLE]
     pickled = os.pread(descriptor, end - start, start)
     packed = [struct.pack(">d", mark) for mark in marks]
     assert all(pickled.count(mark) == 1 for mark in packed)
     positions = [start + pickled.index(mark) for mark in packed]
     image = Image(descriptor, os.fstat(descriptor).st_size, list(records.values()))
     return image, flatten(mapped).tensors, positions
-
-
-def zip_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
-    """Of each record of torch's archive that has content: where it starts and ends, and the places of its checksum."""
-    records = {}
-    with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
-        entry = archive.start_dir
-        for info in archive.infolist():
-            header = os.pread(descriptor, 30, info.header_offset)
-            start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
-            end = start + info.file_size
-            if info.file_size:
-                assert os.pread(descriptor, 4, end) == b"PK\x07\x08"  # the checksum follows behind this
-                records[info.filename] = start, end, (end + 4, entry + 16)
-            entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
-    return records
 
 
 def flatten(state: Any) -> Flat:

@@ -18,6 +18,7 @@ from safetensors.torch import load_model
 from shared import disk
 from shared.checkpoints import sharded, writer
 from shared.checkpoints.progress import Progress
+from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import inner
@@ -191,15 +192,16 @@ def load(accelerator: Any, path: Path) -> None:
 
 def load_all(accelerator: Any, path: Path) -> None:
     """Load every file of a checkpoint into what it was saved from."""
-    if any(map(sharded.is_sharded, accelerator._models)):
-        sharded.load(path, accelerator._models, accelerator._optimizers)
+    models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
+    if any(map(sharded.is_sharded, models)):
+        sharded.load(path, models, optimizers)
     else:
-        for i, model in enumerate(accelerator._models):
+        for i, model in enumerate(models):
             load_model(model, path / numbered("model.safetensors", i))
-        for i, optimizer in enumerate(accelerator._optimizers):
+        for i, optimizer in enumerate(optimizers):
             state = torch.load(path / numbered("optimizer.bin", i), map_location="cpu", weights_only=True)
             inner(optimizer).load_state_dict(state)
-        for i, other in enumerate(accelerator._custom_objects):
+        for i, other in enumerate(of_accelerate.registered_objects(accelerator)):
             other.load_state_dict(
                 torch.load(path / f"custom_checkpoint_{i}.pkl", map_location="cpu", weights_only=True)
             )

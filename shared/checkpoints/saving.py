@@ -19,6 +19,7 @@ from shared.checkpoints.buffers import Buffers, Copy, distinct, flatten
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import manifest_of, numbered, path_of, save_is_due
 from shared.checkpoints.writer import Job, Writer
+from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
@@ -43,13 +44,11 @@ class Saver:
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
         # Everything else that Accelerate can save is a function of the config and the step, and must not be prepared.
-        assert not [*accelerator._schedulers, *accelerator._dataloaders]
+        assert not of_accelerate.schedulers_and_loaders(accelerator)
         self.accelerator, self.config, self.plan = accelerator, config, plan
-        self.models, self.optimizers, self.others = (
-            accelerator._models,
-            accelerator._optimizers,
-            accelerator._custom_objects,
-        )
+        self.models = of_accelerate.models(accelerator)
+        self.optimizers = of_accelerate.optimizers(accelerator)
+        self.others = of_accelerate.registered_objects(accelerator)
         self.sharded = any(map(sharded.is_sharded, self.models))
         assert not (self.sharded and self.others)
         if self.sharded and config.save_on_each_node:

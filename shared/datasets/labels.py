@@ -1,6 +1,5 @@
 """The label columns of a table, whatever they hold, as targets for a loss: class ids, label vectors or numbers."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shared.compat import of_datasets
 from shared.datasets.rows import FILL_IN, INTEGER, column_of, source_of, where
 from shared.errors import UserError, listed, say
 
@@ -374,10 +374,9 @@ def _class_names(table: pa.Table, column: str) -> tuple[str, ...]:
     type_ = table.schema.field(column).type
     if not pa.types.is_integer(getattr(type_, "value_type", type_)):
         return ()
-    metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    feature = metadata.get("info", {}).get("features", {}).get(column, {})
+    feature = of_datasets.feature(table, column)
     feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
-    if feature.get("_type") != "ClassLabel":
+    if not of_datasets.is_class_label(feature):
         return ()
     return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from shared.compat import of_datasets
 from shared.errors import UserError, say
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
@@ -187,8 +188,7 @@ def missing(table: pa.Table, column: str) -> np.ndarray:
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
         gaps |= np.asarray(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), ""), True))
-    features = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    if pa.types.is_integer(cells.type) and features.get(column, {}).get("_type") == "ClassLabel":
+    if pa.types.is_integer(cells.type) and of_datasets.is_class_label(of_datasets.feature(table, column)):
         gaps |= np.asarray(pc.fill_null(pc.equal(cells, -1), True))
     return gaps
 

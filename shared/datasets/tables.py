@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from shared.compat import of_datasets
 from shared.config.options import Options
 from shared.datasets import readers
 from shared.datasets.files import find_files, kind_of
@@ -236,9 +237,7 @@ def read_saved(path: str) -> dict[str, pa.Table]:
             folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
         tables = {}
         for split, folder in folders.items():
-            empty = not json.loads((folder / "state.json").read_text())[
-                "_data_files"
-            ]  # which load_from_disk cannot read
+            empty = of_datasets.is_saved_empty(folder)  # which load_from_disk cannot read
             part = datasets.Dataset.from_dict({}) if empty else datasets.load_from_disk(str(folder))
             tables[split] = _to_table(part, f"--dataset_name {path} (split {split})")
         return tables
@@ -256,13 +255,9 @@ def read_hub(name: str, config_name: str | None) -> dict[str, pa.Table]:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"--dataset_name {name}: no such folder")
     datasets = _import_datasets(name)
-    from datasets.packaged_modules.cache.cache import Cache  # what load_dataset falls back to after 24 s of retries
-
     given = f"{name} --dataset_config_name {config_name}" if config_name else name
     try:
-        short_name = name.rpartition("/")[2]
-        cache = Cache(repo_id=name, dataset_name=short_name, config_name=config_name, version="auto", hash="auto")
-        parts = cache.as_dataset()
+        parts = of_datasets.load_cached(name, config_name)
     except (OSError, ValueError):  # not there, or several configs and none chosen
         require_hub("--dataset_name", given, EMBEDDED)
         try:

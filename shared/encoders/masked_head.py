@@ -1,9 +1,10 @@
 """The head of a masked language model on hidden tokens only: no logits for what nobody asks about."""
 
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+
+from shared.compat import of_torch
 
 
 def predict_only_masked(model: Any) -> None:
@@ -37,6 +38,6 @@ def predict_only_masked(model: Any) -> None:
         output["logits"] = logits
         return output
 
-    model.forward = MethodType(forward_masked, model)
+    of_torch.replace_forward(model, forward_masked)
     if encoder is not model:
         encoder.register_forward_hook(keep_masked)

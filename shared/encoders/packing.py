@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shared.compat import of_transformers
 from shared.encoders.attention import attend
 from shared.encoders.padding import TRIED, logits_of, padding_for, same
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
@@ -111,13 +112,13 @@ def packs(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
     A few documents are computed both ways. Not all models that take an attention of ours look at nothing else: in a
     MobileBERT each token also sees the embeddings of its neighbours.
     """
-    if not getattr(model, "_supports_attention_backend", False):
+    before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
+    if before is None:
         return False
     alone = [logits_of(model, {"input_ids": torch.from_numpy(ids)[None]})[0] for ids in rows]
     lengths = np.array([len(ids) for ids in rows])
     everywhere = np.arange(lengths.sum())
     packed = Packing.for_model(model.config)((np.concatenate(rows), lengths, everywhere, everywhere))
-    before = model.config._attn_implementation
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = logits_of(model, {name: value for name, value in packed.items() if name not in ("labels", "masked")})

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from shared.compat import of_transformers
 from shared.config.options import Options
 from shared.encoders.attention import attend
 from shared.models.compiling import compile_layers
@@ -47,17 +48,16 @@ def attend_by_products(model: Any) -> None:
     if not uses_sdpa(model):
         return
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(PRODUCTS, products_or_sdpa)
-    AttentionMaskInterface.register(PRODUCTS, sdpa_mask)
+    AttentionMaskInterface.register(PRODUCTS, of_transformers.sdpa_mask())
     model.set_attn_implementation(PRODUCTS)
 
 
 def uses_sdpa(model: Any) -> bool:
     """Whether transformers would call torch's scaled-dot-product attention, and lets us replace that."""
     config = getattr(model, "config", None)  # any module will do as a model
-    return getattr(config, "_attn_implementation", None) == "sdpa" and model._supports_attention_backend
+    return of_transformers.attention_name(config) == "sdpa" and of_transformers.takes_registered_attention(model)
 
 
 def products_or_sdpa(
@@ -71,11 +71,9 @@ def products_or_sdpa(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     same = key.shape == query.shape or query.shape[2] == 1  # of shared/models/first_token.py
     if getattr(module, "is_causal", True) or not same:  # a decoder, which has more to it
-        return sdpa_attention_forward(
+        return of_transformers.attention_function("sdpa")(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
     out = attend(query, key, value, attention_mask, dropout, query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -91,17 +89,14 @@ def mask_on_device(model: Any) -> None:
     if not uses_sdpa(model):
         return
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+    AttentionInterface.register(ATTENTION, of_transformers.attention_function("sdpa"))
     AttentionMaskInterface.register(ATTENTION, always_masked)
     model.set_attn_implementation(ATTENTION)
 
 
 def always_masked(**arguments: Any) -> Tensor | None:
     """transformers' mask interface: that of scaled-dot-product attention, left out only where no mask is given."""
-    from transformers.masking_utils import sdpa_mask
-
     if arguments.get("attention_mask") is not None:
         arguments |= {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
-    return sdpa_mask(**arguments)
+    return of_transformers.sdpa_mask()(**arguments)

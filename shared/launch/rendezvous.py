@@ -19,6 +19,7 @@ import psutil
 import torch
 from torch import distributed as dist
 
+from shared.compat import of_torch
 from shared.errors import Preempted, UserError
 from shared.launch import environment
 from shared.processes import exit_reasons
@@ -55,7 +56,7 @@ def place_met() -> tuple[dist.Store, Place]:
     """The store and this process's place where the default process group is there already, by whomever it was made."""
     rank, address = dist.get_rank(), os.environ.get("MASTER_ADDR", "")
     place = Place(rank, dist.get_world_size(), address, int(os.environ.get("MASTER_PORT", 0)), serves=rank == 0)
-    return dist.distributed_c10d._get_default_store(), place
+    return of_torch.default_store(), place
 
 
 def meet(place: Place, seconds: float) -> dist.TCPStore:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from shared.compat import of_accelerate
 from shared.config import options
 from shared.errors import UserError
 from shared.launch import agreement, environment, rendezvous
@@ -67,8 +68,7 @@ def start(config: options.Options) -> Any:
     accelerator = new_accelerator(make)
     if has_met:
         agreement.compare(*rendezvous.place_met(), config, device, patience.SILENT)
-    # Among kwargs_handlers only Accelerate's own class may stand, which cannot have a hook of ours.
-    accelerator.ddp_handler = DDPSettings(config.gradient_compression)
+    of_accelerate.set_ddp_handler(accelerator, DDPSettings(config.gradient_compression))
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if accelerator.num_processes != launched:
         raise UserError(

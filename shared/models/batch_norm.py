@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from shared.compat import of_torch
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
 
@@ -74,8 +74,8 @@ class RunningAverages:
             return
         if self.seen:
             self._move()
-        torch._foreach_copy_(self.buffers, list(self.averages.split(self.sizes)))
-        torch._foreach_copy_([norm.num_batches_tracked for norm in self.norms], [self.steps] * len(self.norms))
+        of_torch.copy(self.buffers, list(self.averages.split(self.sizes)))
+        of_torch.copy([norm.num_batches_tracked for norm in self.norms], [self.steps] * len(self.norms))
 
     def _move(self) -> None:
         seen = reduce(torch.add, self.accelerator.gather(torch.stack(self.seen)[None]))  # [steps, features]
@@ -88,7 +88,7 @@ class RunningAverages:
 
 def batch_norms(model: nn.Module) -> list[Any]:
     """The batch norms of a model, synchronized ones included."""
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [module for module in model.modules() if isinstance(module, of_torch.BATCH_NORMS)]
 
 
 def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:

@@ -4,9 +4,10 @@ import os
 import shutil
 from typing import Any
 
-import torch
+import torch.compiler.config
 from torch import nn
 
+from shared.compat import of_torch
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes.collectives import agree
@@ -33,7 +34,7 @@ def compile_layers(accelerator: Any, config: Options, model: nn.Module) -> nn.Mo
         return model
     layers = repeated_layers(model)
     agree(accelerator, problem(accelerator, layers, type(model).__name__))
-    torch._dynamo.config.recompile_limit = MOST_VARIANTS
+    torch.compiler.config.recompile_limit = MOST_VARIANTS
     for layer in layers:
         layer.compile(dynamic=True, backend=BACKEND)
     return model
@@ -69,4 +70,4 @@ def problem(accelerator: Any, layers: list[nn.Module], name: str) -> UserError |
 
 def compiled(model: nn.Module) -> bool:
     """Whether some layers of a model are compiled, so that hooks inside of them do not run."""
-    return any(module._compiled_call_impl is not None for module in model.modules())
+    return any(of_torch.is_compiled(module) for module in model.modules())

@@ -5,10 +5,11 @@ last layer are needed for every token; its queries, its attention and its feed-f
 gradients are those of the whole layer, to rounding.
 """
 
-from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+
+from shared.compat import of_torch, of_transformers
 
 SHORT = "last_layer_is_short"
 
@@ -23,11 +24,15 @@ def shorten_last_layer(model: Any) -> None:
     known = kind.__module__.startswith("transformers.models.")  # a head of one's own may read every token
     head = kind.__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
     family = getattr(config, "model_type", None) if known and head else None
-    if family not in FAMILIES or getattr(config, "is_decoder", False) or config._attn_implementation != "sdpa":
+    if (
+        family not in FAMILIES
+        or getattr(config, "is_decoder", False)
+        or of_transformers.attention_name(config) != "sdpa"
+    ):
         return
     layers, forward = FAMILIES[family]
     last = model.base_model.get_submodule(layers)[-1]
-    last.forward = MethodType(forward, last)
+    of_torch.replace_forward(last, forward)
     setattr(model, SHORT, True)
 
 
@@ -88,14 +93,12 @@ def attend_from_first(
 
     `own` is the layer's attention module, `projections` are those to queries, keys and values.
     """
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     to_query, to_key, to_value = projections
     query, key, value = (
         projected.unflatten(-1, (-1, head_size)).transpose(1, 2)
         for projected in (to_query(hidden_states[:, :1]), to_key(hidden_states), to_value(hidden_states))
     )
-    context, _ = ALL_ATTENTION_FUNCTIONS[own.config._attn_implementation](
+    context, _ = of_transformers.attention_function(of_transformers.attention_name(own.config))(
         own,
         query,
         key,

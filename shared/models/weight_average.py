@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from shared.compat import of_torch
 from shared.errors import UserError
 from shared.models.batch_norm import RunningAverages
 
@@ -48,7 +48,7 @@ class WeightAverage:
             for model in (self.average.module, self.source)
         )
         if self.average.n_averaged == 0:
-            torch._foreach_copy_(averages, values)
+            of_torch.copy(averages, values)
         else:
             for dtype in {tensor.dtype for tensor in averages}:  # counters are averaged in another way
                 pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].dtype == dtype]

@@ -2,13 +2,13 @@
 
 import atexit
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from shared.compat import of_evaluate
 from shared.errors import UserError
 from shared.monitoring import metric_functions
 from shared.processes import exit_reasons
@@ -85,12 +85,7 @@ def find_source(kind: str, metric_name: str, trust_remote_code: bool) -> str:
 
 def cached_hub_script(name: str) -> str | None:
     """The newest copy of a Hub metric in the cache of `evaluate`, which needs no network; None if there is none."""
-    import evaluate
-
-    owner, _, metric = name.rpartition("/")
-    metrics = Path(evaluate.config.HF_MODULES_CACHE, "evaluate_modules", "metrics")
-    copies = metrics.glob(f"{owner or 'evaluate-metric'}--{metric}/*/{metric}.py")
-    return max(map(str, copies), key=os.path.getmtime, default=None)
+    return max(map(str, of_evaluate.cached_scripts(name)), key=os.path.getmtime, default=None)
 
 
 def compute_function(source: str, multi_label: bool) -> Callable[..., dict[str, float]]:
@@ -118,11 +113,11 @@ def load(source: str, config_name: str | None) -> Any:
 
     if not Path(source).is_file():
         return evaluate.load(source, config_name=config_name, module_type="metric", keep_in_memory=True)
-    if "evaluate_modules" not in sys.modules:
+    if not of_evaluate.has_imported_scripts():
         copies = tempfile.mkdtemp(prefix="evaluate-")
         exit_reasons.temporary.append(Path(copies))
         atexit.register(exit_reasons.clean_up)
-        evaluate.config.HF_MODULES_CACHE = copies
+        of_evaluate.use_modules_cache(copies)
     with tempfile.TemporaryDirectory() as unused:  # evaluate creates a folder for rows even if it keeps them in memory
         return evaluate.load(
             source, config_name=config_name, module_type="metric", keep_in_memory=True, cache_dir=unused

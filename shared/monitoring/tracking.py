@@ -18,6 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from shared.checkpoints.progress import Progress
+from shared.compat import of_accelerate
 from shared.config.options import Options, plain
 from shared.errors import UserError
 from shared.images.pictures import Picture
@@ -190,7 +191,7 @@ def start_wandb(
         resume="allow",
         settings=wandb.Settings(finish_timeout=UPLOAD_TIMEOUT),
     )
-    accelerator.log_with = [tracker]
+    of_accelerate.set_trackers(accelerator, [tracker])
     accelerator.init_trackers(project, config=dict(config))
     run = tracker.run
     # The step is a field and not wandb's own counter, which drops the steps that a resumed run trains again.
@@ -231,7 +232,8 @@ def start_tensorboard(accelerator: Any, output_dir: Path, config: Mapping[str, o
 
     # Hides the events of steps that are trained again; in a new run, those of an earlier run in the same folder.
     purge_step = step + 1 if step else 0
-    accelerator.log_with = [TensorBoardTracker("tensorboard", str(output_dir), purge_step=purge_step)]
+    tracker = TensorBoardTracker("tensorboard", str(output_dir), purge_step=purge_step)
+    of_accelerate.set_trackers(accelerator, [tracker])
     accelerator.init_trackers("tensorboard", config=flat(config))
     return f"tensorboard (`tensorboard --logdir {output_dir}`)"
 
@@ -243,7 +245,8 @@ def start_trackio(
     from accelerate.tracking import TrackioTracker
 
     name = f"{run_name}-{run_id}" if run_name else run_id  # trackio resumes by name, so the name has to be unique
-    accelerator.log_with = [TrackioTracker(project, name=name, resume="allow", embed=False)]
+    tracker = TrackioTracker(project, name=name, resume="allow", embed=False)
+    of_accelerate.set_trackers(accelerator, [tracker])
     accelerator.init_trackers(project, config=dict(config))
     return f"trackio (run {name}; `trackio show --project {project}`)"
 

@@ -10,6 +10,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from shared.compat import of_torch
+
 HOST = "cpu"  # where to read a number is no waiting
 
 
@@ -42,12 +44,12 @@ def clip(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: flo
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards the norm, too
     accelerator.unscale_gradients()
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm = torch.linalg.vector_norm(torch.stack(of_torch.norms(gradients)))
     if max_norm and norm.device.type == HOST and norm.dtype == torch.float32 and type(norm) is Tensor:
         # The host may look at the norm: arithmetic without torch's calls, and no pass over gradients that are short.
         factor = np.float32(1) / (np.float32(norm.item()) + np.float32(1e-6)) * np.float32(max_norm)
         if not factor >= 1:
-            torch._foreach_mul_(gradients, float(factor))
+            of_torch.multiply(gradients, float(factor))
     elif max_norm:
-        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        of_torch.multiply(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm

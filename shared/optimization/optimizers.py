@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from shared.compat import of_torch
 from shared.config.options import Options, base_learning_rate
 from shared.errors import UserError
 from shared.optimization import gradients
@@ -151,7 +152,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer reads `found_inf`, so that a skipped update costs no host synchronization."""
-    return bool(getattr(inner(optimizer), "_step_supports_amp_scaling", False))
+    return of_torch.reads_found_inf(inner(optimizer))
 
 
 def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shared.compat import of_transformers
 from shared.errors import UserError, listed, say
 from shared.pretrained.hub import require_model
 
@@ -107,7 +108,7 @@ def load_classifier(
     given = f"--model_name_or_path {name}"
     if not missing and not model.knows_labels:
         if not lost:
-            reset(model, last)
+            of_transformers.draw_anew(model, last)
         say(
             f"{given} tells {len(stored)} labels apart ({listed(stored)}), the data have {len(names)} "
             f"({listed(names)}): {' and '.join(last)} are new"
@@ -127,15 +128,6 @@ def label_weights(model: Any) -> list[str]:
     with torch.device("meta"):
         wider = dict(type(model)(config).named_parameters())
     return [name for name, weights in model.named_parameters() if weights.shape != wider[name].shape]
-
-
-def reset(model: Any, names: list[str]) -> None:
-    """Draw these parameters anew, as transformers does for those that a file lacks."""
-    for name, weights in (*model.named_parameters(), *model.named_buffers()):
-        weights._is_hf_initialized = name not in names
-    for name in names:
-        model.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False
-    model.initialize_weights()
 
 
 def align(model: torch.nn.Module) -> None:

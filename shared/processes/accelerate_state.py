@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shared.compat import of_accelerate
 from shared.errors import UserError
 
 OURS = "of_a_recipe"
@@ -25,10 +26,8 @@ def new_accelerator(make: Callable[[], Any]) -> Any:
             "notebook_launcher has to come first: this notebook has begun a run in its own process, and processes that "
             "are forked from it cannot use CUDA and may hang; restart the kernel and launch first"
         )
-    from accelerate.state import AcceleratorState
-
     forget()
-    is_new = not AcceleratorState._shared_state
+    is_new = not of_accelerate.has_state()
     counted = "LOCAL_WORLD_SIZE" in os.environ
     try:
         accelerator = make()
@@ -43,7 +42,7 @@ def new_accelerator(make: Callable[[], Any]) -> Any:
         if not counted:
             os.environ.pop("LOCAL_WORLD_SIZE", None)  # Accelerate's guess
     if is_new:
-        setattr(accelerator.state, OURS, True)
+        of_accelerate.mark_state(OURS)
     _ran_in.add(os.getpid())
     return accelerator
 
@@ -52,10 +51,6 @@ def forget() -> None:
     """Drop the state that an earlier run has left, and that of a start that failed; the group of processes stays."""
     if "accelerate.state" not in sys.modules:
         return
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
     has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    half_made = bool(PartialState._shared_state) and "num_processes" not in PartialState._shared_state
-    if OURS in AcceleratorState._shared_state or half_made:
-        AcceleratorState._reset_state(reset_partial_state=not has_group)
-        GradientState._reset_state()
+    if of_accelerate.state_is_marked(OURS) or of_accelerate.start_failed():
+        of_accelerate.reset_state(processes=not has_group)

@@ -24,7 +24,9 @@ PATIENCE = 60.0  # seconds to wait for a run that is about to end
 POLL_INTERVAL = 0.2  # seconds
 # A soft lock is a file that exists: it would outlive a holder that was killed on another machine. Versions of filelock
 # without the argument have no such fallback.
-NO_SOFT_LOCK: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in signature(FileLock).parameters else {}
+NO_SOFT_LOCK: dict[str, Any] = {"fallback_to_soft": False}
+if "fallback_to_soft" not in signature(FileLock).parameters:
+    NO_SOFT_LOCK = {}
 _held: list[FileLock] = []
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from shared.compat import of_torch
 from shared.errors import UserError
 
 SIGN_EVERY = 20.0  # seconds between signs of life
@@ -35,7 +36,7 @@ def for_all(accelerator: Any) -> None:
     """
     if accelerator.num_processes == 1:
         return
-    store = dist.distributed_c10d._get_default_store()
+    store = of_torch.default_store()
     if not _rooms or _rooms[0].store is not store:
         close()
         accelerator.wait_for_everyone()  # making the room takes no notice of processes that are lost

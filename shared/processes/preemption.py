@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from shared.compat import of_torch
 from shared.errors import Preempted
 from shared.processes import patience
 from shared.processes.patience import PROCESS_GROUP_TIMEOUT
@@ -103,7 +104,7 @@ def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
             stop = on_any(accelerator, stop)
         elif accelerator.num_processes > 1 and (stop or time.monotonic() - looked >= LOOK_EVERY):
             looked = time.monotonic()
-            store = dist.distributed_c10d._get_default_store()
+            store = of_torch.default_store()
             if stop:
                 store.set(CUT_SHORT, "1")
             stop = stop or store.check([CUT_SHORT])

@@ -23,8 +23,8 @@ MODULES = sorted(ROOT.glob("shared/**/*.py"))
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "clusters/**/*.md")
 DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
-# pip's, and those of shared modules and campaigns.
-OTHER_FLAGS = {"index-url", "loss_tolerance", "weight_tolerance", "timeout", "kills", "walks"}
+# pip's, grep's, and those of shared modules and campaigns.
+OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "timeout", "kills", "walks"}
 # Those of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "follow"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}

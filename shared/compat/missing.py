@@ -1,0 +1,12 @@
+"""The error for a private name that another version of a library does not have."""
+
+from importlib.metadata import version
+
+from shared.errors import UserError
+
+
+def missing(package: str, name: str, use: str) -> UserError:
+    """The error to raise when the installed `package` has no `name` and there is no public alternative."""
+    return UserError(
+        f"{package} {version(package)} has no {name}, which {use} needs: install the versions of requirements.txt"
+    )

@@ -1,0 +1,95 @@
+"""Private and undocumented attributes of Accelerate: what `prepare` has seen, the state of the process, handlers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from shared.compat.missing import missing
+
+
+def models(accelerator: Any) -> list[nn.Module]:
+    """`Accelerator._models`: the models that went through `prepare`; the list itself, which `prepare` extends."""
+    return _attribute(accelerator, "_models", "a checkpoint")
+
+
+def optimizers(accelerator: Any) -> list[Any]:
+    """`Accelerator._optimizers`: the wrapped optimizers that went through `prepare`; the list itself."""
+    return _attribute(accelerator, "_optimizers", "a checkpoint")
+
+
+def registered_objects(accelerator: Any) -> list[Any]:
+    """`Accelerator._custom_objects`: what was given to `register_for_checkpointing`; the list itself."""
+    return _attribute(accelerator, "_custom_objects", "a checkpoint")
+
+
+def schedulers_and_loaders(accelerator: Any) -> list[Any]:
+    """`Accelerator._schedulers` and `_dataloaders`: what else went through `prepare`."""
+    return [
+        *_attribute(accelerator, "_schedulers", "a checkpoint"),
+        *_attribute(accelerator, "_dataloaders", "a checkpoint"),
+    ]
+
+
+def set_ddp_handler(accelerator: Any, handler: Any) -> None:
+    """`Accelerator.ddp_handler`, undocumented: the keyword arguments and the hook that `prepare` gives to DDP.
+
+    The documented way, `kwargs_handlers`, takes only Accelerate's own class, which cannot have a hook of ours.
+    """
+    _attribute(accelerator, "ddp_handler", "DDP")
+    accelerator.ddp_handler = handler
+
+
+def set_trackers(accelerator: Any, trackers: Sequence[Any]) -> None:
+    """`Accelerator.log_with`, undocumented after construction: the trackers that `init_trackers` will start."""
+    _attribute(accelerator, "log_with", "--report_to")
+    accelerator.log_with = list(trackers)
+
+
+def has_state() -> bool:
+    """`accelerate.state.is_initialized`: whether an Accelerator was made in this process."""
+    from accelerate.state import is_initialized
+
+    return is_initialized()
+
+
+def mark_state(name: str) -> None:
+    """Put a name of ours into `AcceleratorState._shared_state`: `reset_state` removes it with the state."""
+    from accelerate.state import AcceleratorState
+
+    _attribute(AcceleratorState, "_shared_state", "a run")[name] = True
+
+
+def state_is_marked(name: str) -> bool:
+    """Whether `mark_state` has marked the present state with this name."""
+    from accelerate.state import AcceleratorState
+
+    return name in _attribute(AcceleratorState, "_shared_state", "a run")
+
+
+def start_failed() -> bool:
+    """`PartialState._shared_state`: whether an error ended its construction before the processes were counted."""
+    from accelerate.state import PartialState
+
+    state = _attribute(PartialState, "_shared_state", "a run")
+    return bool(state) and "num_processes" not in state
+
+
+def reset_state(processes: bool) -> None:
+    """`_reset_state` of Accelerate's states: drop them, that of the processes too if `processes`."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    _attribute(AcceleratorState, "_reset_state", "a second run in a process")(reset_partial_state=processes)
+    _attribute(GradientState, "_reset_state", "a second run in a process")()
+
+
+def _attribute(owner: Any, name: str, use: str) -> Any:
+    """An attribute of Accelerate.
+
+    Raises:
+        UserError: this version of Accelerate does not have it.
+    """
+    if not hasattr(owner, name):
+        kind = owner if isinstance(owner, type) else type(owner)
+        raise missing("accelerate", f"{kind.__name__}.{name}", use)
+    return getattr(owner, name)

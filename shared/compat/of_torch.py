@@ -1,0 +1,119 @@
+"""Private interfaces of torch.
+
+Names that are used in every step are looked up once, at import.
+"""
+
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from shared.compat.missing import missing
+
+_foreach_norm = getattr(torch, "_foreach_norm", None)
+_foreach_mul_ = getattr(torch, "_foreach_mul_", None)
+_foreach_copy_ = getattr(torch, "_foreach_copy_", None)
+COUNTS_WRITES = hasattr(Tensor, "_version")
+"""Whether `write_counts` works. If not, a tensor that is being copied must not be left to code that may change it."""
+BATCH_NORMS: tuple[type, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""`torch.nn.modules.batchnorm._BatchNorm`, the base class of all batch norms; without that name the public classes."""
+if hasattr(nn.modules.batchnorm, "_BatchNorm"):
+    BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
+PICKLE = "archive/data.pkl"  # the record of a torch.save archive that holds everything but the values of tensors
+
+
+def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
+    """`torch._foreach_norm`: the 2-norm of each tensor, scalars. Without it one call per tensor.
+
+    On a CPU both give the same bits. On a GPU they add up in another order, so they are equal to rounding.
+    """
+    if _foreach_norm is not None:
+        return _foreach_norm(tensors)
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+def multiply(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
+    """`torch._foreach_mul_`: multiply each tensor in place. Without it one call per tensor, with the same bits."""
+    if _foreach_mul_ is not None:
+        _foreach_mul_(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def copy(places: Sequence[Tensor], tensors: Sequence[Tensor], non_blocking: bool = False) -> None:
+    """`torch._foreach_copy_`: copy each tensor to its place. Without it one call per tensor, with the same bits."""
+    if _foreach_copy_ is not None:
+        _foreach_copy_(places, tensors, non_blocking=non_blocking)
+        return
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor, non_blocking=non_blocking)
+
+
+def write_counts(tensors: Sequence[Tensor]) -> list[int]:
+    """`Tensor._version` of each tensor: how often it was written to in place; see `COUNTS_WRITES`."""
+    return [tensor._version for tensor in tensors]
+
+
+def default_store() -> dist.Store:
+    """`ProcessGroup.get_group_store`, which is undocumented: the store of the default process group.
+
+    Without it `distributed_c10d._get_default_store`, which gives the same store.
+
+    Raises:
+        UserError: this torch has neither.
+    """
+    if hasattr(dist.ProcessGroup, "get_group_store"):
+        assert dist.group.WORLD is not None
+        return dist.group.WORLD.get_group_store()
+    if hasattr(dist.distributed_c10d, "_get_default_store"):
+        return dist.distributed_c10d._get_default_store()
+    raise missing("torch", "ProcessGroup.get_group_store", "a run of several processes")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """`nn.Module._compiled_call_impl`: whether a module was compiled in place. Without that name, it may be: True."""
+    return getattr(module, "_compiled_call_impl", True) is not None
+
+
+def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`. Without that name the answer is no."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Have this module alone compute `forward(module, ...)`: nn.Module takes the instance's `forward` if it has one."""
+    module.forward = MethodType(forward, module)
+
+
+def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
+    """Of each record with content in a torch.save archive: where it starts and ends, and the places of its checksum.
+
+    torch documents that the archive is a ZIP file. It does not document that the content is not compressed, that the
+    checksum follows behind it, and that one record is named `PICKLE`.
+
+    Raises:
+        OSError: this torch lays out its archives in another way, so that their content cannot be replaced in place.
+    """
+    records = {}
+    other_layout = OSError(f"torch {torch.__version__} lays out the files of torch.save in another way")
+    with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+        entry = archive.start_dir
+        for info in archive.infolist():
+            header = os.pread(descriptor, 30, info.header_offset)
+            start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
+            end = start + info.file_size
+            if info.file_size:
+                if info.compress_type != zipfile.ZIP_STORED or os.pread(descriptor, 4, end) != b"PK\x07\x08":
+                    raise other_layout
+                records[info.filename] = start, end, (end + 4, entry + 16)
+            entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
+    if PICKLE not in records:
+        raise other_layout
+    return records

@@ -1,0 +1,119 @@
+"""The private and undocumented attributes of Accelerate are those of this version."""
+
+from importlib.metadata import version
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.tracking import GeneralTracker
+from torch import nn
+
+from shared.compat import of_accelerate
+from shared.errors import UserError
+
+ACCELERATE = f"accelerate {version('accelerate')}"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    of_accelerate.reset_state(processes=True)
+    yield Accelerator(cpu=True)
+    of_accelerate.reset_state(processes=True)
+
+
+def test_what_was_prepared_and_registered_is_listed(accelerator):
+    lists = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
+    model = nn.Linear(2, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    other = nn.Linear(1, 1)
+    accelerator.register_for_checkpointing(other)
+    assert lists == ([model], [optimizer]), f"{ACCELERATE}: prepare does not extend Accelerator._models, ._optimizers"
+    assert of_accelerate.registered_objects(accelerator) == [other], f"{ACCELERATE}: _custom_objects holds other things"
+
+
+def test_a_prepared_scheduler_or_loader_is_listed(accelerator):
+    assert of_accelerate.schedulers_and_loaders(accelerator) == []
+    loader = accelerator.prepare(torch.utils.data.DataLoader([1, 2]))
+    assert of_accelerate.schedulers_and_loaders(accelerator) == [loader], (
+        f"{ACCELERATE}: _dataloaders is gone; used to see that a checkpoint has everything"
+    )
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    scheduler = accelerator.prepare(torch.optim.lr_scheduler.ConstantLR(optimizer))
+    assert of_accelerate.schedulers_and_loaders(accelerator) == [scheduler, loader]
+
+
+def test_prepare_gives_ddp_what_the_handler_says(accelerator, monkeypatch):
+    class Handler:
+        def to_kwargs(self):
+            return {"broadcast_buffers": False}
+
+        def register_comm_hook(self, model):
+            given.append(model)
+
+    given = []
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    of_accelerate.reset_state(processes=True)
+    try:
+        one_of_several = Accelerator(cpu=True)
+        one_of_several.state.distributed_type = one_of_several.state._shared_state["distributed_type"] = "MULTI_CPU"
+        of_accelerate.set_ddp_handler(one_of_several, Handler())
+        model = one_of_several.prepare(nn.Linear(2, 2))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert given == [model], f"{ACCELERATE}: prepare does not read Accelerator.ddp_handler; used for the DDP hook"
+    assert not model.broadcast_buffers
+
+
+def test_the_trackers_that_are_set_are_started(accelerator):
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory, tracker = "ours", False, None
+
+        def store_init_configuration(self, values):
+            pass
+
+        def log(self, values, step=None, **_):
+            pass
+
+    tracker = Tracker()
+    of_accelerate.set_trackers(accelerator, [tracker])
+    accelerator.init_trackers("project")
+    assert accelerator.trackers == [tracker], f"{ACCELERATE}: init_trackers does not read Accelerator.log_with"
+
+
+def test_the_state_of_the_process_is_marked_and_dropped(accelerator):
+    assert of_accelerate.has_state(), f"{ACCELERATE}: is_initialized does not know of an Accelerator"
+    assert not of_accelerate.state_is_marked("ours")
+    of_accelerate.mark_state("ours")
+    assert of_accelerate.state_is_marked("ours")
+    assert AcceleratorState().ours, f"{ACCELERATE}: _shared_state is not the attributes of each AcceleratorState"
+    of_accelerate.reset_state(processes=False)
+    assert not of_accelerate.has_state(), f"{ACCELERATE}: AcceleratorState._reset_state leaves something"
+    assert PartialState._shared_state
+    of_accelerate.reset_state(processes=True)
+    assert not PartialState._shared_state, f"{ACCELERATE}: _reset_state leaves the state of the processes"
+
+
+def test_a_start_that_failed_is_known(accelerator, monkeypatch):
+    assert not of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state has no num_processes"
+    of_accelerate.reset_state(processes=True)
+    monkeypatch.setattr(PartialState, "_prepare_backend", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Accelerator(cpu=True)
+    assert of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state has nothing of a failed start"
+
+
+@pytest.mark.parametrize("name", ["_models", "_optimizers", "_custom_objects", "ddp_handler", "log_with"])
+def test_an_attribute_that_is_gone_is_an_error_of_one_line(accelerator, name):
+    use = {
+        "_models": lambda: of_accelerate.models(accelerator),
+        "_optimizers": lambda: of_accelerate.optimizers(accelerator),
+        "_custom_objects": lambda: of_accelerate.registered_objects(accelerator),
+        "ddp_handler": lambda: of_accelerate.set_ddp_handler(accelerator, None),
+        "log_with": lambda: of_accelerate.set_trackers(accelerator, []),
+    }[name]
+    delattr(accelerator, name)
+    with pytest.raises(UserError, match=rf"^accelerate .* has no Accelerator\.{name}, .*requirements.txt$"):
+        use()

@@ -1,0 +1,153 @@
+"""The private interfaces of torch are those of this version, and without one the result is the same."""
+
+import importlib.util
+import os
+import zipfile
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from shared.checkpoints.buffers import Buffers
+from shared.compat import of_torch
+from shared.errors import UserError
+
+TORCH = f"torch {torch.__version__}"
+
+
+def without(monkeypatch, owner, name):
+    """shared/compat/of_torch.py as it would be if torch did not have this name."""
+    monkeypatch.delattr(owner, name)
+    spec = importlib.util.find_spec(of_torch.__name__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in ((300, 70), (7,), ())]
+
+
+def test_norms_are_those_of_single_calls(tensors, monkeypatch):
+    assert hasattr(torch, "_foreach_norm"), f"{TORCH}: torch._foreach_norm is gone; used to clip gradients"
+    expected = of_torch.norms(tensors)
+    found = without(monkeypatch, torch, "_foreach_norm").norms(tensors)
+    assert all(map(torch.equal, found, expected)), f"{TORCH}: _foreach_norm adds up in another order than vector_norm"
+
+
+@pytest.mark.parametrize("factor", [0.3, torch.tensor(0.3)])
+def test_products_are_those_of_single_calls(tensors, factor, monkeypatch):
+    assert hasattr(torch, "_foreach_mul_"), f"{TORCH}: torch._foreach_mul_ is gone; used to clip gradients"
+    expected, found = ([tensor.clone() for tensor in tensors] for _ in range(2))
+    of_torch.multiply(expected, factor)
+    without(monkeypatch, torch, "_foreach_mul_").multiply(found, factor)
+    assert all(map(torch.equal, found, expected)), f"{TORCH}: _foreach_mul_ multiplies in another way than mul_"
+    assert not torch.equal(found[0], tensors[0])
+
+
+def test_copies_are_those_of_single_calls(tensors, monkeypatch):
+    assert hasattr(torch, "_foreach_copy_"), f"{TORCH}: torch._foreach_copy_ is gone; used to save and to average"
+    for module in (of_torch, without(monkeypatch, torch, "_foreach_copy_")):
+        found = [torch.zeros_like(tensor) for tensor in tensors]
+        module.copy(found, tensors, non_blocking=True)
+        assert all(map(torch.equal, found, tensors))
+
+
+def test_a_write_to_a_tensor_is_counted(tensors):
+    assert of_torch.COUNTS_WRITES, f"{TORCH}: Tensor._version is gone; used to see that a tensor changed during a copy"
+    before = of_torch.write_counts(tensors)
+    assert of_torch.write_counts(tensors) == before
+    tensors[1].add_(1)
+    changed = [a != b for a, b in zip(of_torch.write_counts(tensors), before, strict=True)]
+    assert changed == [False, True, False], f"{TORCH}: Tensor._version does not count writes to a tensor"
+
+
+def test_without_counts_of_writes_a_save_copies_everything_at_once(tensors, monkeypatch):
+    monkeypatch.setattr(of_torch, "COUNTS_WRITES", False)  # a name that cannot be taken from Tensor
+    state = {str(i): tensor for i, tensor in enumerate(tensors)}
+    buffers = Buffers({"model.safetensors": state}, {})
+    try:
+        copy = buffers.copy({"model.safetensors": state}, [tensor.data_ptr() for tensor in tensors])
+        assert copy.tensors == []
+        assert copy.wait()
+    finally:
+        buffers.close()
+
+
+def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        store = of_torch.default_store()
+        assert hasattr(dist.ProcessGroup, "get_group_store"), (
+            f"{TORCH}: ProcessGroup.get_group_store is gone; used for signs of life and for signals during evaluation"
+        )
+        assert of_torch.default_store() is store, f"{TORCH}: each call of get_group_store makes another store"
+        monkeypatch.delattr(dist.ProcessGroup, "get_group_store")
+        assert of_torch.default_store() is store, f"{TORCH}: _get_default_store gives another store than the group"
+        monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")
+        with pytest.raises(UserError, match=r"torch .* has no ProcessGroup.get_group_store.*requirements.txt"):
+            of_torch.default_store()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
+
+
+def test_a_module_compiled_in_place_is_known(monkeypatch):
+    module = nn.Linear(2, 2)
+    assert not of_torch.is_compiled(module), f"{TORCH}: nn.Module._compiled_call_impl is gone; used to count operations"
+    module.compile(backend="eager")
+    assert of_torch.is_compiled(module), f"{TORCH}: nn.Module.compile does not set _compiled_call_impl"
+    monkeypatch.delattr(nn.Module, "_compiled_call_impl")
+    assert of_torch.is_compiled(nn.Linear(2, 2)), "what is not known has to count as compiled"
+
+
+def test_an_optimizer_that_reads_found_inf_is_known():
+    parameters = [nn.Parameter(torch.zeros(2))]
+    fused = torch.optim.AdamW(parameters, fused=True)
+    assert of_torch.reads_found_inf(fused), (
+        f"{TORCH}: Optimizer._step_supports_amp_scaling is gone; used to skip a step without waiting for a GPU"
+    )
+    assert not of_torch.reads_found_inf(torch.optim.RMSprop(parameters))
+
+
+def test_batch_norms_are_known_by_a_common_class(monkeypatch):
+    assert (getattr(nn.modules.batchnorm, "_BatchNorm", None),) == of_torch.BATCH_NORMS, (
+        f"{TORCH}: torch.nn.modules.batchnorm._BatchNorm is gone; used to find batch norms"
+    )
+    kinds = (nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2))
+    for module in (of_torch, without(monkeypatch, nn.modules.batchnorm, "_BatchNorm")):
+        assert all(isinstance(norm, module.BATCH_NORMS) for norm in kinds)
+        assert not isinstance(nn.LayerNorm(2), module.BATCH_NORMS)
+
+
+def test_a_module_computes_the_forward_that_replaced_its_own():
+    module, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    of_torch.replace_forward(module, lambda self, x: (self, x))
+    assert module("x") == (module, "x"), f"{TORCH}: nn.Module no longer calls the forward of the instance"
+    assert isinstance(other(torch.zeros(2)), torch.Tensor)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_archive_of_another_layout_is_refused(tmp_path, compression):
+    with zipfile.ZipFile(tmp_path / "other", "w", compression) as archive:
+        archive.writestr(of_torch.PICKLE, b"content" * 9)
+    descriptor = os.open(tmp_path / "other", os.O_RDONLY)
+    with pytest.raises(OSError, match="lays out the files"):
+        of_torch.archive_records(descriptor)
+    os.close(descriptor)
+
+
+def test_the_records_of_an_archive_are_where_torch_puts_them(tmp_path, tensors):
+    with (tmp_path / "saved").open("wb") as file:
+        torch.save(tensors[0], file)
+    descriptor = os.open(tmp_path / "saved", os.O_RDONLY)
+    records = of_torch.archive_records(descriptor)
+    contents = {name: os.pread(descriptor, end - start, start) for name, (start, end, _) in records.items()}
+    os.close(descriptor)
+    with zipfile.ZipFile(tmp_path / "saved") as archive:
+        names = {info.filename for info in archive.infolist() if info.file_size}
+        assert contents == {name: archive.read(name) for name in names}
+    assert tensors[0].numpy().tobytes() in contents.values(), f"{TORCH}: torch.save writes tensors in another way"

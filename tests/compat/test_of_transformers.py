@@ -1,0 +1,90 @@
+"""The private interfaces of transformers are those of this version, and without one a run is slower, not wrong."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from transformers import BertConfig, BertForSequenceClassification, masking_utils, modeling_utils
+
+from shared.compat import of_transformers
+from shared.encoders.text_models import ATTENTION, PRODUCTS, attend_by_products, mask_on_device
+from shared.errors import UserError
+from shared.models.first_token import is_short, shorten_last_layer
+
+TRANSFORMERS = f"transformers {transformers.__version__}"
+
+
+def bert():
+    torch.manual_seed(0)
+    return BertForSequenceClassification(
+        BertConfig(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
+    ).eval()
+
+
+def test_the_attention_of_a_model_is_known_by_name():
+    model = bert()
+    name = of_transformers.attention_name(model.config)
+    assert name == "sdpa", f"{TRANSFORMERS}: config._attn_implementation is gone; used to replace the attention"
+    model.set_attn_implementation("eager")
+    assert of_transformers.attention_name(model.config) == "eager"
+    assert of_transformers.takes_registered_attention(model), (
+        f"{TRANSFORMERS}: _supports_attention_backend is gone; used to see whether the attention can be replaced"
+    )
+
+
+@pytest.mark.parametrize("name", ["attention_name", "takes_registered_attention"])
+def test_a_model_whose_attention_is_unknown_is_left_as_it_is(monkeypatch, name):
+    monkeypatch.setattr(of_transformers, name, lambda _: None)
+    model = bert()
+    attend_by_products(model)
+    mask_on_device(model)
+    assert model.config._attn_implementation not in (ATTENTION, PRODUCTS)
+    if name == "attention_name":
+        shorten_last_layer(model)
+        assert not is_short(model)
+
+
+def test_attention_and_mask_are_found_in_two_ways(monkeypatch):
+    functions = of_transformers.attention_function("sdpa"), of_transformers.sdpa_mask()
+    assert hasattr(modeling_utils, "ALL_ATTENTION_FUNCTIONS"), (
+        f"{TRANSFORMERS}: modeling_utils.ALL_ATTENTION_FUNCTIONS is gone; used to call the attention of a model"
+    )
+    assert hasattr(masking_utils, "sdpa_mask"), f"{TRANSFORMERS}: masking_utils.sdpa_mask is gone; used to make masks"
+    monkeypatch.delattr(modeling_utils, "ALL_ATTENTION_FUNCTIONS")
+    monkeypatch.delattr(masking_utils, "sdpa_mask")
+    assert (of_transformers.attention_function("sdpa"), of_transformers.sdpa_mask()) == functions, (
+        f"{TRANSFORMERS}: AttentionInterface and AttentionMaskInterface do not have what models call"
+    )
+
+
+def test_a_mask_is_not_left_out_where_that_is_forbidden():
+    size = {"batch_size": 1, "q_length": 3, "kv_length": 3, "device": "cpu", "dtype": torch.float32}
+    size["mask_function"] = masking_utils.bidirectional_mask_function
+    ones = torch.ones(1, 3, dtype=torch.bool)
+    never = {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
+    mask = of_transformers.sdpa_mask()(attention_mask=ones, **size, **never)
+    assert mask is not None, f"{TRANSFORMERS}: sdpa_mask leaves out a mask; used so that the host does not wait"
+    assert mask.all()
+
+
+def test_the_named_parameters_are_drawn_anew_and_no_others():
+    model = bert()
+    before = copy.deepcopy(model.state_dict())
+    of_transformers.draw_anew(model, ["classifier.weight", "classifier.bias"])
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"classifier.weight"}, (  # the bias is zero before and after
+        f"{TRANSFORMERS}: _is_hf_initialized does not protect weights; used to draw a new last layer"
+    )
+
+
+@pytest.mark.parametrize("drawn", [[], ["bert.pooler.dense.weight", "classifier.weight"]])
+def test_drawing_none_or_others_is_an_error(monkeypatch, drawn):
+    def draw(model):
+        for name in drawn:
+            model.get_parameter(name).data.normal_()
+
+    model = bert()
+    monkeypatch.setattr(type(model), "initialize_weights", draw)
+    with pytest.raises(UserError, match=r"^transformers .* has no _is_hf_initialized, "):
+        of_transformers.draw_anew(model, ["classifier.weight", "classifier.bias"])

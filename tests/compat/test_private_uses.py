@@ -1,0 +1,26 @@
+"""Private interfaces of libraries are used in shared/compat alone, as the command in CONTRIBUTING.md shows."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMAND = re.search(r"^ *(grep .*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)[1]
+
+
+def lines(command):
+    """What the command prints."""
+    done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+def test_private_interfaces_are_used_in_one_place():
+    assert lines(COMMAND) == [], "move what was found into a function of shared/compat, with a test"
+
+
+def test_the_command_finds_private_uses():
+    everywhere = lines(COMMAND.replace("--exclude-dir=compat", ""))
+    for module in ("of_torch", "of_accelerate", "of_transformers", "of_evaluate", "of_datasets"):
+        assert any(line.startswith(f"shared/compat/{module}.py:") for line in everywhere), module

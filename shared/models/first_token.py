@@ -10,13 +10,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from shared.models.self_check import image_batch, keep_if_equal, text_batch
+
 SHORT = "last_layer_is_short"
 
 
 def shorten_last_layer(model: Any) -> None:
     """Have the last layer compute the first token only, where the model's head reads no other; else change nothing.
 
-    The model's `last_hidden_state` is then [batch, 1, width].
+    The model's `last_hidden_state` is then [batch, 1, width]. Where the logits then change, see `keep_if_equal`, the
+    model stays as it came.
     """
     config: Any = getattr(model, "config", None)
     kind = type(model)
@@ -27,8 +30,13 @@ def shorten_last_layer(model: Any) -> None:
         return
     layers, forward = FAMILIES[family]
     last = model.base_model.get_submodule(layers)[-1]
-    last.forward = MethodType(forward, last)
-    setattr(model, SHORT, True)
+
+    def replace() -> None:
+        last.forward = MethodType(forward, last)
+
+    make_batch = image_batch if kind.__name__.endswith("ForImageClassification") else text_batch
+    name = "a last layer of the first token only"
+    setattr(model, SHORT, keep_if_equal(model, name, replace, lambda: vars(last).pop("forward", None), make_batch))
 
 
 def is_short(model: nn.Module) -> bool:

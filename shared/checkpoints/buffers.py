@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from shared.checkpoints.writer import Image
 from shared.compat import of_torch
+from shared.compat.of_torch import UnknownLayout
 
 PAGE = mmap.PAGESIZE
 
@@ -86,6 +87,8 @@ class Buffers:
 
     Raises:
         MemoryError: there is not enough memory.
+        UnknownLayout: what torch or safetensors write is laid out in another way. A layout may also differ so that
+            another error is raised; after each one, nothing of the memory is kept.
     """
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any]) -> None:
@@ -102,14 +105,18 @@ class Buffers:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         # One for all saves: there are 32 streams only, and one of them NCCL's, which would have to wait for the copy.
         self._stream = torch.cuda.Stream() if on_gpu else None
-        for name, state in models.items():
-            self.images[name], self._tensors[name] = lay_out_model(state)
-            self._floats[name] = []
-        for name, state in optimizers.items():
-            self.images[name], self._tensors[name], self._floats[name] = lay_out_optimizer(state)
-        if on_gpu:
-            for tensors in self._tensors.values():
-                self._register(tensors)
+        try:
+            for name, state in models.items():
+                self.images[name], self._tensors[name] = lay_out_model(state)
+                self._floats[name] = []
+            for name, state in optimizers.items():
+                self.images[name], self._tensors[name], self._floats[name] = lay_out_optimizer(state)
+            if on_gpu:
+                for tensors in self._tensors.values():
+                    self._register(tensors)
+        except BaseException:
+            self.close()
+            raise
 
     def copy(self, states: dict[str, Any], lasting: Collection[int] = ()) -> Copy | None:
         """Take in the values of now; None if these states need another layout.
@@ -171,16 +178,18 @@ def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:
     """model.safetensors in memory and, of each tensor of `distinct(state)`, its place there."""
     tensors = distinct(state)
     content = safetensors_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, {"format": "pt"})
-    descriptor = os.memfd_create("checkpoint")
-    with os.fdopen(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    whole = torch.from_file(path_of(descriptor), shared=True, size=len(content), dtype=torch.uint8)
-    places = []
-    for name, tensor in tensors.items():
-        first, last = header[name]["data_offsets"]
-        places.append(whole[start + first : start + last].view(tensor.dtype).view(tensor.shape))
+    with unnamed_memory() as descriptor:
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        whole = torch.from_file(path_of(descriptor), shared=True, size=len(content), dtype=torch.uint8)
+        parts = [tuple(start + offset for offset in header[name]["data_offsets"]) for name in tensors]
+        places = [
+            whole[first:last].view(tensor.dtype).view(tensor.shape)
+            for (first, last), tensor in zip(parts, tensors.values(), strict=True)
+        ]
+        require_shared(places, descriptor, parts)
     return Image(descriptor, len(content)), places
 
 
@@ -191,19 +200,68 @@ def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[
     show where they are.
     """
     marks = [math.pi + i * 2.0**-30 for i in range(len(flatten(state).floats))]
+    marked = with_floats(state, iter(marks))
+    with unnamed_memory() as descriptor:
+        with os.fdopen(descriptor, "r+b", closefd=False) as file:
+            torch.save(marked, file)
+        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+            mapped = flatten(torch.load(path_of(descriptor), mmap=True, weights_only=True, map_location="cpu"))
+        if (mapped.shape, mapped.floats) != (flatten(marked).shape, marks):
+            raise UnknownLayout("torch.load gives another state than torch.save was given")
+        records = of_torch.archive_records(descriptor)
+        storages = [(start, end) for name, (start, end, _) in records.items() if "/data/" in name]
+        require_shared(mapped.tensors, descriptor, storages)
+        pickles = [record for name, record in records.items() if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise UnknownLayout(f"torch's archive has {len(pickles)} records called data.pkl")
+        start, end, _ = pickles[0]
+        pickled = os.pread(descriptor, end - start, start)
+        packed = [struct.pack(">d", mark) for mark in marks]
+        if any(pickled.count(mark) != 1 for mark in packed):
+            raise UnknownLayout("data.pkl of torch's archive does not hold each float once, in eight bytes")
+        positions = [start + pickled.index(mark) for mark in packed]
+        image = Image(descriptor, os.fstat(descriptor).st_size, list(records.values()))
+    return image, mapped.tensors, positions
+
+
+@contextmanager
+def unnamed_memory() -> Iterator[int]:
+    """The descriptor of new memory, which is given back when what is done with it fails."""
     descriptor = os.memfd_create("checkpoint")
-    with os.fdopen(descriptor, "r+b", closefd=False) as file:
-        torch.save(with_floats(state, iter(marks)), file)
-    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-        mapped = torch.load(path_of(descriptor), mmap=True, weights_only=True, map_location="cpu")
-    records = of_torch.archive_records(descriptor)
-    start, end, _ = records[of_torch.PICKLE]
-    pickled = os.pread(descriptor, end - start, start)
-    packed = [struct.pack(">d", mark) for mark in marks]
-    assert all(pickled.count(mark) == 1 for mark in packed)
-    positions = [start + pickled.index(mark) for mark in packed]
-    image = Image(descriptor, os.fstat(descriptor).st_size, list(records.values()))
-    return image, flatten(mapped).tensors, positions
+    try:
+        yield descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def require_shared(places: list[Tensor], descriptor: int, parts: list[tuple[int, int]]) -> None:
+    """See that what is written to a tensor, the smallest one, reaches the memory of `descriptor`.
+
+    Args:
+        places: the tensors.
+        parts: where the content of each of them, or of each of their storages, starts and ends in the memory.
+
+    Raises:
+        UnknownLayout: it does not: each checkpoint would have the values of the first one.
+    """
+    parts = [(start, end - start) for start, end in parts if end > start]
+    places = [place for place in places if place.nbytes]
+    if not places:
+        return
+    shortest = min((size for _, size in parts), default=0)
+
+    def content() -> list[bytes]:
+        return [os.pread(descriptor, size, start) for start, size in parts if size == shortest]
+
+    place = min(places, key=lambda tensor: (tensor.untyped_storage().nbytes(), tensor.nbytes))
+    storage, first, before = place.untyped_storage(), place.storage_offset() * place.element_size(), content()
+    byte = storage[first]
+    storage[first] = 255 - byte
+    reached = content() != before
+    storage[first] = byte
+    if not reached:
+        raise UnknownLayout("what is written to a tensor of the mapped file does not reach the file")
 
 
 def flatten(state: Any) -> Flat:

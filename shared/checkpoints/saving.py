@@ -37,9 +37,9 @@ class Saver:
 
     `save` returns while parameters and optimizer states are still being copied to memory. The next step of an optimizer
     waits for that, and nothing else may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
-    process beside this one writes them; at most one save is under way. Sharded models, and those for which there is not
-    enough memory, are written before `save` returns. A save that fails is said, the run goes on, and the next one tries
-    again. `finish` waits for the last and insists on it.
+    process beside this one writes them; at most one save is under way. Sharded models, those for which there is not
+    enough memory, and those whose files cannot be laid out in memory are written before `save` returns. A save that
+    fails is said, the run goes on, and the next one tries again. `finish` waits for the last and insists on it.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -131,20 +131,31 @@ class Saver:
         self.writer = self.buffers = None
 
     def _copy(self) -> None:
-        """Begin to take the state of now into memory, or find out that there is not enough of it."""
+        """Begin to take the state of now into memory; where that fails, this save and later ones do without."""
         models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
         rest = self._archives()
         lasting = {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
-        if self.buffers and (copy := self.buffers.copy(models | rest, lasting)):
-            self.copy = copy
-            return
-        self.close()
         try:
+            if self.buffers and (copy := self.buffers.copy(models | rest, lasting)):
+                self.copy = copy
+                return
+            self.close()
             self.buffers = Buffers(models, rest)
             self.copy = self.buffers.copy(models | rest, lasting)
+            assert self.copy, "a state dict has another shape than a moment ago"
         except (MemoryError, OSError) as error:
-            writer.complain(f"checkpoints are written while the training waits: {error}")
-            self.in_background = False
+            self._give_up_background(str(error))
+        except Exception as error:  # the layout of files is no promise of torch's: a new version must not end the run
+            self._give_up_background(
+                f"torch {self.versions['torch']} or safetensors may lay files out in a new way "
+                f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+            )
+
+    def _give_up_background(self, why: str) -> None:
+        """Write checkpoints while the training waits, from now on."""
+        self.close()
+        self.in_background = False
+        writer.complain(f"checkpoints are written while the training waits: {why}")
 
     def _archives(self) -> dict[str, Any]:
         """What torch.save writes: the states of optimizers and of objects registered for checkpointing, by file."""

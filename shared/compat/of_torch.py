@@ -25,7 +25,6 @@ BATCH_NORMS: tuple[type, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
 """`torch.nn.modules.batchnorm._BatchNorm`, the base class of all batch norms; without that name the public classes."""
 if hasattr(nn.modules.batchnorm, "_BatchNorm"):
     BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
-PICKLE = "archive/data.pkl"  # the record of a torch.save archive that holds everything but the values of tensors
 
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
@@ -92,17 +91,20 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     module.forward = MethodType(forward, module)
 
 
+class UnknownLayout(Exception):
+    """torch or safetensors lay a file out in another way than this code knows."""
+
+
 def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
     """Of each record with content in a torch.save archive: where it starts and ends, and the places of its checksum.
 
-    torch documents that the archive is a ZIP file. It does not document that the content is not compressed, that the
-    checksum follows behind it, and that one record is named `PICKLE`.
+    torch documents that the archive is a ZIP file. It does not document that the content is not compressed, and that
+    the checksum follows behind it.
 
     Raises:
-        OSError: this torch lays out its archives in another way, so that their content cannot be replaced in place.
+        UnknownLayout: this torch lays out its archives in another way: their content cannot be replaced in place.
     """
     records = {}
-    other_layout = OSError(f"torch {torch.__version__} lays out the files of torch.save in another way")
     with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
         entry = archive.start_dir
         for info in archive.infolist():
@@ -110,10 +112,10 @@ def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int
             start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
             end = start + info.file_size
             if info.file_size:
-                if info.compress_type != zipfile.ZIP_STORED or os.pread(descriptor, 4, end) != b"PK\x07\x08":
-                    raise other_layout
-                records[info.filename] = start, end, (end + 4, entry + 16)
+                checksum, places = struct.pack("<I", info.CRC), (end + 4, entry + 16)
+                found = [os.pread(descriptor, 4, place) for place in (end, places[0], entry, places[1])]
+                if found != [b"PK\x07\x08", checksum, b"PK\x01\x02", checksum] or info.compress_type:
+                    raise UnknownLayout(f"{info.filename} of torch's archive is not stored, its checksum behind it")
+                records[info.filename] = start, end, places
             entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
-    if PICKLE not in records:
-        raise other_layout
     return records

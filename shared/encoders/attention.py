@@ -7,13 +7,21 @@ from torch.nn import functional as F
 LONGEST = 512  # tokens of a row; beyond, what the products keep for the backward pass outgrows the rest
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float) -> Tensor:
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float,
+    products: bool | None = None,
+) -> Tensor:
     """What `F.scaled_dot_product_attention` computes, [batch, heads, length, width] from three of that shape.
 
     `mask` is True where a token is seen, and has a shape that is broadcast to [batch, heads, length, length]; a token
-    that sees nothing gets a finite value.
+    that sees nothing gets a finite value. `products` is whether to take two products; None: where they are faster.
     """
-    if not products_are_faster(query):
+    if not (products_are_faster(query) if products is None else products):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
     scores = (query * scale) @ key.transpose(-1, -2)
     if mask is not None:

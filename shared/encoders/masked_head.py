@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shared.compat import of_torch
+from shared.models.self_check import keep_if_equal, text_batch
 
 
 def predict_only_masked(model: Any) -> None:
@@ -12,8 +14,8 @@ def predict_only_masked(model: Any) -> None:
 
     `masked` indexes the flattened rows of the batch. The encoder's hidden states [rows, length, width] become
     [n, width] before they reach the model's own head, whatever that is made of, so what it computes there is unchanged.
-    Where a model has no encoder apart from its head, the head computes all logits, of which those are taken. A call
-    without `masked` is what it was.
+    Where a model has no encoder apart from its head, or `keep_if_equal` finds other logits, the head computes all
+    logits, of which those are taken. A call without `masked` is what it was.
     """
     encoder, forward = getattr(model, "base_model", model), model.forward
     places: Tensor | None = None  # of the call under way
@@ -39,5 +41,16 @@ def predict_only_masked(model: Any) -> None:
         return output
 
     of_torch.replace_forward(model, forward_masked)
-    if encoder is not model:
-        encoder.register_forward_hook(keep_masked)
+    if encoder is model:
+        return
+    hooks: list[Any] = []
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    def make_batch(config: Any) -> dict[str, Tensor]:
+        return text_batch(config) | {"masked": torch.tensor([1, 2, 4])}  # of the first row
+
+    name = "a head on masked tokens only"
+    keep_if_equal(model, name, lambda: hooks.append(encoder.register_forward_hook(keep_masked)), undo, make_batch)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.encoders.attention import attend
-from shared.encoders.padding import TRIED, logits_of, padding_for, same
+from shared.encoders.padding import TRIED, padding_for
+from shared.models.self_check import logits_of, same
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.text.tokenized import Padding
 

@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.errors import UserError
-from shared.models.requirements import checked
+from shared.models.self_check import logits_of, same
 from shared.text.tokenized import Padding, TokenizedText
 
-TOLERANCE = 1e-4  # of two computations of the same in float32, relative to the largest logit: rounding is a tenth of it
 TRIED, PADDED = 13, 8  # tokens of the row that is tried, and by how many it is padded; an odd number shows pooling
 
 
@@ -90,22 +89,3 @@ def padding_for(
         f"; each padded to --max_length {longest}, because a {type(model).__name__} sees padding: give its tokenizer "
         f"padding='max_length', max_length={longest} when the model is used"
     )
-
-
-def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """What a model says of a batch, nothing dropped out, nothing compiled; it stays in its mode.
-
-    Raises:
-        UserError: see `own_models.checked`.
-    """
-    training = model.training
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"), checked(model):
-            return model.eval()(**batch).logits
-    finally:
-        model.train(training)
-
-
-def same(given: Tensor, expected: Tensor) -> bool:
-    """Whether logits are equal to rounding."""
-    return bool((given - expected).abs().max() <= TOLERANCE * expected.abs().max())

@@ -1,5 +1,6 @@
 """Text encoders on a device: nothing computed that no head reads, the attention that is fast there, --torch_compile."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from shared.encoders.attention import attend
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
 from shared.models.loadable import check_names
+from shared.models.self_check import keep_if_equal, text_batch
 
 ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
 
@@ -44,14 +46,34 @@ def attend_to_all(accelerator: Any, model: Any) -> None:
 
 
 def attend_by_products(model: Any) -> None:
-    """Have an encoder's attention be that of shared/encoders/attention.py."""
+    """Have an encoder's attention be that of shared/encoders/attention.py; see `use_attention`."""
     if not uses_sdpa(model):
         return
+    sdpa_mask = of_transformers.sdpa_mask()
+    # Checked in float32, in which the products would not be taken.
+    if use_attention(model, "products", partial(products_or_sdpa, products=True), sdpa_mask):
+        register_attention(PRODUCTS, products_or_sdpa, sdpa_mask)
+        model.set_attn_implementation(PRODUCTS)
+
+
+def use_attention(model: Any, name: str, attention: Any, mask: Any) -> bool:
+    """Have a model use an attention and a mask of ours, unless its logits then change: see `keep_if_equal`."""
+    register_attention(name, attention, mask)
+    return keep_if_equal(
+        model,
+        f"the attention {name}",
+        lambda: model.set_attn_implementation(name),
+        lambda: model.set_attn_implementation("sdpa"),
+        text_batch,
+    )
+
+
+def register_attention(name: str, attention: Any, mask: Any) -> None:
+    """Give transformers an attention and its mask under a name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(PRODUCTS, products_or_sdpa)
-    AttentionMaskInterface.register(PRODUCTS, of_transformers.sdpa_mask())
-    model.set_attn_implementation(PRODUCTS)
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, mask)
 
 
 def uses_sdpa(model: Any) -> bool:
@@ -68,6 +90,7 @@ def products_or_sdpa(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    products: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
@@ -76,7 +99,8 @@ def products_or_sdpa(
         return of_transformers.attention_function("sdpa")(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
-    out = attend(query, key, value, attention_mask, dropout, query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attend(query, key, value, attention_mask, dropout, scale, products)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -88,11 +112,7 @@ def mask_on_device(model: Any) -> None:
     """
     if not uses_sdpa(model):
         return
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(ATTENTION, of_transformers.attention_function("sdpa"))
-    AttentionMaskInterface.register(ATTENTION, always_masked)
-    model.set_attn_implementation(ATTENTION)
+    use_attention(model, ATTENTION, of_transformers.attention_function("sdpa"), always_masked)
 
 
 def always_masked(**arguments: Any) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
+from shared.models.self_check import image_batch, keep_if_equal, text_batch
 
 SHORT = "last_layer_is_short"
 
@@ -17,7 +18,8 @@ SHORT = "last_layer_is_short"
 def shorten_last_layer(model: Any) -> None:
     """Have the last layer compute the first token only, where the model's head reads no other; else change nothing.
 
-    The model's `last_hidden_state` is then [batch, 1, width].
+    The model's `last_hidden_state` is then [batch, 1, width]. Where the logits then change, see `keep_if_equal`, the
+    model stays as it came.
     """
     config: Any = getattr(model, "config", None)
     kind = type(model)
@@ -32,8 +34,13 @@ def shorten_last_layer(model: Any) -> None:
         return
     layers, forward = FAMILIES[family]
     last = model.base_model.get_submodule(layers)[-1]
-    of_torch.replace_forward(last, forward)
-    setattr(model, SHORT, True)
+
+    def replace() -> None:
+        of_torch.replace_forward(last, forward)
+
+    make_batch = image_batch if kind.__name__.endswith("ForImageClassification") else text_batch
+    name = "a last layer of the first token only"
+    setattr(model, SHORT, keep_if_equal(model, name, replace, lambda: vars(last).pop("forward", None), make_batch))
 
 
 def is_short(model: nn.Module) -> bool:

@@ -7,9 +7,11 @@ a whole micro-batch at once has `read_micro_batch(samples, epochs)`, which `coll
 from these.
 """
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -96,15 +98,16 @@ def feed(
     pin = device.type == "cuda"
     batches: Iterable[tuple[MicroBatch, Any]]
     if num_workers:
-        Finalize(None, _end_workers, exitpriority=0)
-        batches = DataLoader(
-            source,  # type: ignore[arg-type]  # a micro-batch is what it takes, and gives back with the samples
-            batch_sampler=schedule,  # type: ignore[arg-type]
-            collate_fn=collate,  # type: ignore[arg-type]
-            num_workers=num_workers,
-            prefetch_factor=4,
-            pin_memory=pin,
-            worker_init_fn=_start_worker,
+        batches = _start_workers(
+            DataLoader(
+                source,  # type: ignore[arg-type]  # a micro-batch is what it takes, and gives back with the samples
+                batch_sampler=schedule,  # type: ignore[arg-type]
+                collate_fn=collate,  # type: ignore[arg-type]
+                num_workers=num_workers,
+                prefetch_factor=4,
+                pin_memory=pin,
+                worker_init_fn=_ignore_signals,
+            )
         )
     else:
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
@@ -155,14 +158,28 @@ class _Collate:
         return micro_batch, self.collate_fn(samples)
 
 
-def _start_worker(worker: int) -> None:
+def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Start to read with worker processes, which are killed when this process exits; its other children are not."""
+    before = set(active_children())
+    try:
+        return iter(loader)
+    finally:
+        Finalize(None, _kill, (set(active_children()) - before,), exitpriority=0)
+
+
+def _ignore_signals(worker: int) -> None:
     ignore_in_child()  # Ctrl-C, and the SIGTERM of some schedulers, reach the whole group; the training process decides
 
 
-def _end_workers() -> None:
-    """A process that ends by an exception sends its children SIGTERM, which these ignore, and would wait for ever."""
-    for child in active_children():
-        child.kill()
+def _kill(workers: set[BaseProcess]) -> None:
+    """A process that exits by an exception sends its children SIGTERM, which workers ignore, and waits for them."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker was killed
+    running = workers.intersection(active_children())
+    for worker in running:
+        worker.kill()
+    for worker in running:
+        worker.join()
+    signal.signal(signal.SIGCHLD, before)
 
 
 def refuse_iterable(dataset: object) -> None:

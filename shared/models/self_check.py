@@ -1,0 +1,134 @@
+"""Whether a model that computes in another way gives what it gave as it came, found out on a tiny random batch.
+
+What is replaced in models of transformers relies on how its modules work today. The check at each start sees to it that
+a new version of transformers cannot turn into wrong numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.errors import say
+from shared.models.requirements import checked
+
+TOLERANCE = 1e-4  # of two computations of the same in float32, relative to the largest logit: rounding is a tenth of it
+GRADIENT_TOLERANCE = 1e-2  # rounding adds up through the layers; what is missing from a gradient is far more
+LENGTH, PADDED, PATCHES = 8, 3, 2  # tokens of the longest row, those that the shortest lacks, patches along an image
+WIDEST_WINDOW = 128  # tokens; beyond, a row that is longer than the window would cost too much
+
+
+def keep_if_equal(
+    model: Any,
+    name: str,
+    replace: Callable[[], object],
+    undo: Callable[[], object],
+    make_batch: Callable[[Any], dict[str, Any]],
+) -> bool:
+    """Replace a part of what a model computes, and undo that if logits or gradients change by more than rounding.
+
+    The model is tried in eval mode where its weights are: before `prepare` it is whole, under FSDP as well. Gradients
+    are compared for parameters of one dimension (biases, norms) only: each layer has them, and they cost little. No
+    `grad`, buffer, mode or random state is changed.
+
+    Args:
+        model: with a `config`.
+        name: of the replacement, for the line that is printed when it is undone.
+        replace: changes the model.
+        undo: makes it what it was; does nothing where `replace` was not called.
+        make_batch: the batch for a model with this config, with all of its tensors on the CPU.
+
+    Returns:
+        Whether the replacement stays. It is undone, too, where the model cannot compute the batch.
+    """
+    try:
+        batch = make_batch(model.config)
+        expected, expected_gradient = logits_and_gradient(model, batch)
+        replace()
+        found, gradient = logits_and_gradient(model, batch)
+        if same(found, expected) and same(gradient, expected_gradient, GRADIENT_TOLERANCE):
+            return True
+        problem = "it changes the logits or gradients by more than rounding"
+    except Exception as error:  # of any model, and any version of transformers
+        problem = f"it cannot be checked ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    undo()
+    say(
+        f"warning: a {type(model).__name__} is trained as transformers {version('transformers')} computes it, without "
+        f"{name}: {problem}"
+    )
+    return False
+
+
+def text_batch(config: Any) -> dict[str, Tensor]:
+    """Random input_ids and attention_mask [3, length]: rows of several lengths, each with its end-of-sequence token.
+
+    Where a model attends locally, the longest row is longer than its window.
+    """
+    window = getattr(config, "sliding_window", None) or 0
+    length = LENGTH + (window if window <= WIDEST_WINDOW else 0)
+    length = min(length, (getattr(config, "max_position_embeddings", None) or length + 2) - 2)
+    pad, end = config.pad_token_id or 0, getattr(config, "eos_token_id", None)
+    words = torch.tensor([token for token in range(min(config.vocab_size, 1000)) if token not in (pad, end)])
+    drawn = torch.randint(len(words), (3, length), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([[length], [length - 1], [length - PADDED]])
+    place = torch.arange(length)
+    ids = words[drawn].masked_fill(place >= lengths, pad)
+    if isinstance(end, int) and end < config.vocab_size:
+        ids = ids.masked_fill(place == lengths - 1, end)
+    return {"input_ids": ids, "attention_mask": (place < lengths).long()}
+
+
+def image_batch(config: Any) -> dict[str, Any]:
+    """Two random images of a few patches, pixel_values [2, channels, height, width]; ViT interpolates."""
+    size = (PATCHES * config.patch_size,) * 2
+    pixels = torch.randn(2, config.num_channels, *size, generator=torch.Generator().manual_seed(0))
+    return {"pixel_values": pixels, "interpolate_pos_encoding": True}
+
+
+def logits_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Logits as `logits_of` gives them, and the gradient of their sum of squares for parameters of one dimension."""
+    parameters = [parameter for parameter in model.parameters() if parameter.ndim == 1 and parameter.requires_grad]
+    device = next(model.parameters()).device
+    there = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    with torch.enable_grad(), in_eval_mode(model):
+        logits = model(**there).logits
+        if not parameters:
+            return logits.detach(), logits.new_zeros(1)
+        parts = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True, materialize_grads=True)
+    return logits.detach(), torch.cat(parts)
+
+
+def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """What a model says of a batch, nothing dropped out, nothing compiled; it stays in its mode.
+
+    Raises:
+        UserError: see `requirements.checked`.
+    """
+    with torch.no_grad(), in_eval_mode(model):
+        return model(**batch).logits
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Calls of `model` inside drop nothing out and run uncompiled; modes and random state are restored.
+
+    Raises:
+        UserError: see `requirements.checked`.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"), checked(model):
+            model.eval()
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def same(given: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
+    """Whether logits are equal to rounding: to `tolerance` of the largest in float32, to eight steps in less."""
+    tolerance = max(tolerance, 8 * torch.finfo(expected.dtype).eps)
+    return bool((given - expected).abs().max() <= tolerance * expected.abs().max())

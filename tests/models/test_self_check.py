@@ -1,0 +1,196 @@
+"""What replaces a part of a model's computation is undone, with one line, where it gives other numbers."""
+
+import copy
+import sys
+from types import SimpleNamespace
+
+import pytest
+import runs
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
+from transformers.integrations import sdpa_attention
+
+sys.path.insert(0, str(runs.ROOT))
+
+from shared.encoders import text_models
+from shared.encoders.masked_head import predict_only_masked
+from shared.encoders.text_models import attend_by_products, mask_on_device
+from shared.models import first_token
+from shared.models.first_token import is_short, shorten_last_layer
+from shared.models.self_check import image_batch, keep_if_equal, text_batch
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+KINDS = {"vit": AutoModelForImageClassification, "mlm": AutoModelForMaskedLM}
+
+
+def tiny(kind):
+    torch.manual_seed(0)
+    sizes = {"image_size": 16, "patch_size": 4} if kind == "vit" else {"vocab_size": 50, "pad_token_id": 1}
+    family = {"mlm": "bert"}.get(kind, kind)
+    config = AutoConfig.for_model(family, **SIZES, **sizes, initializer_range=0.2, num_labels=3)
+    return KINDS.get(kind, AutoModelForSequenceClassification).from_config(config).train()
+
+
+def batch(kind):
+    if kind == "vit":
+        return {"pixel_values": torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(7))}
+    real = (torch.arange(20) < torch.tensor([[20], [13], [5]])).long()
+    return {"input_ids": (torch.arange(60).view(3, 20) % 40 + 2).masked_fill(real == 0, 1), "attention_mask": real}
+
+
+def logits(model, kind):
+    with torch.no_grad():
+        return copy.deepcopy(model).eval()(**batch(kind)).logits
+
+
+def changed(function):
+    """`function` as in a version of transformers in which it gives something a little different.
+
+    A norm would remove a change of scale.
+    """
+
+    def wrong(*args, **arguments):
+        out = function(*args, **arguments)
+        states = out if isinstance(out, torch.Tensor) else out[0]
+        states = states + 0.01 * states.roll(1, -1)
+        return states if isinstance(out, torch.Tensor) else (states, *out[1:])
+
+    return wrong
+
+
+def detached(function):
+    """`function` through which no gradient passes."""
+    return lambda *args, **arguments: function(*args, **arguments).detach()
+
+
+def gone(*args, **arguments):
+    raise AttributeError("'BertLayer' has no 'attention'")
+
+
+def unpadded(**arguments):
+    """A mask that hides nothing."""
+
+
+def family(kind, change):
+    layers, forward = first_token.FAMILIES[kind]
+    return (first_token.FAMILIES, kind, (layers, change(forward)))
+
+
+DIFFERS, FAILS = "it changes the logits or gradients by more than rounding", "it cannot be checked (AttributeError: "
+LAST, MASKS, PRODUCTS = "a last layer of the first token only", "the attention sdpa_on_device", "the attention products"
+CASES = {
+    "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
+    "last layer, roberta": ("roberta", shorten_last_layer, family("roberta", changed), LAST, DIFFERS),
+    "last layer, distilbert": ("distilbert", shorten_last_layer, family("distilbert", changed), LAST, DIFFERS),
+    "last layer, vit": ("vit", shorten_last_layer, family("vit", changed), LAST, DIFFERS),
+    "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
+    "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
+    "masks": ("bert", mask_on_device, (text_models, "always_masked", unpadded), MASKS, DIFFERS),
+    "masks, attention": (
+        *("bert", mask_on_device),
+        (sdpa_attention, "sdpa_attention_forward", changed(sdpa_attention.sdpa_attention_forward)),
+        *(MASKS, DIFFERS),
+    ),
+    "products": ("bert", attend_by_products, (text_models, "attend", changed(text_models.attend)), PRODUCTS, DIFFERS),
+    "products, fails": ("modernbert", attend_by_products, (text_models, "attend", gone), PRODUCTS, FAILS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_replacement_that_gives_other_numbers_is_undone_and_named(case, monkeypatch, capsys):
+    kind, technique, (owner, name, wrong), said, why = CASES[case]
+    (monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr)(owner, name, wrong)
+    model = tiny(kind)
+    expected = logits(model, kind)
+    technique(model)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"warning: a {type(model).__name__} is trained as transformers ")
+    assert f", without {said}: {why}" in lines[0]
+    assert torch.equal(logits(model, kind), expected)
+    assert not is_short(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("change", ["other", "fails"])
+def test_a_head_that_gives_other_logits_on_masked_tokens_computes_all_of_them(change, monkeypatch, capsys):
+    model = tiny("mlm").eval()
+    index_select = torch.Tensor.index_select
+
+    def wrong(states, dim, places):
+        if states.shape[-1] != SIZES["hidden_size"]:
+            return index_select(states, dim, places)
+        return index_select(states, dim, places) * 1.01 if change == "other" else gone()
+
+    masked = torch.tensor([3, 9, 30])
+    expected = logits(model, "mlm").flatten(0, 1)[masked]
+    monkeypatch.setattr(torch.Tensor, "index_select", wrong)
+    predict_only_masked(model)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"without a head on masked tokens only: {DIFFERS if change == 'other' else FAILS}" in said
+    with torch.no_grad():
+        assert torch.equal(model(**batch("mlm"), masked=masked).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "technique"),
+    [
+        *((kind, shorten_last_layer) for kind in ("bert", "roberta", "distilbert", "vit")),
+        *((kind, technique) for kind in ("bert", "modernbert") for technique in (mask_on_device, attend_by_products)),
+        ("mlm", predict_only_masked),
+    ],
+)
+def test_the_check_leaves_no_trace_and_says_nothing_where_all_is_well(kind, technique, monkeypatch, capsys):
+    model = tiny(kind)
+    list(model.modules())[3].eval()
+    modes = [module.training for module in model.modules()]
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    hooks = [len(module._forward_pre_hooks) for module in model.modules()]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    technique(model)
+    assert capsys.readouterr() == ("", "")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in model.modules()] == modes
+    assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    if technique is shorten_last_layer:
+        assert is_short(model)
+    elif technique is not predict_only_masked:
+        assert model.config._attn_implementation != "sdpa"
+
+
+def test_only_the_main_process_prints(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setitem(*family("bert", changed))
+    model = tiny("bert")
+    shorten_last_layer(model)
+    assert not is_short(model)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_batch_of_texts_has_padding_and_is_longer_than_the_window():
+    for config in (tiny("bert").config, tiny("modernbert").config, SimpleNamespace(vocab_size=9, pad_token_id=None)):
+        given = text_batch(config)
+        real = given["attention_mask"].bool()
+        assert sorted(real.sum(1).tolist(), reverse=True) == real.sum(1).tolist()
+        assert not real.all()
+        assert (given["input_ids"][~real] == (config.pad_token_id or 0)).all()
+        assert (given["input_ids"][real] != (config.pad_token_id or 0)).all()
+        assert given["input_ids"].max() < config.vocab_size
+        assert real.shape[1] > (getattr(config, "sliding_window", None) or 0)
+
+
+def test_a_frozen_model_is_checked_by_its_logits(capsys):
+    model = tiny("vit").requires_grad_(False)
+    assert keep_if_equal(model, "nothing", lambda: None, lambda: None, image_batch)
+    change = lambda: model.classifier.bias.data.add_(1.0)  # noqa: E731
+    assert not keep_if_equal(model, "its bias", change, lambda: model.classifier.bias.data.sub_(1.0), image_batch)
+    assert "without its bias" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""A process that exits kills the workers of its loaders, and no other child."""
+
+import sys
+
+import pytest
+import runs
+
+SCRIPT = """
+import multiprocessing, sys, time
+import psutil, torch
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
+
+
+def sleep_until_ended(pipe):
+    workers = pipe.recv()
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in workers):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    print("survived", len(workers), "workers", flush=True)
+
+
+def main():
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.Process(target=sleep_until_ended, args=(there,))
+    if sys.argv[1] == "before":
+        child.start()
+    plan = Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9)
+    loader = Loader(range(10), plan, torch.tensor, torch.device("cpu"), 2)
+    micro_batches = loader.micro_batches(0)
+    next(micro_batches)
+    workers = {process.pid for process in multiprocessing.active_children()} - {child.pid}
+    if sys.argv[1] == "after":
+        child.start()
+    here.send(workers)
+    raise RuntimeError("in a step")
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize("started", ["before", "after"])
+def test_a_child_of_the_users_own_survives_and_the_workers_do_not(started):
+    done = runs.run([sys.executable, "-c", SCRIPT, started], timeout=60)
+    assert done.stdout == "survived 2 workers\n"
+    assert done.stderr.endswith("RuntimeError: in a step\n")

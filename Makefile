@@ -13,8 +13,8 @@ help:
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
 	@echo "make lint      ruff, ruff format, mypy, import-linter"
-	@echo "make bench     measure the lanes of docs/performance.md again, on a machine that does nothing else (2 hours)"
-	@echo "make bench-network  what docs/performance.md says of links between processes, on such a machine (an hour, root)"
+	@echo "make bench     repeat the benchmarks of docs/performance.md, on a machine that does nothing else (2 hours)"
+	@echo "make bench-network  repeat those of links between processes, on such a machine (an hour, root)"
 	@echo "make campaign  the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
 	@echo "make gpu       the tests that need a GPU, and what is measured on one"
 	@echo "make clean     remove .venv and what the tools have cached"
@@ -81,41 +81,42 @@ lint: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-bench.txt
 	touch $@
 
-# What docs/performance.md has from results/: make bench its lanes, whose table is written anew, make bench-network what
-# depends on links between processes. What is measured replaces what is committed; figures in other tables and in
-# sentences, and those that the prediction on paper starts from, are changed by hand. Experiments on accuracy take hours
-# and are in neither: large_batches.py and pretraining.py, whose commands stand in their pages.
-# Both take hours of a machine that does nothing else. So what is in out/bench is not measured again, and a bench that
-# was cut off goes on where it was: rm -r out/bench before one of other code.
-# How often each contestant has its turn; make bench ROUNDS=1 is a trial of everything, and no measurement.
+# Both targets take hours of a machine that does nothing else. `make bench` runs the benchmarks of docs/performance.md and
+# writes its table; `make bench-network` runs those that depend on links between processes. The new results replace the
+# files in benchmarks/results. By hand: the figures in other tables and in sentences, and the input of predict_paper.
+# large_batches.py and pretraining.py measure accuracy and take hours more: their pages have the commands.
+# A benchmark whose results are in out/bench does not run again, so that an interrupted `make bench` resumes. After a
+# change of the code: rm -r out/bench.
+# ROUNDS: turns of each contestant. `make bench ROUNDS=1` tries everything; its figures are no measurement.
 ROUNDS ?= 5
-PEERS := python benchmarks/peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
+PEERS := python benchmarks/nlp_peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
-PREDICT := python benchmarks/predict.py --gradient_bytes 5576212
+PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-LANES := utilisation mlm_cpu peers_eval loop_cost independent lockstep startup same_batches images_cpu techniques start \
-	monitor_cost mlm_head tokenizing checkpoints_cpu peers_bf16 peers_fp32
-NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed
+BENCHMARKS := utilisation mlm_cpu peers_eval loop_cost independent_runs barrier_cost launch_to_first_step \
+	bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head tokenizing checkpoints_cpu \
+	peers_bf16 peers_fp32
+NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
-measure_peers_eval := $(PEERS) --lanes eval
+measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
-measure_independent := python benchmarks/independent.py --rounds $(ROUNDS)
-measure_lockstep := torchrun --nproc-per-node 2 benchmarks/lockstep.py --rounds $(ROUNDS)
-measure_startup := python benchmarks/startup.py --rounds $(ROUNDS)
-measure_same_batches := python benchmarks/same_batches.py --rounds $(ROUNDS)
+measure_independent_runs := python benchmarks/independent_runs.py --rounds $(ROUNDS)
+measure_barrier_cost := torchrun --nproc-per-node 2 benchmarks/barrier_cost.py --rounds $(ROUNDS)
+measure_launch_to_first_step := python benchmarks/launch_to_first_step.py --rounds $(ROUNDS)
+measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)
 measure_images_cpu := python benchmarks/image_peers.py --rounds $(ROUNDS)
 measure_techniques := torchrun --nproc-per-node 2 benchmarks/techniques.py --rounds 15
-measure_start := python benchmarks/start.py --rounds 3
+measure_waits_before_training := python benchmarks/waits_before_training.py --rounds 3
 measure_monitor_cost := python benchmarks/monitor_cost.py
 measure_mlm_head := python benchmarks/mlm_head.py
 measure_tokenizing := python benchmarks/tokenizing.py
 measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
-measure_peers_bf16 := $(PEERS) --lanes nlp --mixed_precision bf16 --rows 16 \
+measure_peers_bf16 := $(PEERS) --benchmarks nlp --mixed_precision bf16 --rows 16 \
 	--contestants ours group_by_length bare_tuned accelerate_tuned fabric_tuned
-measure_peers_fp32 := $(PEERS) --lanes nlp \
+measure_peers_fp32 := $(PEERS) --benchmarks nlp \
 	--contestants ours bare trainer group_by_length bare_tuned accelerate_tuned fabric_tuned
 
 measure_collectives := torchrun --nproc-per-node 2 benchmarks/collectives.py
@@ -127,7 +128,7 @@ measure_variants := $(SCALING) --processes 2 --links 1000 100 \
 measure_predict_links := $(PREDICT) $(LATE) --measured out/bench/links/scaling.json
 measure_predict_sleep := $(PREDICT) --sleep 0.2 --processes 3 --links $(LINKS)
 measure_predict_paper := $(PREDICT) $(LATE) --token_seconds 5.1e-5 --tokens 1301 --latency 1e-4 --bandwidth 1.19e8
-measure_exposed := torchrun --nproc-per-node 2 benchmarks/exposed.py
+measure_exposed_communication := torchrun --nproc-per-node 2 benchmarks/exposed_communication.py
 
 .NOTPARALLEL:
 out/bench/%/measured: | .venv/installed-bench
@@ -142,13 +143,13 @@ for folder in $(1); do \
 	done; \
 done
 endef
-# Limited links take root.
+# Limited links need root.
 bench-network: $(NETWORK:%=out/bench/%/measured)
 	$(call commit_results,$(NETWORK))
 
-bench: $(LANES:%=out/bench/%/measured)
-	$(call commit_results,$(LANES))
-	$(BIN)/python benchmarks/lanes.py
+bench: $(BENCHMARKS:%=out/bench/%/measured)
+	$(call commit_results,$(BENCHMARKS))
+	$(BIN)/python benchmarks/results_table.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

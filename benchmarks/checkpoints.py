@@ -1,13 +1,13 @@
-"""What a save costs the training loop, beside other ways: seconds the loop stands still, CPU, reading it, recovery.
+"""Measure what saving a checkpoint costs the training loop, beside other ways to save: stall, CPU, reading, recovery.
 
     python benchmarks/checkpoints.py --rounds 15 --output_dir out/checkpoints
 
-The same BERT (4 layers x 256) and fused AdamW for all, in one process; the contestants take turns, in a random order in
-each round, with a training step before each save and one after it. Before a contestant is timed everything that is
-under way is waited for, so that nobody's background work slows somebody else down. "stall" is how long the loop stands
-still: in the call, and where the next update waits for the copy. "extra" is how much later the next step ends than
-without a save in the same round: the call, that wait, and what work in the background takes from the step. Under
-`taskset -c 0` a single core does everything. Leaves checkpoints_cpu.json in the output folder.
+All ways save the same BERT (4 layers x 256) and fused AdamW, in one process. They take turns, in a random order in each
+round, with a training step before each save and one after it. Before each timing the script waits until all background
+work has ended, so that no way slows down another. "stall" is how long the loop stands still: in the call, and while the
+next update waits for the copy. "extra" is how much later the next step ends than without a save in the same round: it
+also includes what background work takes from the step. With `taskset -c 0` one core does everything. Writes
+checkpoints_cpu.json into the output folder.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import json
 import os
 import random
 import resource
-import shlex
 import shutil
 import signal
 import statistics
@@ -27,11 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-SHORT = 32  # tokens of a row in the steps around a save: what a save takes from a long one is lost in its noise
+from benchmarks.harness import rounds
+from benchmarks.harness.encoder_and_texts import SIZES
+from benchmarks.harness.launching import ROOT
+
+SHORT = 32  # tokens per row in the steps around a save: the cost of a save would be lost in the noise of longer steps
 LABELS = {
     "nothing": "no save",
     "copy": "plain copy of the same bytes into memory",
@@ -43,23 +44,23 @@ LABELS = {
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
+    """CPU seconds of this process and of its children that have ended."""
     mine, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
 
 
 def cpu_of(pid: int) -> float:
-    """CPU time of the first thread of a process that runs, or of one of this process's threads."""
+    """CPU seconds of the first thread of a running process, or of one of this process's threads."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def cpu_of_copying() -> float:
-    """CPU time of the thread that copies for `Saver.save`."""
+    """CPU seconds of the thread that copies for `Saver.save`."""
     return sum(cpu_of(thread.native_id) for thread in threading.enumerate() if thread.name.startswith("checkpoint"))
 
 
 def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Seconds the loop stands still for each way of saving, in turns; CPU seconds of ours, and of training steps."""
+    """Measure each way of saving, in turns: a row for each save, CPU seconds of a training step, seconds of reading."""
     import torch
     import transformers
     from accelerate import Accelerator
@@ -79,9 +80,8 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
     config = Options(output_dir=str(folder / "ours"), save_total_limit=1, global_batch_size=arguments.global_batch_size)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8192, **sizes))
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8192, **SIZES))
     model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
     (folder / "ours").mkdir()
     plan = Plan(num_samples=10**6, seed=0, global_batch_size=config.global_batch_size, num_epochs=1)
@@ -89,7 +89,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     progress = Progress()
 
     def train(steps: int, samples: int, tokens: int = 231) -> None:
-        """Steps on random tokens; the length is the mean of the docstrings in peers.py."""
+        """Make steps on random tokens; the default is the mean length of the docstrings in nlp_peers.py."""
         for _ in range(steps):
             for _ in range(samples // 8):
                 model(torch.randint(8192, (8, tokens)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
@@ -152,7 +152,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
                 shutil.rmtree(path)
 
     rows, step = [], 0
-    for round_ in range(-2, arguments.rounds):  # two to warm up: the layouts, and each way's own preparations
+    for round_ in range(-2, arguments.rounds):  # two warm up
         for way in random.Random(round_).sample(sorted(ways), len(ways)):
             train(1, 8, SHORT)
             drain()
@@ -192,7 +192,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     checkpoint.save(state(), checkpoint_id=folder / "kept_shards")
     path = resuming.path_of(config.output_dir, step + 1)
     readers: dict[str, Callable[[], object]] = {
-        "ours": lambda: (resuming.problem_with(path), resuming.load(accelerator, path)),  # digests first
+        "ours": lambda: (resuming.problem_with(path), resuming.load(accelerator, path)),  # checks the digests first
         "load_state": lambda: accelerator.load_state(str(folder / "kept")),
         "distributed": lambda: checkpoint.load(state(), checkpoint_id=folder / "kept_shards"),
     }
@@ -210,7 +210,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
 
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
-    """Medians, and ours against the others round by round."""
+    """The medians, and the ratios of ours to the other ways within each round."""
     by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS}
     alone = [row["through_next_step"] for row in by_way["nothing"]]
     figures = {
@@ -254,7 +254,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
-    """Kill a run of the recipe with SIGKILL and start it again: seconds until its next step, and until a new one."""
+    """Kill a run of the recipe with SIGKILL and start it again: seconds until it makes a step, and until a new step."""
     from shared.checkpoints.resuming import complete
 
     rows = []
@@ -284,7 +284,7 @@ def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[s
         killed = kill(process)
         reached, saved, file = last_step(), max(complete(output)), metrics.stat().st_ino
         process = start()
-        while metrics.stat().st_ino == file or last_step() <= saved:  # the lines after the checkpoint are cut first
+        while metrics.stat().st_ino == file or last_step() <= saved:  # the lines after the checkpoint are removed first
             time.sleep(0.005)
         first = time.perf_counter() - killed
         while last_step() <= reached:
@@ -298,20 +298,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--global_batch_size", type=int, default=32, help="samples of the steps that a save is set against"
+        "--global_batch_size", type=int, default=32, help="samples per step of the steps that a save is compared with"
     )
-    parser.add_argument("--recoveries", type=int, default=0, help="kills of the recipe; 0: not measured")
+    parser.add_argument(
+        "--recoveries", type=int, default=0, help="how often to kill the recipe and measure its recovery"
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
     folder = arguments.output_dir.resolve() / "files"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    from rounds import machine
-
     stall = measure_stall(arguments, folder)
     report = {
-        "machine": machine(1),
-        "command": shlex.join(["python", "benchmarks/checkpoints.py", *sys.argv[1:]]),
+        "machine": rounds.machine(1),
+        "command": rounds.command(),
         "load_average": os.getloadavg(),
         "summary": summarize(stall),
         **stall,

@@ -1,16 +1,17 @@
-"""All-reduce over the running backend, beside two written out from send and receive: time, bandwidth, bytes sent.
+"""Measure the backend's all-reduce beside two rings made of send and receive: time, bandwidth, bytes sent.
 
     torchrun --nproc-per-node 2 benchmarks/collectives.py --output_dir out/collectives
 
-Bandwidths are those of nccl-tests: algorithm bandwidth is the size of the tensor by the time, bus bandwidth is that
-times 2(n-1)/n, what a link has to carry when n processes reduce with as little traffic as possible, so that it can be
-held against the link's own. Leaves collectives.json and collectives.md in the output folder.
+The bandwidths are defined as in nccl-tests. Algorithm bandwidth is the size of the tensor divided by the time. Bus
+bandwidth is that times 2(n-1)/n, the share that a link has to carry when n processes reduce with the least traffic, so
+it can be compared with the bandwidth of the link. Writes collectives.json and collectives.md into the output folder.
 """
 
 import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,30 +22,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PIECE = 1 << 20  # bytes of a piece of the pipelined ring: large beside a message's fixed cost, small beside a chunk
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness.rounds import command, machine
+
+PIECE = 1 << 20  # bytes per piece of the pipelined ring: many for the fixed cost of a message, few for a chunk
 Works = dict[tuple[int, int], Any]
 
 
 def chunks(tensor: Tensor, count: int) -> list[Tensor]:
-    """Views of a flat tensor in `count` parts that differ by one element at most; some are empty when it is shorter."""
+    """Views of `count` parts of a flat tensor; their lengths differ by one at most, and some may be empty."""
     bounds = [i * len(tensor) // count for i in range(count + 1)]
     return [tensor[start:end] for start, end in pairwise(bounds)]
 
 
 def ring_all_reduce(tensor: Tensor, group: Any = None) -> int:
-    """Sum a flat tensor over the group, in place, around a ring; the bytes that this process sent.
+    """Sum a flat tensor over the group, in place, around a ring; the number of bytes that this process sent.
 
-    Reduce-scatter: in each of n-1 rounds every process sends one of n chunks to its right neighbour and adds what comes
-    from its left, until each has one chunk of the sum. All-gather: n-1 rounds more hand these around. Each process
-    sends 2(n-1)/n of the tensor (Patarasuk and Yuan, 2009). Send and receive of a round are started together, so no
-    size of message can make all wait for each other.
+    Reduce-scatter: in each of n-1 rounds every process sends one of n chunks to its right neighbour and adds the chunk
+    that comes from its left neighbour. Then each process has one chunk of the sum. All-gather: n-1 more rounds pass
+    these chunks around. Each process sends 2(n-1)/n of the tensor (Patarasuk and Yuan, 2009). The send and the receive
+    of a round start together, so that large messages cannot deadlock.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     right, left = (dist.get_global_rank(group or dist.group.WORLD, (rank + way) % size) for way in (1, -1))
     parts, sent = chunks(tensor, size), 0
 
     def exchange(out: Tensor, into: Tensor) -> None:
-        operations = []  # an empty message would still be one
+        operations = []  # none for an empty chunk, which would still be a message
         if len(out):
             operations.append(dist.P2POp(dist.isend, out, right, group))
         if len(into):
@@ -65,10 +70,10 @@ def ring_all_reduce(tensor: Tensor, group: Any = None) -> int:
 
 
 def pipelined_ring_all_reduce(tensor: Tensor, group: Any = None, piece_bytes: int = PIECE) -> int:
-    """The same around the same ring, in pieces that are under way while others are added; the bytes sent.
+    """`ring_all_reduce` in pieces: some are on their way while others are added; the number of bytes sent.
 
-    What a process has added up in one round is what it sends in the next, so each piece goes on as soon as it is there,
-    without waiting for the rest of its chunk. Receives are started a round ahead.
+    A process sends in one round the chunk that it added up in the round before. Here it sends each piece as soon as the
+    piece is added, without waiting for the rest of the chunk. Receives start one round ahead.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     right, left = (dist.get_global_rank(group or dist.group.WORLD, (rank + way) % size) for way in (1, -1))
@@ -81,7 +86,7 @@ def pipelined_ring_all_reduce(tensor: Tensor, group: Any = None, piece_bytes: in
     sent = 0
 
     def start(step: int, piece: int) -> None:
-        """Send what this process has of a round, and receive what comes in it: together, as NCCL needs it."""
+        """Start the send and the receive of a piece in a round: together, because NCCL requires it."""
         nonlocal sent
         if step >= rounds:
             return
@@ -90,10 +95,10 @@ def pipelined_ring_all_reduce(tensor: Tensor, group: Any = None, piece_bytes: in
         if step < size - 1:
             into = torch.empty_like(into)
         elif (other, piece) in sends:
-            sends.pop((other, piece)).wait()  # what this process sent of it has to have left
+            sends.pop((other, piece)).wait()  # the receive overwrites the piece, so it has to be sent by now
         operations = [dist.P2POp(dist.irecv, into, left, group)] if len(into) else []
         operations += [dist.P2POp(dist.isend, out, right, group)] if len(out) else []
-        works = dist.batch_isend_irecv(operations) if operations else []  # one for each, or one for all
+        works = dist.batch_isend_irecv(operations) if operations else []  # one per operation, or one for both
         if len(into):
             receives[step, piece] = works[0], into
         if len(out):
@@ -116,7 +121,7 @@ def pipelined_ring_all_reduce(tensor: Tensor, group: Any = None, piece_bytes: in
 
 
 def library_all_reduce(tensor: Tensor, group: Any = None) -> None:
-    """The backend's own; what it sends is not known here."""
+    """The backend's all-reduce; the number of bytes it sends is unknown."""
     dist.all_reduce(tensor, group=group)
 
 
@@ -134,7 +139,7 @@ def bandwidths(size: int, seconds: float, processes: int) -> dict[str, float]:
 
 
 def measure(method: str, size: int, dtype: torch.dtype, device: torch.device, repeats: int) -> dict[str, Any]:
-    """One row: the median of several calls, each the time of the slowest process."""
+    """One row: the median of several calls; the time of a call is that of the slowest process."""
     tensor = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
     times, sent = [], 0
     for repeat in range(repeats + 1):
@@ -146,7 +151,7 @@ def measure(method: str, size: int, dtype: torch.dtype, device: torch.device, re
         slowest = torch.tensor([time.perf_counter() - started], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         tensor.fill_(1)
-        if repeat:  # the first one opens connections
+        if repeat:  # the first call opens the connections
             times.append(slowest.item())
     middle = statistics.median(times)
     row = {"method": method, "bytes": tensor.nbytes, "seconds": middle, "fastest": min(times), "slowest": max(times)}
@@ -196,8 +201,6 @@ def main() -> None:
                 row = rows[-1]
                 print(f"{size:12,} {method:15} {row['seconds'] * 1e3:9.2f} ms {row['bus_bandwidth'] / 1e6:9.1f} MB/s")
     if dist.get_rank() == 0:
-        from rounds import command, machine
-
         report = {
             "machine": machine(dist.get_world_size()),
             "processes": dist.get_world_size(),

@@ -1,9 +1,9 @@
-"""Whether large batches learn as well as small ones: five-fold cross-validation of the digits, several seeds.
+"""Measure accuracy and loss of small and large batches: five-fold cross-validation on the digits, with several seeds.
 
     python benchmarks/large_batches.py --results out/large_batches.json
 
-Every image is held out once for each seed and setting. Runs that the results file already has are not repeated; with
---report_only none are, and only the table is printed and docs/images/large_batches.png drawn.
+Every image is held out once per seed and setting. Runs that are in the results file are not repeated. The script prints
+the table and draws docs/images/large_batches.png; with --report_only it does nothing else.
 """
 
 import argparse
@@ -43,17 +43,17 @@ Run = dict[str, Any]
 
 
 def main() -> None:
-    """Run what is missing, print the table, draw the picture."""
+    """Make the runs that are missing, print the table and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, required=True, help="JSON lines of the runs, written as they end")
+    parser.add_argument("--results", type=Path, required=True, help="file with a line of JSON per run")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 ... (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=40, help="passes over the data (default: %(default)s)")
-    parser.add_argument("--report_only", action="store_true", help="run nothing")
+    parser.add_argument("--report_only", action="store_true", help="make no runs")
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/images/large_batches.png", help="PNG file")
     given = parser.parse_args()
     runs = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
     if not given.report_only:
-        tracking.draw_curves = lambda *_: None  # 100 pictures that nobody looks at
+        tracking.draw_curves = lambda *_: None  # nobody looks at 100 pictures
         given.results.parent.mkdir(parents=True, exist_ok=True)
         have = {(run["setting"], run["seed"], run["fold"]) for run in runs}
         for seed in range(given.seeds):
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def train(seed: int, fold: int, batch: int, flags: list[Any], given: argparse.Namespace) -> Run:
-    """One run of the recipe on four fifths of the digits, evaluated on the fifth number `fold`."""
+    """Train the recipe on four fifths of the digits and evaluate on the other one, number `fold`."""
     spec = importlib.util.spec_from_file_location("image_classification", ROOT / "recipes/image_classification.py")
     assert spec is not None
     assert spec.loader is not None
@@ -98,7 +98,7 @@ def train(seed: int, fold: int, batch: int, flags: list[Any], given: argparse.Na
 
 
 def by_setting(runs: list[Run], key: str) -> dict[str, np.ndarray]:
-    """For each setting the mean over the folds of each seed: float64 [seeds]."""
+    """For each setting the means over the folds of each seed, float64 [seeds]."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         found[run["setting"]][run["seed"]].append(run[key])
@@ -109,7 +109,7 @@ def by_setting(runs: list[Run], key: str) -> dict[str, np.ndarray]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Of the mean over seeds."""
+    """The standard error of the mean over seeds."""
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
@@ -126,7 +126,7 @@ def summarize(runs: list[Run]) -> list[str]:
 
 
 def draw(runs: list[Run], picture: Path) -> None:
-    """Accuracy and loss of each setting: a dot for each seed, and the mean with its standard error."""
+    """Draw accuracy and loss of each setting: a dot per seed, and the mean with its standard error."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

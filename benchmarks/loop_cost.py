@@ -1,13 +1,13 @@
-"""What the recipe's loop costs per optimizer step beside a bare one, where the model costs next to nothing.
+"""Measure what the loop of recipes/nlp.py adds to a step: beside a bare loop, Accelerate, Fabric and Trainer.
 
     python benchmarks/loop_cost.py --rounds 5 --output_dir out/loop_cost
 
-The model is Linear(8, 2), in one process of one thread: what is left is the loop. The contestant "ours" is `main` of
-recipes/nlp.py as it is, with all its default options; only its model and its data are replaced. The others read the
-same rows with the same collate function through a DataLoader, and make the same update: gradients clipped at 1, fused
-AdamW with a group that decays and one that does not, a linear schedule. Steps are told apart by one hook that runs at
-the end of each optimizer step, for all. The figure is a mean over blocks of 50 steps, so that what happens at every
-tenth step is in it, and the median of the blocks. Leaves loop_cost.json and loop_cost.md in the output folder.
+The model is Linear(8, 2), in one process of one thread, so that almost all the time is the loop's. The contestant
+"ours" is `main` of recipes/nlp.py with all its default options; only its model and its data are replaced. The others
+read the same rows with the same collate function through a DataLoader and make the same update: gradients clipped at 1,
+fused AdamW with one group with weight decay and one without, and a linear schedule. A hook at the end of each optimizer
+step takes the times of all of them. The figure is the median over blocks of 50 steps of the mean in a block, so that it
+includes what a loop does at every tenth step only. Writes loop_cost.json and loop_cost.md into the output folder.
 """
 
 import json
@@ -20,19 +20,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness import launching, rounds
 
 BLOCK, WARMUP, ROWS, LENGTH = 50, 200, 32, 8
 OTHERS = ("bare", "bare_unclipped", "accelerate", "accelerate_accumulate", "fabric", "trainer")
 
 
-class Enough(Exception):
-    """All steps are measured: raised out of the last one, whatever loop it is in."""
+class LastStepDone(Exception):
+    """Raised from the optimizer's hook after the last step; it ends any loop."""
 
 
 def tiny_data(folder: Path, steps: int) -> Any:
-    """Rows of eight random tokens, more of them than are needed, so that no epoch ends."""
+    """Rows of eight random tokens: more than the steps need, so that no epoch ends."""
     import numpy as np
 
     from shared.text.tokenized import TokenizedText
@@ -44,7 +45,7 @@ def tiny_data(folder: Path, steps: int) -> Any:
 
 
 def tiny_model() -> Any:
-    """Linear(8, 2) over the token ids; with labels it gives a loss, as models of transformers do."""
+    """Linear(8, 2) over the token ids; with labels it returns a loss, as models of transformers do."""
     import torch
     from torch.nn import functional as F
     from transformers.modeling_outputs import SequenceClassifierOutput
@@ -64,7 +65,7 @@ def tiny_model() -> Any:
 
 
 def ours(data: Any, steps: int, folder: Path) -> None:
-    """The recipe, as it is started without flags, but for its length."""
+    """The recipe with its default options, except for the lengths of rows and run."""
     from recipes import nlp
     from shared.config import options
     from shared.datasets.labels import Labels
@@ -78,7 +79,7 @@ def ours(data: Any, steps: int, folder: Path) -> None:
 
 
 def pieces(data: Any) -> tuple[Any, Any, Any, Any]:
-    """Model, optimizer, loader and schedule of a hand-written loop."""
+    """The model, optimizer, loader and schedule of the other loops."""
     import torch
 
     from shared.optimization.optimizers import parameter_groups
@@ -172,7 +173,7 @@ LOOPS: dict[str, Callable[[Any, int, Path], None]] = {
 
 
 def measure(contestant: str, steps: int, folder: Path) -> dict[str, float]:
-    """Run a loop in this process: seconds per step, of wall time and of CPU time of this thread, medians of blocks."""
+    """Run a loop in this process: µs per step of wall time and of this thread's CPU time, medians of blocks."""
     import numpy as np
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -184,15 +185,15 @@ def measure(contestant: str, steps: int, folder: Path) -> dict[str, float]:
     def mark(*_: Any) -> None:
         marks.append((time.perf_counter(), time.thread_time()))
         if len(marks) == steps + 1:
-            raise Enough
+            raise LastStepDone
 
     handle = register_optimizer_step_post_hook(mark)
     try:
         LOOPS[contestant](data, steps, folder)
-    except Enough:
+    except LastStepDone:
         blocks = np.diff(np.array(marks)[WARMUP::BLOCK], axis=0) / BLOCK
         wall, cpu = np.median(blocks, axis=0) * 1e6
-        least = np.quantile(blocks[:, 1], 0.1) * 1e6  # what a machine that other work keeps busy lets through
+        least = np.quantile(blocks[:, 1], 0.1) * 1e6  # hardly changes where other work keeps the machine busy
         return {"wall_us": float(wall), "thread_us": float(cpu), "tenth_us": float(least)}
     finally:
         handle.remove()
@@ -205,16 +206,15 @@ def main() -> None:
         result = measure(contestant, int(steps), Path(folder))
         Path(folder, "result.json").write_text(json.dumps(result))
         os._exit(0)
-    import peers
-    import rounds
-
     parser = rounds.parser(__doc__, "out/loop_cost")
-    parser.add_argument("--steps", type=int, default=3000, help=f"of each launch; the first {WARMUP} are left out")
+    parser.add_argument(
+        "--steps", type=int, default=3000, help=f"steps of each launch; the first {WARMUP} are left out"
+    )
     parser.add_argument("--contestants", nargs="+", choices=OTHERS, default=OTHERS)
     arguments = parser.parse_args()
-    folder = rounds.fresh_folder(arguments)
+    folder = rounds.make_runs_folder(arguments.output_dir)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    environment = peers.environment() | {"ACCELERATE_USE_CPU": "true"}
+    environment = launching.environment() | {"ACCELERATE_USE_CPU": "true"}
 
     def run(name: str, round_: int) -> dict[str, float]:
         place = folder / f"{name}-{round_}"

@@ -1,9 +1,9 @@
-"""The head on hidden tokens only against the dense head: time and memory of a forward and backward pass.
+"""Measure a head on the masked tokens only against the dense head: time and memory of a forward and backward pass.
 
     python benchmarks/mlm_head.py --output_dir out/mlm_head
 
-The same BERT (4 layers x 256, vocabulary 8,192), the same rows and hidden tokens, in turns, in one process per kind of
-head and round, on one thread. Leaves mlm_head.json.
+Both heads have the same BERT (4 layers x 256, vocabulary 8,192), the same rows and the same masked tokens. They take
+turns; each turn is a process of one thread. Writes mlm_head.json into the output folder.
 """
 
 import argparse
@@ -16,14 +16,15 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness.rounds import command, machine
 
 ROWS, LENGTH, VOCABULARY, SHARE = 16, 128, 8192, 0.3
 
 
 def measure(kind: str, passes: int) -> dict[str, float]:
-    """Seconds of a pass, the loss, and memory at its peak above that after loading, of one kind of head."""
+    """One kind of head: seconds of a pass, the loss, and by how many MiB the passes raise the peak of memory."""
     import torch
     from torch.nn import functional as F
     from transformers import BertConfig, BertForMaskedLM
@@ -61,7 +62,7 @@ def measure(kind: str, passes: int) -> dict[str, float]:
     loss = 0.0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
-    for _ in range(passes + 2):  # two of warm-up
+    for _ in range(passes + 2):  # the first two warm up
         started = time.process_time()
         loss = run()
         seconds.append(time.process_time() - started)
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("out/mlm_head"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--passes", type=int, default=5, help="timed passes per round")
-    parser.add_argument("--kind", choices=["dense", "sparse"], help="measure only this one, in this process")
+    parser.add_argument("--kind", choices=["dense", "sparse"], help="measure this head only, in this process")
     arguments = parser.parse_args()
     if arguments.kind:
         print(json.dumps(measure(arguments.kind, arguments.passes)))
@@ -82,17 +83,15 @@ def main() -> None:
     rows = []
     for round_ in range(arguments.rounds):
         for kind in ("dense", "sparse"):
-            command = [sys.executable, __file__, "--kind", kind, "--passes", str(arguments.passes)]
+            words = [sys.executable, __file__, "--kind", kind, "--passes", str(arguments.passes)]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             rows.append({"kind": kind, "round": round_, **json.loads(done.stdout.splitlines()[-1])})
             print(rows[-1], flush=True)
-    from peers import machine
-
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     report = {
         "machine": machine(1),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "rows": rows,
         "faster": statistics.median(dense["seconds"] / sparse["seconds"] for dense, sparse in pairs),
         "memory": statistics.median(sparse["peak_mib"] / dense["peak_mib"] for dense, sparse in pairs),

@@ -1,10 +1,10 @@
-"""The recipe for masked language models against transformers' Trainer, side by side: real tokens per second.
+"""Measure recipes/mlm.py beside transformers' Trainer with DataCollatorForLanguageModeling: real tokens per second.
 
     python benchmarks/mlm_peers.py --processes 2 --rounds 3 --output_dir out/mlm_peers
 
 Both train the same BERT (4 layers x 256, vocabulary 8,192) on the same pieces of docstrings with the same number of
-them per update, fused AdamW, 30 % masked, each in a launch of its own, in turns. Only real tokens count, and start-up
-and the first update do not. Leaves mlm_cpu.json and mlm_cpu.md in the output folder.
+pieces per update, fused AdamW, and 30 % of the tokens masked. They take turns; each turn is a new launch. Only real
+tokens count. The start and the first update are left out. Writes mlm_cpu.json and mlm_cpu.md into the output folder.
 """
 
 import argparse
@@ -16,12 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import contestants
-import peers
-import rounds
+import numpy as np
+import torch.distributed as dist
 
-ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness import contestants, rounds
+from benchmarks.harness.encoder_and_texts import SIZES
+from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps
+
 MAX_LENGTH, PROBABILITY = 512, 0.3
+WARMUP = 1  # updates that are left out at the start
 LABELS = {
     "ours": "recipes/mlm.py, fp32",
     "trainer": "Trainer with DataCollatorForLanguageModeling, fp32",
@@ -41,13 +46,13 @@ PAIRS = (
 
 
 def recipe_flags(folder: Path) -> dict[str, object]:
-    """What decides data and model of a run of the recipe."""
+    """The recipe's flags for data and model."""
     files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
     return files | {"model_name_or_path": folder, "max_length": MAX_LENGTH, "mlm_probability": PROBABILITY}
 
 
 def prepare(folder: Path) -> None:
-    """Write the model with the tokenizer that a new one gets, and the texts; few to validate on, which is not timed."""
+    """Write the model, its tokenizer and the texts; few to validate on, because that is not timed."""
     import pyarrow.parquet as pq
     import torch
     import transformers
@@ -60,7 +65,7 @@ def prepare(folder: Path) -> None:
     tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
     torch.manual_seed(0)
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = transformers.BertConfig(vocab_size=8192, pad_token_id=tokenizer.pad_token_id, **dropout, **peers.SIZES)
+    config = transformers.BertConfig(vocab_size=8192, pad_token_id=tokenizer.pad_token_id, **dropout, **SIZES)
     transformers.BertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     pq.write_table(train, folder / "train.parquet")
@@ -68,7 +73,7 @@ def prepare(folder: Path) -> None:
 
 
 def trainer(job: SimpleNamespace) -> dict[str, float]:
-    """One process of transformers' Trainer on the recipe's pieces: a batch padded to its longest; order as is tuned."""
+    """Train one process of transformers' Trainer on the recipe's pieces, random or, if tuned, grouped by length."""
     from transformers import (
         AutoModelForMaskedLM,
         DataCollatorForLanguageModeling,
@@ -80,7 +85,7 @@ def trainer(job: SimpleNamespace) -> dict[str, float]:
     from recipes import mlm
     from shared.config import options
 
-    words = [str(word) for name, value in recipe_flags(Path(job.model)).items() for word in (f"--{name}", value)]
+    words = flag_words(recipe_flags(Path(job.model)))
     train, _, tokenizer = mlm.load_data(options.parse(mlm.Config, words))
     model = AutoModelForMaskedLM.from_pretrained(job.model)
     counter = contestants.Counter(model)
@@ -110,22 +115,19 @@ def trainer(job: SimpleNamespace) -> dict[str, float]:
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=PROBABILITY)
     pieces = [{"input_ids": train[i].tolist()} for i in range(len(train))]
     made = Trainer(model=model, args=arguments, train_dataset=pieces, data_collator=collator, callbacks=[EndOfUpdate()])
-    if "tuned" in job.contestant:  # its first updates are its longest pieces
-        order, size = (
-            list(made._get_train_sampler(pieces)),
-            job.rows * job.accumulation * contestants.dist.get_world_size(),
-        )
-        lengths = contestants.np.array([len(piece["input_ids"]) for piece in pieces])
-        picked = contestants.typical_updates(order, lengths, size, job.steps, peers.WARMUP, job.seed)
+    if "tuned" in job.contestant:  # the longest pieces come first
+        order, size = list(made._get_train_sampler(pieces)), job.rows * job.accumulation * dist.get_world_size()
+        lengths = np.array([len(piece["input_ids"]) for piece in pieces])
+        picked = contestants.typical_updates(order, lengths, size, job.steps, WARMUP, job.seed)
         made._get_train_sampler = lambda *_: picked
     made.train()
-    return counter.result(peers.WARMUP)
+    return counter.result(WARMUP)
 
 
 def race(arguments: argparse.Namespace, folder: Path, name: str, round_: int) -> dict[str, Any]:
-    """One contestant's row of one round."""
+    """Launch one contestant; its row of one round."""
     log, output = folder / f"{name}-{round_}.log", folder / f"{name}-{round_}"
-    steps, model = arguments.steps + peers.WARMUP, str(folder / "model")
+    steps, model = arguments.steps + WARMUP, str(folder / "model")
     if name.startswith("trainer"):
         result = folder / f"{name}-{round_}.json"
         rows = arguments.tuned_rows if "tuned" in name else arguments.rows
@@ -133,7 +135,7 @@ def race(arguments: argparse.Namespace, folder: Path, name: str, round_: int) ->
         job = {"contestant": name, "seed": round_, "result": str(result), "output_dir": str(output), "model": model}
         job |= {"steps": steps, "rows": rows, "accumulation": accumulation}
         result.with_suffix(".job").write_text(json.dumps(job))
-        memory = peers.launch(arguments.processes, log, __file__, "--job", result.with_suffix(".job"))
+        memory = launch(arguments.processes, log, __file__, "--job", result.with_suffix(".job"))
         return {"contestant": name, "round": round_, **json.loads(result.read_text()), "peak_rss_mib": memory}
     flags = recipe_flags(folder / "model") | {
         "global_batch_size": arguments.global_batch_size,
@@ -148,10 +150,8 @@ def race(arguments: argparse.Namespace, folder: Path, name: str, round_: int) ->
         "expect_processes": arguments.processes,
         "output_dir": output,
     }
-    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-    memory = peers.launch(arguments.processes, log, ROOT / "recipes/mlm.py", *words)
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    timed = [line for line in lines if "loss" in line][peers.WARMUP :]
+    memory = launch(arguments.processes, log, ROOT / "recipes/mlm.py", *flag_words(flags))
+    timed = logged_steps(output, WARMUP)
     seconds = sum(arguments.global_batch_size / line["samples_per_second"] for line in timed)
     tokens = sum(line["tokens_per_second"] / line["samples_per_second"] for line in timed) * arguments.global_batch_size
     samples = arguments.global_batch_size * len(timed)
@@ -183,25 +183,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed updates per launch, after one of warm-up")
     parser.add_argument("--global_batch_size", type=int, default=64)
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of Trainer")
-    parser.add_argument("--tuned_rows", type=int, default=16, help="the same where it is tuned")
+    parser.add_argument("--tuned_rows", type=int, default=16, help="the same for the tuned Trainer")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048, help="the recipe's budget")
     parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS))
     parser.add_argument("--output_dir", type=Path, default=Path("out/mlm_peers"))
-    parser.add_argument("--job", type=Path, help="what a process of Trainer's launch is to do")
+    parser.add_argument("--job", type=Path, help="file with the job of a process of Trainer's launch")
     arguments = parser.parse_args()
     if arguments.job:
         job = SimpleNamespace(**json.loads(arguments.job.read_text()))
         result = trainer(job)
         if os.environ["RANK"] == "0":
             Path(job.result).write_text(json.dumps(result))
-        contestants.dist.barrier()
-        contestants.dist.destroy_process_group()
+        dist.barrier()
+        dist.destroy_process_group()
         return
-    folder = arguments.output_dir.resolve() / "runs"
-    if folder.exists():
-        parser.error(f"{folder} exists: name a fresh --output_dir")
-    folder.mkdir(parents=True)
-    sys.path.insert(0, str(ROOT))
+    folder = rounds.make_runs_folder(arguments.output_dir)
     prepare(folder / "model")
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     report: dict[str, Any] = {

@@ -1,9 +1,10 @@
-"""What the monitor adds to a step and to a reading: its calls without a model between them, on one process.
+"""Measure the time that the monitor adds to a step and to a reading: its calls without a model, in one process.
 
     python benchmarks/monitor_cost.py --output_dir out/monitor_cost
 
-A step is that of the recipes: for each micro-batch the hook before the forward pass and the count after the backward
-pass, then the end of the step. Medians over the rounds. Leaves monitor_cost.json.
+The calls are those of a recipe's step: for each micro-batch the hook before the forward pass and the count after the
+backward pass, then the end of the step. The figures are medians over the rounds. Writes monitor_cost.json into the
+output folder.
 """
 
 import argparse
@@ -18,8 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from peers import machine
-
+from benchmarks.harness.rounds import command, machine
 from shared.config.options import Options
 from shared.launch import starting
 from shared.monitoring.monitor import Monitor
@@ -28,7 +28,7 @@ from shared.processes import ending
 
 
 def measure(rounds: int, steps: int, micro_batches: int) -> dict[str, float]:
-    """Seconds of a step's calls and of a reading's, medians over the rounds of `steps` steps and a reading each."""
+    """Seconds of a step's calls and of a reading: medians over rounds of `steps` steps and one reading."""
     accelerator = starting.start(Options())
     lengths = np.random.default_rng(0).integers(10, 100, 4096)
     plan = Plan(lengths=lengths, seed=0, global_batch_size=32, micro_batches=micro_batches, max_steps=steps)
@@ -54,12 +54,12 @@ def measure(rounds: int, steps: int, micro_batches: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=10, help="from one reading to the next")
+    parser.add_argument("--steps", type=int, default=10, help="steps from one reading to the next")
     parser.add_argument("--micro_batches", type=int, default=4)
     parser.add_argument("--output_dir", type=Path, default=Path("out/monitor_cost"))
     arguments = parser.parse_args()
     found = measure(arguments.rounds, arguments.steps, arguments.micro_batches)
-    about = {"machine": machine(1), "command": " ".join(["python", *sys.argv])}
+    about = {"machine": machine(1), "command": command()}
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     (arguments.output_dir / "monitor_cost.json").write_text(json.dumps(found | about, indent=1) + "\n")
     whole = found["step_seconds"] + found["reading_seconds"] / arguments.steps

@@ -1,9 +1,10 @@
-"""Does pretraining help? recipes/mlm.py on the docstrings, then recipes/nlp.py from its model and from nothing.
+"""Measure what pretraining gains: recipes/nlp.py from a model that recipes/mlm.py pretrained, and from random weights.
 
     python benchmarks/pretraining.py --output_dir out/pretraining
 
-Both fine-tune with the same command but for --model_name_or_path. No text of the validation files is pretrained on: the
-two recipes hold out the same source files. Leaves pretraining.json and pretraining.md; started again, it goes on.
+The two fine-tunings differ in --model_name_or_path only. The pretraining sees no text of the validation files, because
+both recipes hold out the same source files. Writes pretraining.json and pretraining.md into the output folder. Started
+again, it resumes.
 """
 
 import argparse
@@ -13,18 +14,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness.launching import flag_words
+from benchmarks.harness.rounds import command, machine
 
 WAYS = ("from scratch", "pretrained")
 
 
 def train(recipe: Any, flags: dict[str, object]) -> dict[str, float]:
-    """The results of a run of a recipe in this process; of a finished one, those that it left."""
+    """Run a recipe in this process, or load a finished run; its results."""
     from shared.config import options
 
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    return recipe.main(options.parse(recipe.Config, words))
+    return recipe.main(options.parse(recipe.Config, flag_words(flags)))
 
 
 def table(report: dict[str, Any]) -> str:
@@ -53,14 +55,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 100, 200])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
-    from peers import machine
-
     from recipes import mlm, nlp
 
     folder = arguments.output_dir.resolve()
     pretraining = {"max_train_steps": arguments.pretrain_steps, "output_dir": folder / "mlm"}
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
-    about = {"machine": machine(1), "command": " ".join(["python", *sys.argv]), "settings": settings}
+    about = {"machine": machine(1), "command": command(), "settings": settings}
     report: dict[str, Any] = about | {"pretrained": train(mlm, pretraining), "rows": []}
     for seed in arguments.seeds:
         for steps in arguments.steps:

@@ -1,45 +1,44 @@
-"""How a recipe's speed grows with the number of processes, over the links and in the variants that are to be compared.
+"""Measure a recipe's speed on several numbers of processes, over links of several rates, in several variants.
 
     python benchmarks/scaling.py --processes 1 2 --recipe nlp --steps 12 --strong --output_dir out/scaling
     python benchmarks/scaling.py --processes 2 --links 1000 100 --variants plain accumulate4 bf16_gradients ...
 
-Strong scaling keeps the samples per step, weak scaling keeps those per process. Each combination is started as often as
---repeats says, in turns; the first part of each run is left out. Leaves scaling.json, scaling.md and scaling.png.
-All on the CPU, but for --strategy dp, which compares torch.nn.DataParallel with DDP on GPUs.
+Strong scaling keeps the number of samples per step, weak scaling the number of samples per process. Each combination
+runs --repeats times, in turns; the first part of each run is left out. Everything runs on the CPU except --strategy dp,
+which compares torch.nn.DataParallel with DDP on GPUs. Writes scaling.json, scaling.md and scaling.png into the output
+folder.
 """
 
 import argparse
 import json
-import os
 import shlex
 import signal
-import socket
 import statistics
-import subprocess
 import sys
-import time
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import links
-from peers import ROOT, machine
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness import limited_links, process_group, rounds
+from benchmarks.harness.launching import HARNESS, ROOT
 
 RECIPES = {"nlp": "nlp.py", "image": "image_classification.py", "mlm": "mlm.py"}
-VARIANTS: dict[str, tuple[int, list[str], dict[str, int]]] = {  # times the samples per step, flags, settings of DDP
+VARIANTS: dict[str, tuple[int, list[str], dict[str, int]]] = {  # factor of samples per step, flags, DDP settings
     "plain": (1, [], {}),
     "accumulate4": (4, [], {}),
     "accumulate16": (16, [], {}),
     "bf16": (1, ["--mixed_precision", "bf16"], {}),
     "bf16_gradients": (1, ["--gradient_compression", "bf16"], {}),
     "fp16_gradients": (1, ["--gradient_compression", "fp16"], {}),
-    "power_sgd": (1, [], {"power_sgd_rank": 4, "bucket_cap_mb": 100}),  # of two buckets, gloo mixes up the messages
+    "power_sgd": (1, [], {"power_sgd_rank": 4, "bucket_cap_mb": 100}),  # one bucket: gloo mixes up the messages of two
     "buckets1": (1, [], {"bucket_cap_mb": 1}),
     "buckets100": (1, [], {"bucket_cap_mb": 100}),
-    "data_parallel": (1, [], {"data_parallel": 1}),  # GPUs, of one process: those that "plain" has processes on
+    "data_parallel": (1, [], {"data_parallel": 1}),  # the number of GPUs is set below: one per process of "plain"
 }
-FIGURES = {  # of a row, and the key of metrics.jsonl it is the mean of
+FIGURES = {  # name in a row: key in metrics.jsonl, whose mean it is
     "samples_per_second": "samples_per_second",
     "tokens_per_second": "tokens_per_second",
     "step_seconds": "step_seconds",
@@ -48,16 +47,15 @@ FIGURES = {  # of a row, and the key of metrics.jsonl it is the mean of
     "padding_share": "padding",
     "peak_memory_bytes": "peak_memory_bytes",
 }
-TIMEOUT = 540  # seconds for one launch
 
 
 def window(steps: int) -> int:
-    """Steps from one line of metrics.jsonl to the next: a third of those that are timed."""
+    """Steps per line of metrics.jsonl: a third of the timed steps."""
     return max(1, steps // 3)
 
 
 def train(arguments: argparse.Namespace, processes: int, link: float, variant: str, output: Path) -> dict[str, Any]:
-    """Start the recipe once, to its end; the means of its figures after the first part."""
+    """Run the recipe once; the means of its figures after the first part."""
     times, flags, settings = VARIANTS[variant]
     size = arguments.global_batch_size * times * (processes if arguments.weak else 1)
     if "data_parallel" in settings:
@@ -67,83 +65,25 @@ def train(arguments: argparse.Namespace, processes: int, link: float, variant: s
     flags = [*flags, "--global_batch_size", size, "--max_train_steps", total, "--logging_steps", every]
     flags += ["--eval_steps", total, "--checkpointing_steps", "no", "--expect_processes", processes]
     flags += [*arguments.files, *shlex.split(arguments.flags), "--output_dir", output]
-    script = [ROOT / "benchmarks/variant.py", json.dumps(settings), ROOT / "recipes" / RECIPES[arguments.recipe]]
+    script = [HARNESS / "start_variant.py", json.dumps(settings), ROOT / "recipes" / RECIPES[arguments.recipe]]
     command = [str(word) for word in (sys.executable, *script, *flags)]
     gpus = arguments.gpus or arguments.strategy == "dp"
-    with links.limited(processes, link) if link else nullcontext() as places:
-        run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"), gpus)
+    with limited_links.limited(processes, link) if link else nullcontext() as places:
+        process_group.run_group(command, processes, places, arguments.hosts, output.with_suffix(".log"), gpus)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     timed = [line for line in lines if "step_seconds" in line][1:]
     figures = {}
     for name, key in FIGURES.items():
         values = [line[key] for line in timed if key in line]
-        if len(values) == len(timed):  # each of as many steps, so rates are averaged by what a step took
+        if len(values) == len(timed):  # each covers equally many steps: rates need the harmonic mean
             figures[name] = (statistics.harmonic_mean if "per_second" in key else statistics.mean)(values)
     return figures
-
-
-def environment_of(
-    rank: int, processes: int, places: Any, hosts: list[str] | None, port: int, gpus: bool
-) -> dict[str, Any]:
-    """What a process of the group finds in its environment; one alone belongs to none."""
-    environment: dict[str, Any] = {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1}
-    if not gpus:
-        environment["ACCELERATE_USE_CPU"] = "true"
-    if processes == 1:
-        return environment
-    if places:
-        environment["GLOO_SOCKET_IFNAME"] = places[rank][2]
-    return environment | {
-        "RANK": rank,
-        "LOCAL_RANK": 0 if places or hosts else rank,
-        "WORLD_SIZE": processes,
-        "LOCAL_WORLD_SIZE": 1 if places or hosts else processes,
-        "MASTER_ADDR": places[0][1] if places else hosts[0] if hosts else "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-
-
-def run_group(
-    command: list[str], processes: int, places: Any, hosts: list[str] | None, log: Path, gpus: bool = False
-) -> None:
-    """Start a process group without a launcher, each process where it belongs, and wait for its end.
-
-    Raises:
-        RuntimeError: a process failed, or the time was up; with the last lines of the first one's log.
-    """
-    with socket.socket() as server:
-        server.bind(("", 0))
-        port = server.getsockname()[1]
-    running, logs = [], []
-    for rank in range(processes):
-        environment = environment_of(rank, processes, places, hosts, port, gpus)
-        prefix = places[rank][0] if places else []
-        words = ["env", *(f"{name}={value}" for name, value in environment.items()), *command]
-        words = ["ssh", hosts[rank % len(hosts)], shlex.join(words)] if hosts else [*prefix, *words]
-        logs.append(log.with_suffix(f".{rank}.log").open("w+"))
-        running.append(subprocess.Popen(words, stdout=logs[-1], stderr=subprocess.STDOUT, start_new_session=True))
-    deadline = time.monotonic() + TIMEOUT
-    try:
-        while any(process.poll() is None for process in running) and not any(process.poll() for process in running):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{shlex.join(command)} took over {TIMEOUT} s")
-            time.sleep(0.05)
-        if failed := [rank for rank, process in enumerate(running) if process.poll()]:
-            logs[failed[0]].seek(0)
-            raise RuntimeError(f"{shlex.join(command)} failed:\n{logs[failed[0]].read()[-3000:]}")
-    finally:
-        for process in running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for file in logs:
-            file.close()
 
 
 def summarize(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row per combination: medians over its repeats, the extremes of its rate, and its efficiency.
 
-    Efficiency is the rate per process by that of the fewest processes with the same link and variant.
+    Efficiency is the rate per process, divided by that of the fewest processes with the same link and variant.
     """
     rows = []
     for key in dict.fromkeys((r["processes"], r["link_mbit"], r["variant"]) for r in found):
@@ -189,7 +129,7 @@ def table(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], picture: Path) -> None:
-    """Rate over processes with the ideal line, if there are several numbers of them; else the rates as bars."""
+    """Draw the rate over the number of processes with the ideal line; for one number, the steps as bars."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
@@ -234,7 +174,7 @@ def draw(rows: list[dict[str, Any]], picture: Path) -> None:
 
 
 def data_files(recipe: str, folder: Path) -> list[str]:
-    """Flags for the embedded texts with 32 to validate on, since a run ends with an evaluation that is not measured."""
+    """Flags for the embedded texts, with 32 to validate on: a run ends with an evaluation that is not measured."""
     if recipe == "image":
         return []
     import pyarrow.parquet as pq
@@ -251,24 +191,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--recipe", choices=list(RECIPES), default="nlp")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of a run, after a third as many more")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of a run; a third as many come before")
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--weak", action="store_true", help="samples per process stay")
-    kind.add_argument("--strong", action="store_true", help="samples per step stay, the default")
+    kind.add_argument("--weak", action="store_true", help="keep the samples per process")
+    kind.add_argument("--strong", action="store_true", help="keep the samples per step (default)")
     parser.add_argument("--global_batch_size", type=int, default=32, help="samples per step (weak: per process)")
     parser.add_argument("--links", type=float, nargs="+", default=[0], help="Mbit/s between processes; 0: no limit")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"])  # the last: below
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS)[:-1], default=["plain"]
+    )  # the last: --strategy dp
     parser.add_argument("--strategy", choices=["ddp", "dp"], default="ddp", help="dp: DataParallel beside DDP, on GPUs")
-    parser.add_argument("--hosts", nargs="+", help="machines with this folder and environment, reached by ssh")
-    parser.add_argument("--gpus", action="store_true", help="a GPU for each process; else all of them on the CPU")
+    parser.add_argument("--hosts", nargs="+", help="machines to use by ssh, with this folder and environment")
+    parser.add_argument("--gpus", action="store_true", help="a GPU for each process; default: the CPU")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--flags", default="", help="more flags for the recipe, in one word")
+    parser.add_argument("--flags", default="", help="more flags for the recipe, as one quoted word")
     parser.add_argument("--output_dir", type=Path, default=Path("out/scaling"))
     arguments = parser.parse_args()
-    if arguments.steps % window(arguments.steps):  # the last line would be of fewer steps than the others
+    if arguments.steps % window(arguments.steps):  # otherwise the last line would cover fewer steps
         parser.error(f"--steps {arguments.steps}: give a multiple of 3")
     if any(arguments.links) and (
-        reason := "links of other machines are their own" if arguments.hosts else links.why_not()
+        reason := "the links of other machines cannot be limited" if arguments.hosts else limited_links.why_not()
     ):
         parser.error(f"--links {' '.join(f'{link:g}' for link in arguments.links)}: {reason}; use --links 0")
     if arguments.strategy == "dp":
@@ -278,16 +220,13 @@ def main() -> None:
         if (there := torch.cuda.device_count()) < needed:
             print(f"skipped: --strategy dp compares on {needed} GPUs, and this machine has {there}")
             return
-    folder = arguments.output_dir.resolve() / "runs"
-    if folder.exists():
-        parser.error(f"{folder} exists: name a fresh --output_dir")
-    folder.mkdir(parents=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by an exception, which removes links and processes
+    folder = rounds.make_runs_folder(arguments.output_dir)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exception removes links and processes
     arguments.files = data_files(arguments.recipe, folder)
     found = []
     combinations = list(product(arguments.processes, arguments.links, arguments.variants))
     for repeat in range(arguments.repeats):
-        first = repeat % len(combinations)  # another one begins each round
+        first = repeat % len(combinations)  # each round begins with the next one
         for processes, link, variant in combinations[first:] + combinations[:first]:
             output = folder / f"{variant}-{processes}-{link:g}-{repeat}"
             figures = train(arguments, processes, link, variant, output)
@@ -295,7 +234,7 @@ def main() -> None:
             rate, share = figures["samples_per_second"], figures["communication_share"]
             print(f"{output.name:28} {rate:9.1f} samples/s, communication {share:.0%}", flush=True)
     found.sort(key=lambda r: combinations.index((r["processes"], r["link_mbit"], r["variant"])))
-    about = {"machine": machine(max(arguments.processes)), "command": shlex.join(["python", *sys.argv])}
+    about = {"machine": rounds.machine(max(arguments.processes)), "command": rounds.command()}
     rows = [row | about for row in summarize(found)]
     (arguments.output_dir / "scaling.json").write_text(json.dumps(rows, indent=1) + "\n")
     (arguments.output_dir / "scaling.md").write_text(table(rows, about))

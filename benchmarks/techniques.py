@@ -1,12 +1,12 @@
-"""What some techniques of the recipes gain by themselves, each in turns with what it replaces, in two processes.
+"""Measure what single techniques of the recipes gain, each in turns with what it replaces, in two processes.
 
     torchrun --nproc-per-node 2 benchmarks/techniques.py --output_dir out/techniques
 
-The model is the BERT of peers.py (4 layers x 256) unless another is named, in float32, one thread per process. What is
-compared: the update of AdamW (fused, in groups, parameter by parameter); a forward and backward pass under DDP, whose
-gradients are views of its buckets or not; one of classifiers whose last layer computes the first token only or all of
-them; and what importing libraries takes that the recipes import late or not at all. Leaves techniques.json and
-techniques.md.
+The model is the BERT of nlp_peers.py (4 layers x 256) unless a row names another one, in float32, with one thread per
+process. The script compares: the update of AdamW (fused, in groups, parameter by parameter); a forward and backward
+pass under DDP, whose gradients are views of its buckets or copies; a forward and backward pass of classifiers whose
+last layer computes the first token only or all tokens. It also measures the import of libraries that the recipes import
+late or never. Writes techniques.json and techniques.md into the output folder.
 """
 
 import copy
@@ -25,9 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import peers
-import rounds
-
+from benchmarks.harness import encoder_and_texts, rounds
 from shared.launch.starting import keep_freed_memory
 from shared.models.first_token import shorten_last_layer
 
@@ -39,13 +37,13 @@ PAIRS = (
     ("DistilBERT, every token", "DistilBERT, first token"),
     ("ViT-B/16, every token", "ViT-B/16, first token"),
 )
-DISTILBERT: dict[str, int] = {}  # sizes; transformers' own are those of the published models
+DISTILBERT: dict[str, int] = {}  # sizes; transformers' defaults are those of the published models
 VIT: dict[str, int] = {}
 LATE = ("evaluate", "wandb", "matplotlib.pyplot", "datasets")
 
 
 def updates(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
-    """Ten updates of AdamW, by the name of how."""
+    """Functions that make ten updates of AdamW, by name."""
     ways: dict[str, dict[str, Any]] = {
         "update, fused": {"fused": True},
         "update, in groups": {"foreach": True},
@@ -67,7 +65,7 @@ def updates(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
 
 
 def steps(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
-    """A forward and backward pass over 8 rows of 128 tokens with an all-reduce of the gradients, which are dropped."""
+    """Functions that make a forward and backward pass over 8 rows of 128 tokens, with an all-reduce, by name."""
     ids = torch.randint(8192, (8, 128), generator=torch.Generator().manual_seed(0))
 
     def step(wrapped: DistributedDataParallel) -> None:
@@ -82,7 +80,7 @@ def steps(model: torch.nn.Module) -> dict[str, Callable[[], object]]:
 
 
 def last_layers(bert: torch.nn.Module) -> dict[str, Callable[[], object]]:
-    """Forward and backward passes of classifiers: over short, middle and long texts, or over pictures of 224 x 224."""
+    """Functions that make forward and backward passes of classifiers, over texts or a picture of 224 x 224, by name."""
     generator = torch.Generator().manual_seed(0)
     texts = [torch.randint(8192, shape, generator=generator) for shape in ((16, 64), (4, 256), (2, 512))]
     distilbert = transformers.DistilBertConfig(vocab_size=8192, dropout=0.0, attention_dropout=0.0, **DISTILBERT)
@@ -109,23 +107,23 @@ def last_layers(bert: torch.nn.Module) -> dict[str, Callable[[], object]]:
 
 
 def import_seconds(package: str) -> float:
-    """What importing a package takes in a process that has torch and transformers."""
+    """Seconds that the import of a package takes after torch and transformers."""
     code = f"import time, torch, transformers; t = time.perf_counter(); import {package}; print(time.perf_counter()-t)"
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
     arguments = rounds.parser(__doc__, "out/techniques").parse_args()
-    keep_freed_memory()  # as recipes do
+    keep_freed_memory()  # as the recipes do
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=8192, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **peers.SIZES
+        vocab_size=8192, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **encoder_and_texts.SIZES
     )
     model = transformers.BertForSequenceClassification(config)
     ways = updates(model) | steps(model) | last_layers(model)
-    for run in ways.values():  # the first call has more to do
+    for run in ways.values():  # the first call warms up
         run()
 
     def timed(name: str, _: int) -> rounds.Row:

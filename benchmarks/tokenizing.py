@@ -1,9 +1,9 @@
-"""How fast a corpus becomes tokens: shared/text/token_files.py against datasets.map with two processes.
+"""Measure how fast shared/text/token_files.py tokenizes a corpus, against datasets.map with two processes.
 
     python benchmarks/tokenizing.py --output_dir out/tokenizing
 
-The embedded docstrings, the same WordPiece tokenizer, nothing cached, in turns. Prints seconds per round and the ratio,
-and leaves tokenizing.json.
+Both tokenize the embedded docstrings with the same WordPiece tokenizer, in turns, without a cache. Prints the seconds
+of each round and the ratio, and writes tokenizing.json into the output folder.
 """
 
 import argparse
@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness.rounds import command, machine
 
 
 def main() -> None:
@@ -26,7 +27,6 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["TQDM_DISABLE"] = "1"
     import datasets
-    from peers import machine
 
     from shared.datasets import demo_texts
     from shared.datasets.documents import of_table
@@ -66,7 +66,7 @@ def main() -> None:
         print(f"ours {seconds[0]:.2f} s, datasets.map(batched=True, num_proc=2) {seconds[1]:.2f} s", flush=True)
     report = {
         "machine": machine(2),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "rows": [{"ours": ours, "datasets.map": theirs} for ours, theirs in rounds],  # seconds
         "faster": statistics.median(theirs / ours for ours, theirs in rounds),
     }

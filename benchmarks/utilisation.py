@@ -1,42 +1,39 @@
-"""Model FLOP/s of the recipe over the measured rate of a matrix product: its own `mfu`, in fp32 and bf16.
+"""Measure the model FLOP/s of recipes/nlp.py divided by the rate of a matrix product: its `mfu`, in fp32 and bf16.
 
     python benchmarks/utilisation.py --rounds 5 --output_dir out/utilisation
 
-Two encoders from nothing by recipes/nlp.py, one process of one thread: "small" is BERT 4 x 256, "wide" has two layers
-of BERT-base's width, 768. Both read texts of at most 128 tokens. The figure is the median over the logged steps after
-the first two. The peak that the recipe divides by is the best of products of 512 and 768 square matrices; the table
-also has the rates of larger ones, so that one can see whether that is a fair peak. Leaves utilisation.json and
-utilisation.md in the output folder.
+The recipe trains two encoders in one process of one thread: "small" is BERT 4 x 256, "wide" has two layers of
+BERT-base's width, 768. Both read texts of at most 128 tokens. The figure is the median over the logged steps after the
+first two. The recipe divides by the best product of square matrices of 512 or 768 rows. The table also has the rates of
+larger matrices, which show whether that peak is fair. Writes utilisation.json and utilisation.md into the output
+folder.
 """
 
-import json
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
-import peers
-import rounds
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
-SIZES = {"small": (256, 4, 4, 1024), "wide": (768, 2, 12, 3072)}
+from benchmarks.harness import encoder_and_texts, launching, rounds
+
+SIZES = {
+    "small": encoder_and_texts.SIZES,
+    "wide": {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 3072},
+}
 MAX_LENGTH, SIDES, REPEATS, WARMUP = 128, (512, 768, 1024, 2048), 6, 2
 
 
 def prepare(folder: Path, size: str) -> None:
     """Write an encoder of a size with its tokenizer, and the texts."""
-    width, layers, heads, intermediate = SIZES[size]
-    peers.SIZES = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": intermediate,
-    }
     folder.mkdir()
-    peers.prepare(folder, 0, None)
+    encoder_and_texts.prepare(folder, 0, None, sizes=SIZES[size])
 
 
 def peak_gflops(precision: str) -> dict[str, float]:
-    """GFLOP/s of square matrix products by their side, the best of some each, in the precision of a run."""
+    """GFLOP/s of a product of square matrices by their number of rows, in a precision: the best of `REPEATS`."""
     import torch
 
     torch.set_num_threads(1)
@@ -55,14 +52,14 @@ def peak_gflops(precision: str) -> dict[str, float]:
 
 def main() -> None:
     parser = rounds.parser(__doc__, "out/utilisation")
-    parser.add_argument("--steps", type=int, default=6, help=f"of each launch; the first {WARMUP} are left out")
+    parser.add_argument("--steps", type=int, default=6, help=f"steps of each launch; the first {WARMUP} are left out")
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024)
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     arguments = parser.parse_args()
-    folder = rounds.fresh_folder(arguments)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # or the recipe would use all cores
+    folder = rounds.make_runs_folder(arguments.output_dir)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # otherwise the recipe would use all cores
     for size in arguments.sizes:
         prepare(folder / size, size)
 
@@ -84,10 +81,9 @@ def main() -> None:
             "seed": round_,
             "output_dir": output,
         }
-        words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
-        peers.launch(1, folder / f"{output.name}.log", peers.ROOT / "recipes/nlp.py", *words)
-        lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-        timed = [line for line in lines if "loss" in line][WARMUP:]
+        words = launching.flag_words(flags)
+        launching.launch(1, folder / f"{output.name}.log", launching.ROOT / "recipes/nlp.py", *words)
+        timed = launching.logged_steps(output, WARMUP)
         figures = ("mfu", "tokens_per_second", "padding")
         row = {key: statistics.median(line[key] for line in timed) for key in figures}
         return row | {f"peak_{side}": rate for side, rate in peak_gflops(precision).items()}

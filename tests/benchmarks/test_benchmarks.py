@@ -1,4 +1,4 @@
-"""The benchmarks run and leave what they promise; how fast anything is, is not tested here."""
+"""The benchmarks run and write the results that they promise; no test depends on a speed."""
 
 import json
 import sys
@@ -9,32 +9,32 @@ import numpy as np
 import pytest
 import runs
 
-sys.path.insert(0, str(runs.ROOT / "benchmarks"))
+sys.path.insert(0, str(runs.ROOT))
 
-import contestants
-import image_peers
-import independent
-import lanes
-import lockstep
-import loop_cost
-import mlm_head
-import mlm_peers
-import monitor_cost
-import peers
-import rounds
-import startup
-import techniques
-import utilisation
-
+from benchmarks import (
+    barrier_cost,
+    image_peers,
+    independent_runs,
+    launch_to_first_step,
+    loop_cost,
+    mlm_head,
+    mlm_peers,
+    monitor_cost,
+    nlp_peers,
+    results_table,
+    techniques,
+    utilisation,
+)
+from benchmarks.harness import contestants, encoder_and_texts, launching, rounds
 from recipes import image_classification, mlm, nlp
 from shared.config import options
 
 
-def test_peers_leaves_a_row_per_contestant_and_round_and_a_table(tmp_path):
+def test_nlp_peers_writes_a_row_per_contestant_and_round_and_a_table(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 4, "texts": 48, "global_batch_size": 4, "rows": 2}
-    words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    chosen = ["--lanes", "nlp", "--contestants", "bare", "--output_dir", str(tmp_path)]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/peers.py", *words, *chosen], OMP_NUM_THREADS="1")
+    words = launching.flag_words(flags)
+    chosen = ["--benchmarks", "nlp", "--contestants", "bare", "--output_dir", str(tmp_path)]
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/nlp_peers.py", *words, *chosen], OMP_NUM_THREADS="1")
     report = json.loads((tmp_path / "nlp_cpu.json").read_text())
     (row,) = report["rows"]
     assert (row["contestant"], row["round"]) == ("bare", 0)
@@ -43,7 +43,7 @@ def test_peers_leaves_a_row_per_contestant_and_round_and_a_table(tmp_path):
     assert 0 <= row["padding_share"] < 1
     assert row["peak_rss_mib"] > 100
     assert {"cpu", "cores", "versions", "date"} <= set(report["machine"])
-    assert f"| {peers.LABELS['bare']} |" in (tmp_path / "nlp_cpu.md").read_text()
+    assert f"| {nlp_peers.LABELS['bare']} |" in (tmp_path / "nlp_cpu.md").read_text()
 
 
 def test_the_recipe_is_started_with_flags_that_it_knows():
@@ -51,7 +51,7 @@ def test_the_recipe_is_started_with_flags_that_it_knows():
         global_batch_size=128, max_tokens_per_micro_batch=1024, steps=2, processes=2, mixed_precision="bf16"
     )
     prepared = {"encoder": "encoder", "files": {"train_file": "train.parquet", "nlp": "validation.parquet"}}
-    script, *flags = peers.recipe_command(arguments, prepared, Path("out"), 3)
+    script, *flags = nlp_peers.recipe_command(arguments, prepared, Path("out"), 3)
     assert Path(script).is_file()
     config = options.parse(nlp.Config, [str(flag) for flag in flags])
     assert (config.max_train_steps, config.logging_steps, config.checkpointing_steps, config.seed) == (3, 1, "no", 3)
@@ -59,24 +59,24 @@ def test_the_recipe_is_started_with_flags_that_it_knows():
 
 def test_the_masked_recipe_is_started_with_flags_that_it_knows():
     flags = mlm_peers.recipe_flags(Path("folder"))
-    config = options.parse(mlm.Config, [str(word) for name, value in flags.items() for word in (f"--{name}", value)])
+    config = options.parse(mlm.Config, launching.flag_words(flags))
     assert (config.train_file, config.max_length, config.mlm_probability) == (("folder/train.parquet",), 512, 0.3)
 
 
 def test_the_image_recipe_and_a_bare_loop_train_step_by_step(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 12, "global_batch_size": 32, "output_dir": tmp_path}
     script = [sys.executable, runs.ROOT / "benchmarks/image_peers.py"]
-    runs.succeed([*script, *image_peers.words(flags)], OMP_NUM_THREADS="1")
+    runs.succeed([*script, *launching.flag_words(flags)], OMP_NUM_THREADS="1")
     report = json.loads((tmp_path / "images_cpu.json").read_text())
-    each = [f"{name}, {lane}" for lane in image_peers.LANES for name in ("ours", "bare")]
+    each = [f"{name}, {benchmark}" for benchmark in image_peers.BENCHMARKS for name in ("ours", "bare")]
     assert [row["contestant"] for row in report["rows"]] == each
     assert all(row["images_per_second"] * row["update_ms"] == pytest.approx(32_000) for row in report["rows"])
-    assert [*report["comparisons"]] == [f"speed of ours / bare, {lane}" for lane in image_peers.LANES]
+    assert [*report["comparisons"]] == [f"speed of ours / bare, {benchmark}" for benchmark in image_peers.BENCHMARKS]
 
 
 def test_the_image_recipe_is_compared_with_and_without_augmentation():
-    for lane, area in (("plain", 1), ("augmented", 0.7)):
-        flags = image_peers.words(image_peers.recipe_flags(lane, 256, 2))
+    for benchmark, area in (("plain", 1), ("augmented", 0.7)):
+        flags = launching.flag_words(image_peers.recipe_flags(benchmark, 256, 2))
         config = options.parse(image_classification.Config, flags)
         assert (config.per_device_train_batch_size, config.min_crop_area) == (128, area)
 
@@ -101,24 +101,24 @@ def alone_in_a_group(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def test_processes_in_step_take_turns_with_processes_that_never_wait(tmp_path, monkeypatch):
+def test_processes_that_wait_take_turns_with_processes_that_never_wait(tmp_path, monkeypatch):
     alone_in_a_group(monkeypatch)
     words = ["--rounds", "3", "--steps", "2", "--products", "9", "--output_dir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/lockstep.py", *words])
-    lockstep.main()
-    report = json.loads((tmp_path / "lockstep.json").read_text())
+    monkeypatch.setattr(sys, "argv", ["benchmarks/barrier_cost.py", *words])
+    barrier_cost.main()
+    report = json.loads((tmp_path / "barrier_cost.json").read_text())
     assert [(row["contestant"], row["round"]) for row in report["rows"]] == [
-        *[("in step", 0), ("alone", 0)],
-        *[("alone", 1), ("in step", 1)],
-        *[("in step", 2), ("alone", 2)],
+        *[("waiting", 0), ("never waiting", 0)],
+        *[("never waiting", 1), ("waiting", 1)],
+        *[("waiting", 2), ("never waiting", 2)],
     ]
     assert min(row["products_per_second"] for row in report["rows"]) > 0
-    assert len(report["comparisons"]["in step / alone"]["rounds"]) == 3
+    assert len(report["comparisons"]["waiting / never waiting"]["rounds"]) == 3
 
 
 def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    monkeypatch.setattr(peers, "SIZES", sizes)
+    monkeypatch.setattr(encoder_and_texts, "SIZES", sizes)
     monkeypatch.setattr(techniques, "LATE", ("json",))
     monkeypatch.setattr(techniques, "VIT", {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 24})
     monkeypatch.setattr(techniques, "DISTILBERT", {"n_layers": 1, "dim": 24, "hidden_dim": 24})
@@ -139,7 +139,7 @@ def test_ratios_compare_the_same_round_and_give_the_extremes():
         for i, rate in enumerate(rates[name])
     ]
     found = {"rounds": [2.0, 1.0, 3.0], "median": 2.0, "low": 1.0, "high": 3.0, "min": 1.0, "max": 3.0}
-    assert peers.ratios(rows) == {"bare": found}
+    assert nlp_peers.ratios(rows) == {"bare": found}
 
 
 def test_a_few_typical_updates_have_the_mean_length_of_an_epoch_sorted_by_length():
@@ -187,22 +187,30 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
 def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
     # Micro-batches of several rows: those without padding, single rows above all, are known to differ in rounding.
     flags = ["--rounds", 1, "--steps", 3, "--texts", 96, "--global_batch_size", 16]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/same_batches.py", *flags, "--output_dir", tmp_path])
-    report = json.loads((tmp_path / "same_batches.json").read_text())
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/bare_loop_same_batches.py", *flags, "--output_dir", tmp_path])
+    report = json.loads((tmp_path / "bare_loop_same_batches.json").read_text())
     assert [row["equal"] for row in report["rows"]] == [True, True]
     assert report["comparisons"]["speed of ours / bare"]["median"] > 0
 
 
 def test_an_evaluation_gives_trainers_values(tmp_path):
     flags = ["--processes", 1, "--rounds", 1, "--texts", 32, "--evaluation_texts", 16, "--global_batch_size", 8]
-    command = [sys.executable, runs.ROOT / "benchmarks/peers.py", *flags, "--lanes", "eval", "--output_dir", tmp_path]
+    command = [
+        sys.executable,
+        runs.ROOT / "benchmarks/nlp_peers.py",
+        *flags,
+        "--benchmarks",
+        "eval",
+        "--output_dir",
+        tmp_path,
+    ]
     runs.succeed(command)
     (turn,) = json.loads((tmp_path / "nlp_cpu.json").read_text())["evaluation"]["turns"]
     assert turn["of_trainer"] == pytest.approx(turn["ours"] / turn["trainer"])
 
 
-def test_first_step_ends_a_run_of_the_recipe_with_its_first_step(texts, tmp_path):
-    script = [runs.ROOT / "benchmarks/first_step.py", tmp_path / "noted", runs.ROOT / "recipes/nlp.py"]
+def test_run_to_first_step_ends_a_run_of_the_recipe_with_its_first_step(texts, tmp_path):
+    script = [launching.HARNESS / "run_to_first_step.py", tmp_path / "noted", runs.ROOT / "recipes/nlp.py"]
     runs.succeed([sys.executable, *script, *texts, *runs.TINY, "--output_dir", tmp_path / "run"], OMP_NUM_THREADS="1")
     assert float((tmp_path / "noted").read_text()) > 0
     assert (tmp_path / "run/config.yaml").exists()
@@ -216,7 +224,7 @@ def pretended(monkeypatch, tmp_path):
 
     def launch(processes, log, script, *words):
         words = [str(word) for word in words]
-        if Path(script).name == "first_step.py":
+        if Path(script).name == "run_to_first_step.py":
             Path(words[0]).write_text("1e10")
             script, words = words[1], words[2:]
         if not str(script).endswith("recipes/nlp.py"):
@@ -247,49 +255,53 @@ def pretended(monkeypatch, tmp_path):
         def kill(self):
             pass
 
-    monkeypatch.setattr(peers, "launch", launch)
-    monkeypatch.setattr(independent, "subprocess", SimpleNamespace(Popen=Started))
+    monkeypatch.setattr(launching, "launch", launch)
+    monkeypatch.setattr(independent_runs, "subprocess", SimpleNamespace(Popen=Started))
     files = {"train_file": "train.parquet", "nlp": "validation.parquet"}
-    monkeypatch.setattr(peers, "prepare", lambda *_: {"encoder": "encoder", "files": files})
+    monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: {"encoder": "encoder", "files": files})
     return configs
 
 
 @pytest.mark.parametrize(
-    ("lane", "name", "expected"),
+    ("benchmark", "name", "expected"),
     [
-        (independent, "together / apart", 1.0),
+        (independent_runs, "together / apart", 1.0),
         (utilisation, "mfu, wide bf16", 0.5),
-        (startup, "launch to first step, ours / trainer", 1.0),
+        (launch_to_first_step, "launch to first step, ours / trainer", 1.0),
     ],
 )
-def test_a_lane_starts_the_recipe_with_flags_that_it_knows(pretended, monkeypatch, tmp_path, lane, name, expected):
-    monkeypatch.setattr(sys, "argv", [lane.__name__, "--rounds", "2", "--output_dir", str(tmp_path)])
+def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(
+    pretended, monkeypatch, tmp_path, benchmark, name, expected
+):
+    script = benchmark.__name__.removeprefix("benchmarks.")
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", "--rounds", "2", "--output_dir", str(tmp_path)])
     monkeypatch.setattr(utilisation, "SIDES", (16, 32))
-    monkeypatch.setattr(peers, "SIZES", peers.SIZES)
-    lane.main()
-    report = json.loads((tmp_path / f"{lane.__name__}.json").read_text())
+    benchmark.main()
+    report = json.loads((tmp_path / f"{script}.json").read_text())
     assert report["comparisons"][name]["median"] == pytest.approx(expected, rel=0.01)
     assert pretended
-    assert f"| {name} | " in (tmp_path / f"{lane.__name__}.md").read_text()
+    assert f"| {name} | " in (tmp_path / f"{script}.md").read_text()
 
 
-def test_the_table_of_lanes_is_the_one_that_the_files_give():
-    assert lanes.table() in lanes.PAGE.read_text()
+def test_the_page_has_the_table_that_the_results_give():
+    assert results_table.table() in results_table.PAGE.read_text()
 
 
-def test_a_lane_without_figures_says_so_with_its_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(lanes, "RESULTS", tmp_path)
-    assert all("| not measured | " in lanes.row_of(lane) for lane in lanes.LANES)
-    assert {lane.command for lane in lanes.LANES} == set(lanes.commands().splitlines()) - {"```"}
+def test_a_comparison_without_figures_reads_not_measured_and_gives_its_command(monkeypatch, tmp_path):
+    monkeypatch.setattr(results_table, "RESULTS", tmp_path)
+    assert all("| not measured | " in results_table.row_of(comparison) for comparison in results_table.COMPARISONS)
+    assert {comparison.command for comparison in results_table.COMPARISONS} == set(
+        results_table.commands().splitlines()
+    ) - {"```"}
     speed, equal = rounds.summary([0.997, 0.999]), rounds.summary([1.0, 1.0])
     report = {
         "machine": {"cpu": "Z80", "cores": 2, "cores_used": 1},
-        "command": "python benchmarks/same_batches.py",
+        "command": "python benchmarks/bare_loop_same_batches.py",
         "rows": [{"contestant": name, "step_seconds": 0.5} for name in ("ours", "bare")],
         "comparisons": {"speed of ours / bare": speed, "rounds with weights equal to the bit": equal},
     }
-    (tmp_path / "same_batches.json").write_text(json.dumps(report))
-    row = lanes.row_of(lanes.LANES[1])
+    (tmp_path / "bare_loop_same_batches.json").write_text(json.dumps(report))
+    row = results_table.row_of(results_table.COMPARISONS[1])
     assert "| 0.998 (0.997 to 0.999), weights equal |" in row
-    assert "| [Z80, 1 of 2 cores](../benchmarks/results/same_batches.json) |" in row
-    assert "python benchmarks/same_batches.py" in lanes.commands().splitlines()
+    assert "| [Z80, 1 of 2 cores](../benchmarks/results/bare_loop_same_batches.json) |" in row
+    assert "python benchmarks/bare_loop_same_batches.py" in results_table.commands().splitlines()

@@ -7,9 +7,9 @@ import runs
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(runs.ROOT / "benchmarks"))
+sys.path.insert(0, str(runs.ROOT))
 
-import collectives
+from benchmarks import collectives
 
 LARGEST = 5
 DTYPES = {"float32": 1e-6, "float64": 1e-14, "bfloat16": 3e-2}

@@ -1,7 +1,9 @@
-"""The benchmark of scaling starts what it says, counts right, and the prediction follows its own model."""
+"""The benchmark of scaling starts the right processes and counts correctly; the prediction follows its model."""
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 from argparse import Namespace
 
@@ -9,11 +11,10 @@ import pytest
 import runs
 import torch
 
-sys.path.insert(0, str(runs.ROOT / "benchmarks"))
+sys.path.insert(0, str(runs.ROOT))
 
-import links
-import predict
-import scaling
+from benchmarks import predict_scaling, scaling
+from benchmarks.harness import launching, limited_links, process_group
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
@@ -47,7 +48,7 @@ def test_the_script_starts_the_recipe_on_hosts_and_leaves_rows_a_table_and_a_pic
     flags = "--hidden_size 32 --num_attention_heads 2 --num_hidden_layers 1 --vocab_size 500 --max_length 32"
     words = ["--processes", 2, "--steps", 3, "--repeats", 1, "--global_batch_size", 8, "--variants", "buckets1"]
     words += ["--hosts", "127.0.0.1", "localhost", "--flags", flags, "--output_dir", tmp_path / "out"]
-    path = f"{ssh.parent}:{scaling.os.environ['PATH']}"
+    path = f"{ssh.parent}:{os.environ['PATH']}"
     runs.succeed([sys.executable, runs.ROOT / "benchmarks/scaling.py", *words], PATH=path)
     (found,) = json.loads((tmp_path / "out/scaling.json").read_text())
     assert sorted((tmp_path / "reached").read_text().split()) == ["127.0.0.1", "localhost"]
@@ -68,20 +69,20 @@ def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, c
 
 
 def test_a_process_alone_is_in_no_group_and_gpus_are_used_when_asked_for():
-    alone = scaling.environment_of(0, 1, None, None, 5, gpus=False)
+    alone = process_group.environment_of(0, 1, None, None, 5, gpus=False)
     assert alone == {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1, "ACCELERATE_USE_CPU": "true"}
-    second = scaling.environment_of(1, 2, None, None, 5, gpus=True)
+    second = process_group.environment_of(1, 2, None, None, 5, gpus=True)
     assert "ACCELERATE_USE_CPU" not in second
     assert (second["RANK"], second["LOCAL_RANK"], second["WORLD_SIZE"], second["MASTER_PORT"]) == (1, 1, 2, 5)
     places = [([], "10.0.0.1", "a"), ([], "10.0.0.2", "b")]
-    apart = scaling.environment_of(1, 2, places, None, 5, gpus=False)
+    apart = process_group.environment_of(1, 2, places, None, 5, gpus=False)
     assert (apart["LOCAL_RANK"], apart["MASTER_ADDR"], apart["GLOO_SOCKET_IFNAME"]) == (0, "10.0.0.1", "b")
 
 
 def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
     with pytest.raises(RuntimeError, match="no luck"):
-        scaling.run_group([sys.executable, "-c", script], 2, None, None, tmp_path / "log")
+        process_group.run_group([sys.executable, "-c", script], 2, None, None, tmp_path / "log")
 
 
 # DataParallel
@@ -105,7 +106,7 @@ def test_data_parallel_is_one_process_on_the_gpus_of_the_processes_of_ddp(monkey
         line = dict.fromkeys([*scaling.FIGURES.values()], 1.0)
         (scaling.Path(command[-1]) / "metrics.jsonl").write_text(2 * (json.dumps(line) + "\n"))
 
-    monkeypatch.setattr(scaling, "run_group", run_group)
+    monkeypatch.setattr(process_group, "run_group", run_group)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     words = "scaling.py --strategy dp --processes 3 --recipe image --repeats 1 --output_dir"
     monkeypatch.setattr(sys, "argv", [*words.split(), str(tmp_path / "out")])
@@ -126,7 +127,7 @@ def tell(self, module, ids):
     print("spread over", ids)
 
 torch.nn.DataParallel.__init__ = tell
-runpy.run_path("{runs.ROOT}/benchmarks/variant.py", run_name="__main__")
+runpy.run_path("{launching.HARNESS}/start_variant.py", run_name="__main__")
 """
 
 
@@ -148,16 +149,16 @@ def test_rows_of_one_number_of_processes_are_drawn_as_bars(tmp_path):
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(links.why_not() is not None, reason=f"no limited links: {links.why_not()}")
+@pytest.mark.skipif(limited_links.why_not() is not None, reason=f"no limited links: {limited_links.why_not()}")
 def test_a_limited_link_is_limited_and_leaves_nothing_behind():
-    before = scaling.subprocess.check_output(["ip", "netns"])
-    with links.limited(2, 20) as places:
+    before = subprocess.check_output(["ip", "netns"])
+    with limited_links.limited(2, 20) as places:
         prefix, _, interface = places[0]
-        shown = scaling.subprocess.check_output([*prefix, "tc", "qdisc", "show", "dev", interface], text=True)
+        shown = subprocess.check_output([*prefix, "tc", "qdisc", "show", "dev", interface], text=True)
         assert "tbf" in shown
         assert "rate 20Mbit" in shown
-    after = scaling.subprocess.check_output(["ip", "netns"])
-    mine = f"ar{scaling.os.getpid()}".encode()
+    after = subprocess.check_output(["ip", "netns"])
+    mine = f"ar{os.getpid()}".encode()
     assert mine not in before + after
 
 
@@ -171,45 +172,47 @@ def link(**values):
 
 
 def test_a_ring_takes_its_latencies_and_its_bytes():
-    assert predict.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
-    assert predict.ring_seconds(1e9, 1, 0.01, 1e9) == 0
+    assert predict_scaling.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
+    assert predict_scaling.ring_seconds(1e9, 1, 0.01, 1e9) == 0
 
 
 def test_gradients_that_come_last_are_exposed_whole_and_others_only_past_the_backward_pass():
-    whole = predict.all_reduce_seconds(100e6, 2, link())
-    assert predict.exposed_seconds(2, 1.0, link(late_bytes=100e6)) == pytest.approx(whole)
-    buckets = round(100e6 / predict.BUCKET)
-    last = predict.all_reduce_seconds(100e6 / buckets, 2, link())
-    assert predict.exposed_seconds(2, 1e3, link()) == pytest.approx(last)  # all but the last bucket are hidden
-    assert predict.exposed_seconds(2, 0.0, link()) == pytest.approx(buckets * last)
+    whole = predict_scaling.all_reduce_seconds(100e6, 2, link())
+    assert predict_scaling.exposed_seconds(2, 1.0, link(late_bytes=100e6)) == pytest.approx(whole)
+    buckets = round(100e6 / predict_scaling.BUCKET)
+    last = predict_scaling.all_reduce_seconds(100e6 / buckets, 2, link())
+    assert predict_scaling.exposed_seconds(2, 1e3, link()) == pytest.approx(last)  # all but the last bucket are hidden
+    assert predict_scaling.exposed_seconds(2, 0.0, link()) == pytest.approx(buckets * last)
 
 
 def test_several_ranks_share_the_link_of_their_node():
     inside = link(ranks_per_node=8, node_bandwidth=4e11)
-    assert predict.all_reduce_seconds(1e9, 8, inside) == pytest.approx(2 * 7 / 8 / 400)
-    assert predict.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
+    assert predict_scaling.all_reduce_seconds(1e9, 8, inside) == pytest.approx(2 * 7 / 8 / 400)
+    assert predict_scaling.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
 
 
 def test_more_micro_batches_and_faster_links_are_never_less_efficient_and_more_processes_never_more():
-    rates = [predict.predict(n, link())["efficiency"] for n in predict.COUNTS]
+    rates = [predict_scaling.predict(n, link())["efficiency"] for n in predict_scaling.COUNTS]
     assert rates == sorted(rates, reverse=True)
-    assert predict.predict(8, link(bandwidth=2e9))["efficiency"] > rates[0]
-    more = predict.predict(8, link(tokens=4e4, micro_batches=4))["efficiency"]
+    assert predict_scaling.predict(8, link(bandwidth=2e9))["efficiency"] > rates[0]
+    more = predict_scaling.predict(8, link(tokens=4e4, micro_batches=4))["efficiency"]
     assert more > rates[0]
-    assert predict.predict(1, link())["efficiency"] == 1
+    assert predict_scaling.predict(1, link())["efficiency"] == 1
 
 
 def test_a_check_adds_the_link_to_the_computation_unless_the_processes_waited_longer():
     free, slow, fast = row(2, 1.0, share=0.2), row(2, 1.0, link=80.0, step=1.8), row(2, 1.0, link=8000.0, step=2.0)
-    found = predict.check([free, slow, fast, row(1, 1.0)], link(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0))
+    found = predict_scaling.check(
+        [free, slow, fast, row(1, 1.0)], link(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0)
+    )
     assert [line["predicted"] for line in found] == pytest.approx([1.8, 1.0])  # 9.5 MB at 0.95 x 10 MB/s: 1 s
     assert [line["error"] for line in found] == pytest.approx([0, -0.5])
 
 
 def test_the_table_of_a_prediction_goes_from_8_to_4096(tmp_path):
     words = "--token_seconds 1e-5 --tokens 4096 --gradient_bytes 4e8 --latency 1e-5 --bandwidth 1e10 --ranks_per_node 8"
-    script = runs.ROOT / "benchmarks/predict.py"
+    script = runs.ROOT / "benchmarks/predict_scaling.py"
     runs.succeed([sys.executable, script, *shlex.split(words), "--output_dir", tmp_path])
-    rows = json.loads((tmp_path / "predict.json").read_text())
-    assert [found["processes"] for found in rows] == predict.COUNTS
-    assert "| 4,096 |" in (tmp_path / "predict.md").read_text()
+    rows = json.loads((tmp_path / "predict_scaling.json").read_text())
+    assert [found["processes"] for found in rows] == predict_scaling.COUNTS
+    assert "| 4,096 |" in (tmp_path / "predict_scaling.md").read_text()

@@ -193,7 +193,7 @@ def prepared(command, folder):
         return None
     if script := next((word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None):
         known = re.findall(
-            r'add_argument\(\s*"(--[\w-]+)"', "".join(p.read_text() for p in Path(script).parent.glob("*.py"))
+            r'add_argument\(\s*"(--[\w-]+)"', "".join(p.read_text() for p in Path(script).parent.rglob("*.py"))
         )
         assert (runs.ROOT / script).is_file()
         assert not {word for word in words if word.startswith("--")} - {*known}

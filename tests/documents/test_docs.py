@@ -112,7 +112,7 @@ def test_every_flag_that_a_document_names_exists(path):
 
 def benchmark_flags() -> set[str]:
     """What the scripts in benchmarks/ add to their parsers."""
-    sources = [path.read_text() for path in (ROOT / "benchmarks").glob("*.py")]
+    sources = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
     return {flag for source in sources for flag in re.findall(r'add_argument\(\s*"--([\w-]+)"', source)}
 
 

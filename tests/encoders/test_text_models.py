@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 sys.path.insert(0, str(runs.ROOT))
 
-from benchmarks.host_waits import Operations
+from benchmarks.harness.host_waits import Operations
 from shared.config.options import Options
 from shared.encoders import text_models
 from shared.encoders.attention import LONGEST, attend

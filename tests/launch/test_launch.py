@@ -175,7 +175,7 @@ def test_a_refusal_is_said_once_and_ends_every_process_with_2_and_changes_nothin
     before = digests(alone)
     flags, message = REFUSALS[found]
     command = [*runs.torchrun(2, "recipes/nlp.py"), *runs.TINY, *texts, *flags, "--output_dir", output]
-    done = runs.run(command, timeout=60, CUDA_VISIBLE_DEVICES="")  # benchmarks/start.py has the seconds
+    done = runs.run(command, timeout=60, CUDA_VISIBLE_DEVICES="")  # benchmarks/waits_before_training.py has the seconds
     said = done.stdout + done.stderr
     assert said.count(message) == 1, said
     assert said.count("error: ") == 1

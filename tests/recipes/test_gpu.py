@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 sys.path.insert(0, str(runs.ROOT))
 
-from benchmarks.host_waits import HostWaits
+from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
 from shared.encoders import packing
 from shared.monitoring import evaluation, tracking

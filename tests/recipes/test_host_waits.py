@@ -6,10 +6,9 @@ import pytest
 import runs
 import torch
 
-sys.path.insert(0, str(runs.ROOT / "benchmarks"))
+sys.path.insert(0, str(runs.ROOT))
 
-from host_waits import HostWaits
-
+from benchmarks.harness.host_waits import HostWaits, Operations
 from shared.config import options
 from shared.monitoring import tracking
 
@@ -63,8 +62,6 @@ def test_a_loss_that_is_read_in_each_step_is_found(train):
 
 
 def test_a_mask_as_an_index_is_found():
-    from host_waits import Operations
-
     found = []
     values = torch.arange(4.0)
     with Operations(found.append):

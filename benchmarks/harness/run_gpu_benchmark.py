@@ -1,0 +1,246 @@
+"""Run one benchmark of gpu_benchmarks.py through a recipe's own `main`; benchmarks/gpu.py starts this script.
+
+    python benchmarks/harness/run_gpu_benchmark.py BENCHMARK FOLDER
+
+The recipe's code stays as it is, with two exceptions that the benchmark names: `load_data` for random data, and the
+Loader for images that are on the device already. The run is in FOLDER/run; facts.json and waits.json are beside it.
+Without a GPU everything has toy size.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+
+from benchmarks.harness import gpu_trainer
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, TEXT, Benchmark
+from benchmarks.harness.host_waits import HostWaits
+from benchmarks.harness.launching import ROOT
+from benchmarks.harness.photos import write_photos
+from shared.config import options
+from shared.monitoring import evaluation, tracking
+from shared.plan.loading import Loader
+
+GFLOP = {"resnet50": 24.5, "vit": 98.2}  # per image of 224 x 224; the whole last layer of ViT would take 7.3 more
+
+
+def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
+    """The recipe's flags; at toy size nothing is compiled, because that takes a minute on a CPU."""
+    steps = 4 if toy else benchmark.steps
+    common = {"mixed_precision": "bf16", "max_train_steps": steps, "eval_steps": steps, "checkpointing_steps": "no"}
+    common |= {"logging_steps": 1 if toy else LOGGING_STEPS, "resume_from_checkpoint": "never", "save_total_limit": 1}
+    if toy or benchmark.data == "cache":
+        common["dataloader_num_workers"] = 0 if toy else 8
+    flags = common | benchmark.flags | {"output_dir": folder / "run"}
+    if toy:
+        flags |= benchmark.toy | {"torch_compile": False}
+    if "config" in flags:
+        flags["config"] = ROOT / flags["config"]
+    if benchmark.data == "cache":
+        flags["train_dir"] = folder / "photos"
+    if toy and benchmark.recipe == "mlm" and benchmark.data == "real":
+        flags["train_file"] = "corpus.txt"
+    for name in ("model_name_or_path", "train_file", "validation_file"):
+        if name in flags:
+            flags[name] = folder / flags[name]
+    return [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
+
+
+def run(name: str, folder: Path, toy: bool) -> None:
+    """Run a benchmark in this process; its figures are then in `folder`."""
+    benchmark = BENCHMARKS[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder.parent / "cache")
+    if toy:
+        (folder / "corpus.txt").write_text((ROOT / "CONTRIBUTING.md").read_text())
+    if benchmark.recipe in ("nlp", "trainer"):
+        prepare_texts(folder, toy)
+    if "vit" in name:
+        prepare_vit(folder / "vit", toy)
+    if benchmark.data == "cache":
+        prepare_photos(folder / "photos", toy)
+    if benchmark.recipe == "trainer":
+        gpu_trainer.train(benchmark, folder, toy)
+        return
+    recipe = importlib.import_module(f"recipes.{benchmark.recipe}")
+    config = options.parse(recipe.Config, command_line(benchmark, folder, toy))
+    load_data = recipe.load_data
+    if benchmark.data in ("random", "on the device"):
+        load_data = random_documents if benchmark.recipe == "mlm" else random_images
+
+    def load_and_note(config: Any) -> Any:
+        found = load_data(config)
+        (folder / "facts.json").write_text(json.dumps(facts(name, config, found[0], toy)))
+        return found
+
+    with ExitStack() as stack:
+        replace = lambda *what: stack.enter_context(mock.patch.object(*what))  # noqa: E731
+        replace(recipe, "load_data", load_and_note)
+        if benchmark.data == "on the device":
+            replace(recipe, "Loader", Resident)
+        # Neither is part of a step, and a GPU machine may lack the packages that they need.
+        replace(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
+        replace(tracking, "draw_curves", lambda *_: None)
+        started = time.perf_counter()
+        waits = stack.enter_context(HostWaits(recipe))
+        recipe.main(config)
+    summary = {"steps": waits.steps, "where": waits.where.most_common(8), "seconds": time.perf_counter() - started}
+    (folder / "waits.json").write_text(json.dumps(summary))
+
+
+def facts(name: str, config: Any, train: Any, toy: bool) -> dict[str, float]:
+    """Operations of a forward and backward pass per real token or image; docs/performance.md has the formula."""
+    if not hasattr(config, "max_length"):
+        image = next((value for key, value in GFLOP.items() if name.startswith(key)), 0.0)
+        return {"operations": 0.0 if toy else image * 1e9, "samples": len(train)}
+    lengths = np.asarray(train.lengths, float)
+    mean, seen = lengths.mean(), (lengths**2).sum() / lengths.sum()  # tokens per document; tokens that one attends to
+    width, layers, inside, vocabulary = sizes(config)
+    modern = getattr(config, "model_type", "") == "modernbert"
+    weights = 4 * width**2 + (3 if modern else 2) * width * inside
+    attended = sum(min(seen, 129.0) if modern and layer % 3 else seen for layer in range(layers))
+    hidden = float(train.masked.sum() / lengths.sum()) if hasattr(train, "masked") else 0.0
+    operations = 6 * layers * weights + 12 * width * attended + 6 * hidden * (width**2 + width * vocabulary)
+    return {"operations": operations, "samples": len(lengths), "mean_length": mean}
+
+
+def sizes(config: Any) -> tuple[int, int, int, int]:
+    """Width, layers, width inside a layer and vocabulary of the encoder."""
+    if not config.model_name_or_path:
+        return config.hidden_size, config.num_hidden_layers, config.intermediate_size, config.vocab_size
+    stored = json.loads((Path(config.model_name_or_path) / "config.json").read_text())
+    return stored["hidden_size"], stored["num_hidden_layers"], stored["intermediate_size"], stored["vocab_size"]
+
+
+class Resident(Loader):
+    """Yields the same batch of each size from the device, so that the step is measured without its input."""
+
+    batches: dict[int, Any]
+
+    def micro_batches(self, step: int) -> Any:
+        vars(self).setdefault("batches", {})
+        for micro_batch in self.plan.micro_batches(step):
+            rows = len(micro_batch.samples)
+            if rows not in self.batches:
+                self.batches[rows] = self.one(micro_batch)[1]
+            yield micro_batch, dict(self.batches[rows])
+
+
+def random_documents(config: Any) -> tuple[Any, Any, Any]:
+    """Random documents of --max_length tokens, for training and for validation, and a tokenizer for them."""
+    from shared.text.masking import masking_for
+    from shared.text.token_files import MaskedDocuments, TokenFile, special_tokens_around
+
+    tokenizer = word_tokenizer(config.vocab_size)
+    folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)
+    folder.mkdir(exist_ok=True)
+    documents, room = 4 * config.global_batch_size, config.max_length - sum(map(len, around))
+    tokens = np.random.default_rng(0).integers(5, config.vocab_size, documents * room).astype(np.uint16)
+    tokens.tofile(folder / "tokens.uint16")
+    (np.arange(documents + 1) * room).tofile(folder / "offsets")
+    (folder / "digest").write_text("random")
+    masking = masking_for(tokenizer, config.mlm_probability)
+    parts = [np.arange(4, documents), np.arange(4)]
+    arguments = (config.max_length, around, masking, config.seed)
+    train, held_out = (MaskedDocuments(TokenFile(folder), part, *arguments) for part in parts)
+    return train, held_out, tokenizer
+
+
+def word_tokenizer(size: int) -> Any:
+    """A tokenizer of `size` made-up words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, "a", *(f"w{i}" for i in range(size - 6))]
+    fast = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(tokenizer_object=fast, **dict(zip(names, special, strict=True)))
+
+
+def random_images(config: Any) -> tuple[Any, Any, Any, Any]:
+    """Decoded images of random bytes in a thousand classes: what `load_data` of the image recipe returns."""
+    from shared.augmentation.augmentation import Augmentation
+    from shared.images.images import prepare
+    from shared.images.sources import Source
+    from shared.models.image_models import load_processor
+
+    processor, geometry = load_processor(config)
+    rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
+    pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    names = tuple(f"class {i}" for i in range(1000))
+    whole = Source("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
+    train, held_out = (prepare(whole.take(part), config, side) for part in (np.arange(8, count), np.arange(8)))
+    return train, held_out, processor, Augmentation.of_run(config, geometry)
+
+
+def prepare_photos(folder: Path, toy: bool) -> None:
+    """Write JPEGs in two classes: 100 of them, each under eight names, because making one takes long."""
+    write_photos(folder, 16 if toy else 100)
+    for photo in [] if toy else sorted(folder.rglob("*.jpg")):
+        for copy in range(7):
+            photo.with_stem(f"{photo.stem}-{copy}").hardlink_to(photo)
+
+
+def prepare_vit(folder: Path, toy: bool) -> None:
+    """Write the config of ViT-B/16 and its processor."""
+    from transformers import ViTConfig, ViTImageProcessorPil
+
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    small |= {"image_size": 16, "patch_size": 8}
+    ViTConfig(**small if toy else {}).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16} if toy else None).save_pretrained(folder)
+
+
+def prepare_texts(folder: Path, toy: bool) -> None:
+    """Write BERT-base with random weights, a tokenizer, and docstrings cut to the lengths of short texts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from shared.datasets import demo_texts
+    from shared.text.tokenized import train_tokenizer
+
+    lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
+    few = pa.table({"text": lines, "label": [str(i % 2) for i in range(len(lines))]})
+    rng = np.random.default_rng(0)
+    for table, name in zip((few, few) if toy else demo_texts.load(), ("short", "valid"), strict=True):
+        rows = len(table) if name == "short" else min(256, len(table))
+        words = np.clip(rng.lognormal(3.0, 0.5, rows), 4, 50).astype(int)  # 23 words on average, about 35 tokens
+        pairs = zip(table["text"].to_pylist()[:rows], words, strict=True)
+        short = pa.table({"text": [" ".join(t.split()[:n]) for t, n in pairs], "label": table["label"][:rows]})
+        pq.write_table(short, folder / f"{name}.parquet")
+    texts = pq.read_table(folder / "short.parquet")
+    tokenizer = train_tokenizer(texts, ("text",), "wordpiece", 400 if toy else 30522, 64)
+    small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    vocabulary, labels = -(-len(tokenizer) // 64) * 64, len(set(texts["label"].to_pylist()))
+    encoder = BertConfig(vocab_size=vocabulary, num_labels=labels, **small, **without_dropout)
+    BertForSequenceClassification(encoder).save_pretrained(folder / "encoder")
+    tokenizer.save_pretrained(folder / "encoder")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benchmark", choices=list(BENCHMARKS))
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    run(arguments.benchmark, arguments.folder, toy=not torch.cuda.is_available())
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,8 @@ from accelerate.state import AcceleratorState, GradientState
 from shared.config import options
 from shared.monitoring import tracking
 
+LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
@@ -51,3 +53,13 @@ def one_cpu_process_without_a_picture(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+
+
+@pytest.fixture
+def launched_by_nobody(monkeypatch):
+    """The environment of a process that nobody launched."""
+    for name in [*os.environ, *LAUNCHER]:
+        if name in LAUNCHER or name.startswith(("ACCELERATE_MIXED", "ACCELERATE_USE", "ACCELERATE_GRAD", "FSDP_")):
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -12,6 +12,20 @@ from shared.monitoring import tracking
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
+# The files that take longest, longest first: a long one that comes last leaves the other workers idle.
+LONG = (
+    *("launch/test_launch.py", "benchmarks/test_benchmarks.py", "checkpoints/test_resuming.py"),
+    *("recipes/test_exactness.py", "campaigns/test_campaigns.py", "recipes/test_mlm.py"),
+    *("models/test_compiling.py", "models/test_model_families.py", "launch/test_preflight.py"),
+    *("benchmarks/test_scaling.py", "benchmarks/test_gpu_lanes.py", "launch/test_kubernetes.py"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests of LONG first; the others keep their order."""
+    places = {f"tests/{file}": place for place, file in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.location[0], len(LONG)))
+
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):

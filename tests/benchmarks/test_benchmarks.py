@@ -30,11 +30,11 @@ from recipes import image_classification, mlm, nlp
 from shared.config import options
 
 
-def test_peers_leaves_a_row_per_contestant_and_round_and_a_table(tmp_path):
+def test_peers_leaves_a_row_per_contestant_and_round_trainers_values_and_a_table(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 4, "texts": 48, "global_batch_size": 4, "rows": 2}
+    flags |= {"evaluation_texts": 16, "contestants": "bare", "output_dir": tmp_path}
     words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    chosen = ["--lanes", "nlp", "--contestants", "bare", "--output_dir", str(tmp_path)]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/peers.py", *words, *chosen], OMP_NUM_THREADS="1")
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/peers.py", *words], OMP_NUM_THREADS="1")
     report = json.loads((tmp_path / "nlp_cpu.json").read_text())
     (row,) = report["rows"]
     assert (row["contestant"], row["round"]) == ("bare", 0)
@@ -44,6 +44,8 @@ def test_peers_leaves_a_row_per_contestant_and_round_and_a_table(tmp_path):
     assert row["peak_rss_mib"] > 100
     assert {"cpu", "cores", "versions", "date"} <= set(report["machine"])
     assert f"| {peers.LABELS['bare']} |" in (tmp_path / "nlp_cpu.md").read_text()
+    (turn,) = report["evaluation"]["turns"]
+    assert turn["of_trainer"] == pytest.approx(turn["ours"] / turn["trainer"])
 
 
 def test_the_recipe_is_started_with_flags_that_it_knows():
@@ -191,14 +193,6 @@ def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
     report = json.loads((tmp_path / "same_batches.json").read_text())
     assert [row["equal"] for row in report["rows"]] == [True, True]
     assert report["comparisons"]["speed of ours / bare"]["median"] > 0
-
-
-def test_an_evaluation_gives_trainers_values(tmp_path):
-    flags = ["--processes", 1, "--rounds", 1, "--texts", 32, "--evaluation_texts", 16, "--global_batch_size", 8]
-    command = [sys.executable, runs.ROOT / "benchmarks/peers.py", *flags, "--lanes", "eval", "--output_dir", tmp_path]
-    runs.succeed(command)
-    (turn,) = json.loads((tmp_path / "nlp_cpu.json").read_text())["evaluation"]["turns"]
-    assert turn["of_trainer"] == pytest.approx(turn["ours"] / turn["trainer"])
 
 
 def test_first_step_ends_a_run_of_the_recipe_with_its_first_step(texts, tmp_path):

@@ -100,7 +100,7 @@ def evaluate(module, config):
 if __name__ == "__main__":
     recipe, jobs = map(Path, sys.argv[1:])
     module = load(recipe)
-    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/monitoring/test_tracking.py draws it
+    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/monitoring/test_curves.py draws it
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
     modes["dropout"] = lambda c: dropout(module, c)
     for job in json.loads(jobs.read_text()):

@@ -10,6 +10,22 @@ from accelerate.state import AcceleratorState, GradientState
 from shared.config import options
 from shared.monitoring import tracking
 
+LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+# The files that take longest, longest first: a long one that comes last leaves the other workers idle.
+LONG = (
+    *("launch/test_launch.py", "benchmarks/test_benchmarks.py", "checkpoints/test_resuming.py"),
+    *("recipes/test_exactness.py", "campaigns/test_campaigns.py", "recipes/test_mlm.py"),
+    *("models/test_compiling.py", "models/test_model_families.py", "launch/test_preflight.py"),
+    *("benchmarks/test_scaling.py", "benchmarks/test_gpu_benchmarks.py", "launch/test_kubernetes.py"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests of LONG first; the others keep their order."""
+    places = {f"tests/{file}": place for place, file in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.location[0], len(LONG)))
+
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
@@ -51,3 +67,13 @@ def one_cpu_process_without_a_picture(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+
+
+@pytest.fixture
+def launched_by_nobody(monkeypatch):
+    """The environment of a process that nobody launched."""
+    for name in [*os.environ, *LAUNCHER]:
+        if name in LAUNCHER or name.startswith(("ACCELERATE_MIXED", "ACCELERATE_USE", "ACCELERATE_GRAD", "FSDP_")):
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

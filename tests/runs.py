@@ -6,15 +6,20 @@ import csv
 import gc
 import importlib.util
 import json
+import multiprocessing
 import os
+import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
+import time
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import torch
@@ -39,22 +44,48 @@ TINY_IMAGES = [
 ]
 
 
-def start(command, folder=ROOT, **environment):
-    """A process in a session of its own, so that it can be ended with all it has started."""
+def environment_of_a_user(**changes):
+    """The environment in which a process starts: nothing of what this process has set, and no network."""
     ours = ("ACCELERATE_", "WANDB_", "OMP_", "THP_", "MALLOC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    env |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"} | environment
+    env |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"} | changes
     if cache := os.environ.get("ACCELERATE_RECIPES_CACHE"):
         env.setdefault("ACCELERATE_RECIPES_CACHE", cache)
+    return env
+
+
+def start(command, folder=ROOT, **environment):
+    """A process in a session of its own, so that it can be ended with all it has started."""
     return subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
-        env=env,
+        env=environment_of_a_user(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def fork(function, args, processes, timeout=240):
+    """Call `function(rank, *args)` in each of so many processes, forked from one that has imported what is slow to.
+
+    An error in a process is raised here. A fork takes milliseconds, where a process that imports takes seconds of CPU.
+    """
+    multiprocessing.set_forkserver_preload(
+        ["torch", "transformers", "accelerate", "sklearn.metrics", "pyarrow.parquet"]
+    )
+    with mock.patch.dict(os.environ, environment_of_a_user(OMP_NUM_THREADS="1"), clear=True):
+        forkserver.ensure_running()  # once; it keeps the environment in which it began
+    context = torch.multiprocessing.start_processes(function, args, processes, join=False, start_method="forkserver")
+    deadline = time.monotonic() + timeout
+    try:
+        while not context.join(timeout=max(0, deadline - time.monotonic())):
+            assert time.monotonic() < deadline, f"{processes} processes have not ended in {timeout} s"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
 
 
 def run(command, folder=ROOT, timeout=240, **environment):
@@ -138,15 +169,35 @@ def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None):
     `modes` gives what call_recipe.py is to do instead of only training, by name. What the launch printed is kept in
     said-PROCESSES.txt.
     """
-    jobs = folder / f"jobs-{processes}.json"
+    jobs, said = folder / f"jobs-{processes}.json", folder / f"said-{processes}.txt"
     outputs = {name: folder / f"{name}-{processes}" for name in configs}
     every = ["--expect_processes", str(processes), "--output_dir"]
     flags = {name: [*map(str, config), *every, str(outputs[name])] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
-    script = [ROOT / "tests/call_recipe.py", ROOT / recipe, jobs]
-    command = torchrun(processes, *script) if processes > 1 else [sys.executable, *script]
-    (folder / f"said-{processes}.txt").write_text(succeed(command, OMP_NUM_THREADS="1"))
+    environment = environment_of_a_user(OMP_NUM_THREADS="1")
+    if processes > 1:
+        environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    try:
+        fork(_call_recipe, ([str(ROOT / recipe), str(jobs)], said, environment), processes)
+    except Exception as error:
+        raise AssertionError(said.read_text()[-8000:]) from error
     return outputs
+
+
+def _call_recipe(rank, words, said, environment):
+    if "WORLD_SIZE" in environment:
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ.clear()
+    os.environ.update(environment)
+    os.setsid()
+    os.chdir(ROOT)
+    with said.open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    script = str(ROOT / "tests/call_recipe.py")
+    sys.argv = [script, *words]
+    runpy.run_path(script, run_name="__main__")
 
 
 def load_recipe(name):
@@ -164,13 +215,15 @@ def in_group(function, processes, folder, machines=False):
     With `machines` each process is told that it is the only one of its machine.
     """
     (folder / "store").unlink(missing_ok=True)
-    torch.multiprocessing.spawn(_join, args=(function, processes, folder, machines), nprocs=processes)
+    fork(_join, (function, processes, folder, machines, dict(os.environ)), processes)
     return [json.loads((folder / f"returned-{rank}.json").read_text()) for rank in range(processes)]
 
 
-def _join(rank, function, processes, folder, machines):
+def _join(rank, function, processes, folder, machines, environment):
     from accelerate import Accelerator
 
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0" if machines else str(rank), "WORLD_SIZE": str(processes)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the file does the work

@@ -30,11 +30,10 @@ from recipes import image_classification, mlm, nlp
 from shared.config import options
 
 
-def test_nlp_peers_writes_a_row_per_contestant_and_round_and_a_table(tmp_path):
+def test_nlp_peers_writes_a_row_per_contestant_and_round_trainers_values_and_a_table(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 4, "texts": 48, "global_batch_size": 4, "rows": 2}
-    words = launching.flag_words(flags)
-    chosen = ["--benchmarks", "nlp", "--contestants", "bare", "--output_dir", str(tmp_path)]
-    runs.succeed([sys.executable, runs.ROOT / "benchmarks/nlp_peers.py", *words, *chosen], OMP_NUM_THREADS="1")
+    words = launching.flag_words(flags | {"evaluation_texts": 16, "contestants": "bare", "output_dir": tmp_path})
+    runs.succeed([sys.executable, runs.ROOT / "benchmarks/nlp_peers.py", *words], OMP_NUM_THREADS="1")
     report = json.loads((tmp_path / "nlp_cpu.json").read_text())
     (row,) = report["rows"]
     assert (row["contestant"], row["round"]) == ("bare", 0)
@@ -44,6 +43,8 @@ def test_nlp_peers_writes_a_row_per_contestant_and_round_and_a_table(tmp_path):
     assert row["peak_rss_mib"] > 100
     assert {"cpu", "cores", "versions", "date"} <= set(report["machine"])
     assert f"| {nlp_peers.LABELS['bare']} |" in (tmp_path / "nlp_cpu.md").read_text()
+    (turn,) = report["evaluation"]["turns"]
+    assert turn["of_trainer"] == pytest.approx(turn["ours"] / turn["trainer"])
 
 
 def test_the_recipe_is_started_with_flags_that_it_knows():
@@ -191,22 +192,6 @@ def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
     report = json.loads((tmp_path / "bare_loop_same_batches.json").read_text())
     assert [row["equal"] for row in report["rows"]] == [True, True]
     assert report["comparisons"]["speed of ours / bare"]["median"] > 0
-
-
-def test_an_evaluation_gives_trainers_values(tmp_path):
-    flags = ["--processes", 1, "--rounds", 1, "--texts", 32, "--evaluation_texts", 16, "--global_batch_size", 8]
-    command = [
-        sys.executable,
-        runs.ROOT / "benchmarks/nlp_peers.py",
-        *flags,
-        "--benchmarks",
-        "eval",
-        "--output_dir",
-        tmp_path,
-    ]
-    runs.succeed(command)
-    (turn,) = json.loads((tmp_path / "nlp_cpu.json").read_text())["evaluation"]["turns"]
-    assert turn["of_trainer"] == pytest.approx(turn["ours"] / turn["trainer"])
 
 
 def test_run_to_first_step_ends_a_run_of_the_recipe_with_its_first_step(texts, tmp_path):

@@ -1,4 +1,3 @@
-import json
 import re
 
 import numpy as np
@@ -6,30 +5,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from label_tables import class_labels, refused, table_of
 
 from shared.datasets.labels import Labels
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named, split_off
-from shared.errors import UserError
-
-
-def table_of(values, type_=None, source="--train_file a.csv") -> pa.Table:
-    return named(pa.table({"label": pa.array(values, type_)}), source)
-
-
-def class_labels(table: pa.Table, names: list[str], as_list: dict | None = None) -> pa.Table:
-    """`table` with the metadata that `datasets` writes for a column of ClassLabels."""
-    feature = {"names": names, "_type": "ClassLabel"}
-    features = {"label": feature if as_list is None else {"feature": feature, **as_list}}
-    metadata = {**table.schema.metadata, b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-    return table.replace_schema_metadata(metadata)
-
-
-def refused(function, *arguments) -> str:
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -240,107 +220,6 @@ def test_a_validation_column_of_another_type_is_compared_by_its_values():
 def test_a_validation_column_of_another_kind_is_refused():
     labels = Labels.from_table(table_of([0.5, 1.0]), "label")
     assert "regression needs numbers" in refused(labels.encode, table_of(["a", "b"]))
-
-
-# Names of one table and numbers of another
-
-
-NAMES = ["bad", "so-so", "good"]
-TRAINING = {
-    "ClassLabel": lambda: class_labels(table_of([2, 0, 1]), NAMES),
-    "texts": lambda: table_of(["good", "bad", "so-so"]),
-}
-
-
-@pytest.mark.parametrize("training", list(TRAINING))
-@pytest.mark.parametrize(
-    "validation",
-    [
-        lambda: class_labels(table_of([0, 1, 2], source="v"), NAMES),
-        lambda: class_labels(table_of([2, 0, 1], source="v"), ["so-so", "good", "bad"]),
-        lambda: class_labels(table_of([1, 2, 3], source="v"), ["unused", "bad", "so-so", "good"]),
-        lambda: table_of(["bad", "so-so", "good"], source="v"),
-    ],
-    ids=["same ClassLabel", "another order", "more names", "texts"],
-)
-def test_labels_are_matched_by_their_names(training, validation):
-    labels = Labels.from_table(TRAINING[training](), "label")
-    encoded = labels.encode(validation())
-    assert [labels.names[i] for i in encoded] == ["bad", "so-so", "good"]
-
-
-@pytest.mark.parametrize("as_list", [{"_type": "List"}, {"length": -1, "_type": "Sequence"}])
-def test_lists_of_labels_are_matched_by_their_names(as_list):
-    labels = Labels.from_table(class_labels(table_of([[1], [0, 2]]), NAMES, as_list), "label")
-    validation = class_labels(table_of([[0], [2, 1]], source="v"), ["good", "so-so", "bad"], as_list)
-    assert labels.encode(validation).tolist() == [[0, 0, 1], [1, 1, 0]]
-
-
-@pytest.mark.parametrize("training", list(TRAINING))
-def test_a_name_that_training_lacks_is_refused_whatever_its_number(training):
-    labels = Labels.from_table(TRAINING[training](), "label")
-    message = refused(labels.encode, class_labels(table_of([0, 1], source="v"), ["bad", "ugly"]))
-    assert message.startswith("row 2 of v has a label in label that training does not have (unknown: ugly; known: ")
-
-
-def test_numbers_without_names_are_those_of_the_other_part_and_that_is_said(capsys):
-    labels = Labels.from_table(TRAINING["ClassLabel"](), "label")
-    assert labels.encode(table_of([2, 0], source="v")).tolist() == [2, 0]
-    assert capsys.readouterr().err == (
-        "v has numbers in label where training has names: read as 0 is bad, 1 is so-so, 2 is good\n"
-    )
-    assert "has no label in label" in refused(labels.encode, table_of([2, -1], source="v"))
-    assert "v has numbers in label (2, 3) where the training" in refused(labels.encode, table_of([2, 3], source="v"))
-    labels = Labels.from_table(table_of([0, 1, 2]), "label")
-    assert labels.encode(class_labels(table_of([2, 0], source="v"), NAMES)).tolist() == [2, 0]
-    said = capsys.readouterr().err
-    assert said == "v names its labels and training does not: their numbers count (0 is bad, 1 is so-so, 2 is good)\n"
-
-
-def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
-    labels = Labels.from_table(class_labels(table_of([0, 1, 2]), ["1", "2", "3"]), "label")
-    assert labels.encode(table_of([1, 3], source="v")).tolist() == [0, 2]
-    assert "can be names or numbers of classes" in refused(labels.encode, table_of([1, 2], source="v"))
-    assert labels.encode(class_labels(table_of([1, 0], source="v"), ["3", "1"])).tolist() == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("training", "validation", "said"),
-    [
-        (["a", "b"], [0, 1], "v has numbers in label (0, 1) where the training data has names (a, b): write the same"),
-        ([0, 1], ["a", "b"], "v has names in label (a, b) where the training data has numbers (0, 1): write the same"),
-        ([True, False], [0, 1], "v has numbers in label (0, 1) where the training data has names (false, true): write"),
-    ],
-)
-def test_numbers_beside_names_are_named(training, validation, said):
-    labels = Labels.from_table(table_of(training), "label")
-    assert refused(labels.encode, table_of(validation, source="v")).startswith(said)
-
-
-def test_a_class_label_without_a_name_for_a_number_is_refused():
-    table = class_labels(table_of([0, 1, 2]), ["no", "yes"])
-    message = refused(Labels.from_table(table, "label").encode, table)
-    assert message.startswith(
-        "row 3 of --train_file a.csv has 2 in label, but its ClassLabel has names for 0 to 1 only"
-    )
-
-
-def test_labels_that_differ_in_white_space_only_are_refused():
-    assert "the labels 'a' and 'a ', which differ in white space" in refused(
-        Labels.from_table, table_of(["a", "b", "a "]), "label"
-    )
-
-
-def test_the_order_of_the_names_can_be_another():
-    for table in (*(make() for make in TRAINING.values()), table_of([["good"], ["bad", "so-so"]])):
-        labels = Labels.from_table(table, "label")
-        other = labels.ordered(("so-so", "good", "bad"))
-        assert other.names == ("so-so", "good", "bad")
-        before, after = labels.encode(table), other.encode(table)
-        if labels.kind == "classification":
-            assert [labels.names[i] for i in before] == [other.names[i] for i in after]
-        else:
-            assert (after == before[:, [labels.names.index(name) for name in other.names]]).all()
 
 
 # Vectors of 0 and 1, several columns, texts with delimiters

@@ -1,11 +1,14 @@
 """The picture of a run shows names, shapes and single points as they are, and says nothing on the side."""
 
+import math
+
 import numpy as np
 import pytest
 from PIL import Image
+from training_line import TRAINING
 
 from shared.images.pictures import Picture
-from shared.monitoring.curves import draw_curves, families_for, legible, shortened
+from shared.monitoring.curves import draw_curves, families_for, find_panels, legible, short_power, shortened
 
 LINES = [{"step": 10, "loss": 1.0, "data_wait": 0.0}, {"step": 10, **{f"eval_{name}": 1.0 for name in "abcdef"}}]
 NAMES = [
@@ -100,3 +103,63 @@ def test_a_single_point_and_a_line_at_the_edge_are_seen_whole():
     assert left < 0 < right - 10
     assert low < 0 < high - 100
     assert all(line.get_marker() == "o" and line.get_markersize() > 4 for line in axes.get_lines())
+
+
+def test_each_panel_shows_what_belongs_there():
+    lines = [
+        {"step": 1, **TRAINING, "grad_norm": math.inf},
+        {
+            "step": 1,
+            "eval_loss": 0.5,
+            "eval_accuracy": 0.25,
+            "eval_matthews": -0.5,
+            "eval_runtime": 0.5,
+            "eval_mse": 9.0,
+        },
+        {"step": 2, **TRAINING, "grad_norm": 2.0},
+        {"step": 2, "train_runtime": 3.0},
+    ]
+    panels = {panel.title: panel for panel in find_panels(lines)}
+    assert panels["Loss"].series == {"training": ([1, 2], [0.43211, 0.43211]), "evaluation": ([1], [0.5])}
+    assert panels["Evaluation"].series == {"accuracy": ([1], [0.25]), "matthews": ([1], [-0.5])}
+    (norms,) = panels["Gradient norm before clipping"].series.values()
+    assert math.isnan(norms[1][0])
+    assert norms[1][1] == 2.0
+    assert panels["Throughput"].unit == "tokens per second"
+    assert panels["Waiting for data"].series == {"": ([1, 2], [1.0, 1.0])}
+    shares = {"forward_backward": 0.75, "communication": 0.125, "optimizer": 0.0625}
+    timed = find_panels([{"step": 4, **shares, "mfu": 0.5, "padding": 0.25, "peak_memory_bytes": 3.0 * 2**20}])
+    assert [(panel.title, panel.series) for panel in timed if panel.series] == [
+        (
+            "Where a step's time goes",
+            {"compute": ([4], [75]), "communication": ([4], [12.5]), "optimizer": ([4], [6.25])},
+        ),
+        ("Memory at its peak", {"": ([4], [3.0])}),
+        ("MFU and padding", {"MFU": ([4], [50]), "padding": ([4], [25])}),
+    ]
+    without_text = find_panels([{"step": 1, "loss": 1.0, "samples_per_second": 2.0}])
+    assert [panel.title for panel in without_text if panel.series] == ["Loss", "Throughput"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [{"step": 0, "eval_loss": 1.0}],
+        [{"step": 1, "loss": math.nan, "grad_norm": math.nan}],
+        [{"step": 1, "loss": 0.0, "learning_rate": 0.0, "grad_norm": 0.0, "data_wait": 0.0, "samples": "ab"}],
+        [{"step": step, **{f"eval_{number}": 0.5 for number in range(9)}} for step in (1, 2)],
+        [{"step": step, "loss": 1.0, "grad_norm": 1000.0 if step == 5 else 1.0} for step in range(1, 99)],
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_any_record_can_be_drawn(lines, tmp_path):
+    draw_curves(lines, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(3e-4, "3e-4"), (2.5e-4, "2.5e-4"), (0.1, "1e-1"), (1e-10, "1e-10"), (0, "0")]
+)
+def test_learning_rates_are_short(rate, text):
+    assert short_power(rate) == text

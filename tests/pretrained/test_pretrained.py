@@ -1,6 +1,6 @@
 """Where loaded weights lie, whose order of labels is kept, and activation checkpointing.
 
-What cannot be loaded is in tests/recipes/test_bad_input.py.
+What cannot be loaded is in tests/recipes/test_bad_models.py.
 """
 
 import json

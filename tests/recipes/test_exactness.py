@@ -1,120 +1,161 @@
 """A run is decided by its config, data and seed: the same numbers on 1, 2 and 3 processes, and under any budget.
 
-Three launches of the recipe, with all configs in each; the tests compare what they left. The numbers are those that
-docs/exactness.md promises, in float32.
+Each recipe is started once for each number of processes, with all configs in each; the tests compare what they left.
+The numbers are those that docs/exactness.md promises, in float32.
 """
 
 import json
 import math
+import shutil
 from collections import Counter
 from types import SimpleNamespace
 
+import exact_runs
 import numpy as np
 import pytest
 import runs
 import torch
+from exact_runs import BUDGETS, CLASS_WEIGHTS, EPOCHS_ROWS, GROWS, IMAGES, SGD_RATE
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from shared.config import options
 from shared.plan.batches import Plan
 
 WORLDS = (1, 2, 3)
-BUDGETS = (48, 96, 576)  # rows x longest row, at most 12 x 48: a step in twelve, eight and one micro-batches
-TWENTY_STEPS = ["--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", "no"]
-# The first step of SGD with Nesterov momentum moves the weights by 1.9 x learning rate x gradient; with this rate the
-# move is so large beside the weights that their difference gives the gradient to nearly all its digits.
-SGD_RATE = 100.0
-ONE_STEP = [
-    *("--optim", "sgd", "--learning_rate", SGD_RATE, "--weight_decay", 0, "--max_grad_norm", 0, "--warmup_steps", 0),
-    *("--lr_scheduler_type", "constant", "--max_train_steps", 1, "--checkpointing_steps", "no"),
-]
-CLASS_WEIGHTS = (0.5, 2.5, 1.0, 3.7)
-EPOCHS_ROWS, EPOCHS_BATCH = 23, 5  # two epochs are nine steps of 5 and one of a single row, whatever the processes
 
 
 @pytest.fixture(scope="module")
 def configs(texts, tmp_path_factory):
-    """The command lines of the runs, by name."""
-    folder = tmp_path_factory.mktemp("exactness")
-    tiny = [*texts, *runs.TINY]
-    epochs = write_numbered_texts(folder)
-    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
-    return {
-        **{f"gradient-{budget}": [*tiny, *ONE_STEP, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
-        **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
-        "weighted": [*tiny, *ONE_STEP, "--class_weights", *CLASS_WEIGHTS, "--label_smoothing", 0.1],
-        "dropout": [*tiny, *TWENTY_STEPS, *bert],
-        "dropout-cut-otherwise": [*tiny, *TWENTY_STEPS, *bert, "--max_tokens_per_micro_batch", 48],
-        "epochs": [
-            *(*epochs, *runs.TINY, "--max_train_steps", "None", "--num_train_epochs", 2, "--eval_steps", "None"),
-            *("--global_batch_size", EPOCHS_BATCH, "--logging_steps", 1),
-        ],
-        "evaluation": [*tiny, *bert, "--metric_name", *["accuracy", "macro_f1", "matthews_correlation", "roc_auc"]],
-    }
+    """{recipe: {name: command line}}."""
+    nlp = exact_runs.nlp_runs(texts, tmp_path_factory.mktemp("exactness"))
+    return {"nlp": nlp, "mlm": exact_runs.mlm_runs(texts)}
 
 
 @pytest.fixture(scope="module")
-def outputs(configs, tmp_path_factory):
+def nlp_outputs(configs, tmp_path_factory):
     """{processes: {name: output folder}}, from one launch for each number of processes."""
-    folder = tmp_path_factory.mktemp("launches")
+    folder = tmp_path_factory.mktemp("nlp")
     modes = {"epochs": "record", "evaluation": "evaluate"}
-    shared = {name: flags for name, flags in configs.items() if name != "dropout-cut-otherwise"}
-    return {world: runs.run_many(world, configs if world == 1 else shared, folder, modes=modes) for world in WORLDS}
+    shared = {name: flags for name, flags in configs["nlp"].items() if name != "dropout-cut-otherwise"}
+    return {w: runs.run_many(w, configs["nlp"] if w == 1 else shared, folder, modes=modes) for w in WORLDS}
 
 
 @pytest.fixture(scope="module")
-def recipe():
+def mlm_outputs(configs, tmp_path_factory):
+    """The same of the MLM recipe."""
+    folder = tmp_path_factory.mktemp("mlm")
+    shared = {name: flags for name, flags in configs["mlm"].items() if name != "rows"}
+    chosen = {world: configs["mlm"] if world == 1 else shared for world in WORLDS}
+    return {world: runs.run_many(world, chosen[world], folder, recipe="recipes/mlm.py") for world in WORLDS}
+
+
+@pytest.fixture(scope="module")
+def image_outputs(tmp_path_factory):
+    """The same of the image recipe, where the run that moves has begun on two processes when three take it up."""
+    folder = tmp_path_factory.mktemp("images")
+    recipe, modes = "recipes/image_classification.py", {"dropout": "dropout"}
+    half, whole = [*GROWS, "--max_train_steps", 6], [*GROWS, "--max_train_steps", 12]
+    jobs = {
+        2: {"dropout": IMAGES, "moved": half},
+        1: {"dropout": IMAGES, "stayed": whole},
+        3: {"dropout": IMAGES, "moved": whole},
+    }
+    outputs = {}
+    for world, configs in jobs.items():
+        if world == 3:
+            shutil.copytree(folder / "moved-2", folder / "moved-3")
+        outputs[world] = runs.run_many(world, configs, folder, recipe=recipe, modes=modes)
+    return outputs
+
+
+@pytest.fixture
+def outputs(request, recipe):
+    """Of the recipe that the test is about."""
+    return request.getfixturevalue(f"{recipe}_outputs")
+
+
+# Any recipe
+
+
+ADAM = [("nlp", world, f"adam-{budget}", "adam-576") for budget in BUDGETS for world in WORLDS]
+ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "rows", "adam")]
+
+
+@pytest.mark.parametrize(("recipe", "world", "name", "reference"), ADAM)
+def test_weights_after_twenty_steps_are_those_of_one_process_and_one_budget_packed_or_not(
+    outputs, world, name, reference
+):
+    assert runs.distance(runs.weights(outputs[world][name]), runs.weights(outputs[1][reference])) < 1e-5
+
+
+STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "epochs")]
+STORIES += [("mlm", "adam"), ("image", "dropout")]
+
+
+@pytest.mark.parametrize(("recipe", "name"), STORIES)
+def test_metrics_tell_the_same_story_on_any_number_of_processes(outputs, recipe, name):
+    def values(world, key):
+        return [line[key] for line in runs.metrics(outputs[world][name]) if key in line]
+
+    losses = values(1, "loss")
+    assert len(losses) == (10 if name == "epochs" else 20)
+    assert losses[0] > 1.05 * losses[-1] or name == "dropout"
+    close = ["loss", "grad_norm", "eval_loss"]
+    close += ["eval_accuracy", "eval_top_5_accuracy", "eval_macro_f1"] if recipe == "image" else []
+    for world in (2, 3):
+        for key in ("step", "samples", "learning_rate", "skipped_updates"):
+            assert values(world, key) == values(1, key), key
+        for key in close:
+            assert values(1, key), key
+            assert values(world, key) == pytest.approx(values(1, key), rel=1e-4), key
+
+
+# Texts
+
+
+@pytest.fixture(scope="module")
+def nlp():
     return runs.load_recipe("nlp")
 
 
-def write_numbered_texts(folder):
-    """23 rows of different lengths, each with a text of its own, and 7 to validate."""
-    flags = []
-    for flag, rows in (("train", range(EPOCHS_ROWS)), ("validation", range(100, 107))):
-        lines = [f"{'even' if i % 2 == 0 else 'odd'},{' '.join([f'row number {i}'] * (1 + i % 4))}" for i in rows]
-        file = folder / f"{flag}.csv"
-        file.write_text("\n".join(["label,text", *lines]) + "\n")
-        flags += [f"--{flag}_file", file]
-    return flags
-
-
-def plan_of(recipe, flags, **processes):
+def plan_of(nlp, flags, **processes):
     """(config, training data, validation data, labels, tokenizer, plan) of a run."""
-    config = options.parse(recipe.Config, list(map(str, flags)))
-    train, validation, labels, tokenizer = recipe.load_data(config)
+    config = options.parse(nlp.Config, list(map(str, flags)))
+    train, validation, labels, tokenizer = nlp.load_data(config)
     world = {"num_processes": 1, "process_index": 0, "is_fsdp2": False} | processes
     plan = Plan.of_run(config, SimpleNamespace(**world), lengths=train.lengths)
     return config, train, validation, labels, tokenizer, plan
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_gradient_of_a_step_is_that_of_one_full_batch_pass(recipe, configs, outputs, budget):
-    config, train, _, labels, tokenizer, plan = plan_of(recipe, configs[f"gradient-{budget}"])
-    model = recipe.build_model(config, labels, tokenizer)
+def test_the_gradient_of_a_step_is_that_of_one_full_batch_pass(nlp, configs, nlp_outputs, budget):
+    config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"][f"gradient-{budget}"])
+    model = nlp.build_model(config, labels, tokenizer)
     before = state_vector(model)
     samples, _ = plan.global_batch(0)
     assert len(plan.cut(0)) == {48: 12, 96: 8, 576: 1}[budget]
-    batch = recipe.Padding(tokenizer.pad_token_id)([train[i] for i in samples])
+    batch = nlp.Padding(tokenizer.pad_token_id)([train[i] for i in samples])
     targets = batch.pop("labels")
     F.cross_entropy(model(**batch).logits, targets).backward()
     expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
     assert len(expected) == len(before)
     for world in WORLDS:
-        moved = runs.weights(outputs[world][f"gradient-{budget}"]) - before
+        moved = runs.weights(nlp_outputs[world][f"gradient-{budget}"]) - before
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
 
 
-def test_the_gradient_under_class_weights_is_that_of_torchs_loss_on_the_full_batch(recipe, configs, outputs):
-    config, train, _, labels, tokenizer, plan = plan_of(recipe, configs["weighted"])
-    model = recipe.build_model(config, labels, tokenizer)
+def test_the_gradient_under_class_weights_is_that_of_torchs_loss_on_the_full_batch(nlp, configs, nlp_outputs):
+    config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"]["weighted"])
+    model = nlp.build_model(config, labels, tokenizer)
     before = state_vector(model)
-    batch = recipe.Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
+    batch = nlp.Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
     targets = batch.pop("labels")
     loss = torch.nn.CrossEntropyLoss(torch.tensor(CLASS_WEIGHTS), label_smoothing=0.1)
     loss(model(**batch).logits, targets).backward()
     expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
     for world in WORLDS:
-        moved = runs.weights(outputs[world]["weighted"]) - before
+        moved = runs.weights(nlp_outputs[world]["weighted"]) - before
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
 
 
@@ -122,26 +163,19 @@ def state_vector(model):
     return torch.cat([tensor.flatten().double() for _, tensor in sorted(model.state_dict().items())])
 
 
-@pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_weights_after_twenty_steps_are_those_of_one_process_and_one_budget(outputs, world, budget):
-    one = runs.weights(outputs[1]["adam-576"])
-    assert runs.distance(runs.weights(outputs[world][f"adam-{budget}"]), one) < 1e-5
-
-
-def test_with_dropout_the_weights_do_not_depend_on_the_number_of_processes(recipe, configs, outputs):
-    *_, plan = plan_of(recipe, configs["dropout"], num_processes=3)
+def test_with_dropout_the_weights_do_not_depend_on_the_number_of_processes(nlp, configs, nlp_outputs):
+    *_, plan = plan_of(nlp, configs["nlp"]["dropout"], num_processes=3)
     assert not any(plan.refined(step) for step in range(20))
     assert min(len(plan.cut(step)) for step in range(20)) >= 3
-    assert "cut finer than the config asks" not in said_of(outputs, 3, "dropout")
-    one, two, three = (runs.weights_that_learn(outputs[world]["dropout"]) for world in WORLDS)
+    assert "cut finer than the config asks" not in said_of(nlp_outputs, 3, "dropout")
+    one, two, three = (runs.weights_that_learn(nlp_outputs[world]["dropout"]) for world in WORLDS)
     assert runs.distance(two, one) < 1e-5
     assert runs.distance(three, one) < 1e-5
 
 
-def test_dropout_is_on_and_other_masks_would_be_seen(outputs):
+def test_dropout_is_on_and_other_masks_would_be_seen(nlp_outputs):
     """The same samples in the same steps, cut otherwise: all that differs are the masks."""
-    same, otherwise = outputs[1]["dropout"], outputs[1]["dropout-cut-otherwise"]
+    same, otherwise = nlp_outputs[1]["dropout"], nlp_outputs[1]["dropout-cut-otherwise"]
     assert runs.distance(runs.weights(otherwise), runs.weights(same)) > 1e-3
     samples = [[line["samples"] for line in runs.training_lines(output)] for output in (same, otherwise)]
     assert samples[0] == samples[1]
@@ -154,27 +188,14 @@ def said_of(outputs, world, name):
     return next(card for card in cards if f"{folder}, " in card)
 
 
-@pytest.mark.parametrize("name", [*(f"adam-{budget}" for budget in BUDGETS), "dropout", "epochs"])
-def test_metrics_tell_the_same_story_on_any_number_of_processes(outputs, name):
-    one = runs.training_lines(outputs[1][name])
-    assert len(one) == (10 if name == "epochs" else 20)
-    assert one[0]["loss"] > 1.05 * one[-1]["loss"] or name == "dropout"
-    for world in (2, 3):
-        other = runs.training_lines(outputs[world][name])
-        for key in ("step", "samples", "learning_rate", "skipped_updates"):
-            assert [line[key] for line in other] == [line[key] for line in one], key
-        for key in ("loss", "grad_norm"):
-            assert [line[key] for line in other] == pytest.approx([line[key] for line in one], rel=1e-4), key
-
-
-def test_every_row_enters_the_model_once_per_epoch(recipe, configs, outputs):
+def test_every_row_enters_the_model_once_per_epoch(nlp, configs, nlp_outputs):
     """Read back from the token ids that went into forward passes, in training and in evaluation."""
     for world in WORLDS:
-        _, train, validation, *_, plan = plan_of(recipe, configs["epochs"], num_processes=world)
+        _, train, validation, *_, plan = plan_of(nlp, configs["nlp"]["epochs"], num_processes=world)
         rows = {tuple(train[i][0].tolist()): i for i in range(len(train))}
         assert len(rows) == EPOCHS_ROWS
         evaluated, trained, processes = Counter(), Counter(), 0
-        for file in sorted(outputs[world]["epochs"].glob("fed-*.jsonl")):
+        for file in sorted(nlp_outputs[world]["epochs"].glob("fed-*.jsonl")):
             passes = [json.loads(line) for line in file.read_text().splitlines()]
             training = [p["rows"] for p in passes if p["training"]]
             trained.update(rows[tuple(ids)] for batch in training[2:] for ids in batch)  # two are discarded
@@ -188,7 +209,7 @@ def test_every_row_enters_the_model_once_per_epoch(recipe, configs, outputs):
         # The last step has one row: the other processes repeat it without weight, as the weights below prove.
         assert trained == Counter(dict.fromkeys(range(EPOCHS_ROWS), 2)) + Counter({alone: world - 1})
         assert evaluated == Counter({tuple(validation[i][0].tolist()): 2 for i in range(7)})
-        assert runs.distance(runs.weights(outputs[world]["epochs"]), runs.weights(outputs[1]["epochs"])) < 1e-5
+        assert runs.distance(runs.weights(nlp_outputs[world]["epochs"]), runs.weights(nlp_outputs[1]["epochs"])) < 1e-5
 
 
 def mean_auc(truth, probabilities):
@@ -200,19 +221,19 @@ def mean_auc(truth, probabilities):
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")  # scikit-learn's remark on data sets of one row
-def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(recipe, configs, outputs):
+def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(nlp, configs, nlp_outputs):
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
-    config, _, validation, labels, tokenizer, _ = plan_of(recipe, configs["evaluation"])
-    model = recipe.build_model(config, labels, tokenizer).eval()
-    collate = recipe.Padding(tokenizer.pad_token_id)
+    config, _, validation, labels, tokenizer, _ = plan_of(nlp, configs["nlp"]["evaluation"])
+    model = nlp.build_model(config, labels, tokenizer).eval()
+    collate = nlp.Padding(tokenizer.pad_token_id)
     with torch.inference_mode():  # one row at a time: no padding, no batches
         batches = [collate([validation[i]]) for i in range(len(validation))]
         logits = torch.cat([model(**{k: v for k, v in b.items() if k != "labels"}).logits for b in batches])
     predictions, probabilities = logits.argmax(1).numpy(), logits.double().softmax(1).numpy()
     assert len(set(predictions[:25])) > 2, "predictions that are all alike prove little"
     for world in WORLDS:
-        found = json.loads((outputs[world]["evaluation"] / "evaluations.json").read_text())
+        found = json.loads((nlp_outputs[world]["evaluation"] / "evaluations.json").read_text())
         assert list(map(int, found)) == list(range(1, 2 * world * 4 + 2))
         for size, results in ((int(size), results) for size, results in found.items()):
             truth, said = validation.targets[:size], predictions[:size]
@@ -229,3 +250,104 @@ def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(re
                 abs=1e-6,
             ), (world, size)
             assert math.isfinite(results["eval_loss"])
+
+
+# Masked texts
+
+
+@pytest.fixture(scope="module")
+def mlm():
+    return runs.load_recipe("mlm")
+
+
+def prepared(mlm, flags):
+    config = options.parse(mlm.Config, list(map(str, flags)))
+    train, validation, tokenizer = mlm.load_data(config)
+    return config, train, validation, tokenizer
+
+
+def dense_losses(model, data, sample, epoch):
+    """Loss and hits [hidden] of one piece by itself through the dense head, and how many are hidden."""
+    tokens, _, masked, labels = data.read_micro_batch(np.array([sample]), np.array([epoch]))
+    logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0][torch.from_numpy(masked)]
+    targets = torch.from_numpy(labels)
+    return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
+
+
+def test_the_gradient_of_a_step_is_that_of_each_piece_alone_through_the_dense_head(mlm, configs, mlm_outputs):
+    config, train, _, tokenizer = prepared(mlm, configs["mlm"]["gradient"])
+    model = mlm.build_model(config, tokenizer)
+    before = vector(model.state_dict())
+    assert not config.whole_word_masking
+    plan = Plan.of_run(
+        config, SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False), lengths=train.lengths, packed=True
+    )
+    samples, epochs = plan.global_batch(0)
+    pairs = zip(samples.tolist(), epochs.tolist(), strict=True)
+    losses = torch.cat([dense_losses(model, train, *pair)[0] for pair in pairs])
+    assert len(losses) == train.masked[samples].sum()
+    losses.mean().backward()
+    expected = vector({name: p.grad for name, p in model.named_parameters()})
+    for world in WORLDS:
+        moved = runs.weights(mlm_outputs[world]["gradient"]) - before
+        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+
+
+def vector(tensors):
+    """All tensors by name as one vector, without the decoder's weight, which is that of the embedding."""
+    return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
+
+
+def test_the_evaluation_is_that_of_each_piece_alone(mlm, configs, mlm_outputs):
+    config, _, validation, tokenizer = prepared(mlm, configs["mlm"]["adam"])
+    model = mlm.build_model(config, tokenizer)
+    weights = load_file(mlm_outputs[1]["adam"] / "model/model.safetensors")
+    assert set(model.state_dict()) - set(weights) == {"decoder.weight"}
+    model.load_state_dict(weights, strict=False)
+    with torch.inference_mode():
+        each = [dense_losses(model.eval(), validation, i, 0) for i in range(len(validation))]
+    losses, hits = (torch.cat(part).double() for part in zip(*each, strict=True))
+    for world in WORLDS:
+        found = next(line for line in runs.metrics(mlm_outputs[world]["adam"]) if "eval_loss" in line)
+        assert found["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+        assert found["eval_accuracy"] == pytest.approx(hits.mean().item(), abs=1.5 / len(hits))
+        assert found["eval_perplexity"] == pytest.approx(losses.mean().exp().item(), rel=1e-4)
+
+
+# Images
+
+
+def tensors(output, statistics):
+    """The running statistics of a model's batch norms, or everything else, as one vector."""
+    saved = load_file(output / "model/model.safetensors")
+    chosen = [name for name in sorted(saved) if ("running_" in name) == statistics and "num_batches" not in name]
+    return torch.cat([saved[name].flatten().double() for name in chosen])
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return exact_runs.train_images_in_one_process()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_weights_and_running_statistics_equal_those_of_a_loop_in_one_process(image_outputs, reference, world):
+    for expected, statistics in zip(reference, (False, True), strict=True):
+        vector = torch.cat([expected[name].detach().flatten().double() for name in sorted(expected)])
+        found = tensors(image_outputs[world]["dropout"], statistics)
+        assert len(found) == len(vector)
+        assert runs.distance(found, vector) < 1e-5
+
+
+def test_micro_batches_of_one_step_are_counted_as_one_step(image_outputs):
+    for world in WORLDS:
+        saved = load_file(image_outputs[world]["dropout"] / "model/model.safetensors")
+        assert {int(value) for name, value in saved.items() if "num_batches" in name} == {exact_runs.IMAGE_STEPS}
+
+
+def test_a_run_that_moves_from_two_processes_to_three_ends_as_one_that_stayed(image_outputs):
+    """Halfway, with a moving average of weights and statistics, which is what is exported."""
+    for statistics in (False, True):
+        stayed, moved = tensors(image_outputs[1]["stayed"], statistics), tensors(image_outputs[3]["moved"], statistics)
+        assert runs.distance(moved, stayed) < 1e-5
+        assert runs.distance(tensors(image_outputs[2]["moved"], statistics), stayed) > 1e-3
+    assert [line["step"] for line in runs.training_lines(image_outputs[3]["moved"])] == list(range(1, 13))

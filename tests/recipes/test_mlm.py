@@ -1,34 +1,25 @@
-"""The recipe for masked language models: exact on any number of processes, resumable, and its export is a model.
+"""The recipe for masked language models: resumable, its export is a model, and what it refuses.
 
-The launches share one set of configs; their numbers are those that docs/exactness.md promises.
+That it is exact on any number of processes is in test_exactness.py.
 """
 
 import json
 import sys
 from types import SimpleNamespace
 
+import exact_runs
 import numpy as np
 import pytest
 import runs
 import torch
 from safetensors.torch import load_file
-from torch.nn import functional as F
 
 from shared.config import options
 from shared.encoders.new_encoders import new_encoder
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
-from shared.plan.batches import Plan
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-
-WORLDS = (1, 2, 3)
-TWENTY_STEPS = ["--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", "no"]
-SGD_RATE = 100.0  # so large that the weights after a step give the gradient to nearly all its digits
-ONE_STEP = [
-    *("--optim", "sgd", "--learning_rate", SGD_RATE, "--weight_decay", 0, "--max_grad_norm", 0, "--warmup_steps", 0),
-    *("--lr_scheduler_type", "constant", "--max_train_steps", 1, "--checkpointing_steps", "no"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +28,15 @@ def mlm():
 
 
 @pytest.fixture(scope="module")
-def configs(texts):
-    tiny = [*texts, *runs.TINY]
-    return {
-        "gradient": [*tiny, *ONE_STEP],
-        "adam": [*tiny, *TWENTY_STEPS],
-        "rows": [*tiny, *TWENTY_STEPS, "--no_packing"],
-    }
-
-
-@pytest.fixture(scope="module")
-def outputs(configs, tmp_path_factory):
-    """{processes: {name: output folder}}, from one launch for each number of processes."""
-    folder = tmp_path_factory.mktemp("launches")
-    once = {name: flags for name, flags in configs.items() if name != "rows"}
-    return {w: runs.run_many(w, configs if w == 1 else once, folder, recipe="recipes/mlm.py") for w in WORLDS}
+def trained(mlm, texts, tmp_path_factory):
+    """The folder of a finished run of twenty steps."""
+    output = tmp_path_factory.mktemp("trained") / "run"
+    flags = [*exact_runs.mlm_runs(texts)["adam"], "--output_dir", output]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ACCELERATE_USE_CPU", "true")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        mlm.main(options.parse(mlm.Config, list(map(str, flags))))
+    return output
 
 
 def prepared(mlm, flags):
@@ -60,75 +45,14 @@ def prepared(mlm, flags):
     return config, train, validation, tokenizer
 
 
-def dense_losses(model, data, sample, epoch):
-    """Loss and hits [hidden] of one piece by itself through the dense head, and how many are hidden."""
-    tokens, _, masked, labels = data.read_micro_batch(np.array([sample]), np.array([epoch]))
-    logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0][torch.from_numpy(masked)]
-    targets = torch.from_numpy(labels)
-    return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
-
-
-def test_the_gradient_of_a_step_is_that_of_each_piece_alone_through_the_dense_head(mlm, configs, outputs):
-    config, train, _, tokenizer = prepared(mlm, configs["gradient"])
-    model = mlm.build_model(config, tokenizer)
-    before = vector(model.state_dict())
-    assert not config.whole_word_masking
-    plan = Plan.of_run(
-        config, SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False), lengths=train.lengths, packed=True
-    )
-    samples, epochs = plan.global_batch(0)
-    pairs = zip(samples.tolist(), epochs.tolist(), strict=True)
-    losses = torch.cat([dense_losses(model, train, *pair)[0] for pair in pairs])
-    assert len(losses) == train.masked[samples].sum()
-    losses.mean().backward()
-    expected = vector({name: p.grad for name, p in model.named_parameters()})
-    for world in WORLDS:
-        moved = runs.weights(outputs[world]["gradient"]) - before
-        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
-
-
 def vector(tensors):
     """All tensors by name as one vector, without the decoder's weight, which is that of the embedding."""
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
-def test_weights_after_twenty_steps_are_those_of_one_process_packed_or_not(outputs):
-    one = runs.weights(outputs[1]["adam"])
-    for output in (outputs[2]["adam"], outputs[3]["adam"], outputs[1]["rows"]):
-        assert runs.distance(runs.weights(output), one) < 1e-5
-
-
-def test_metrics_tell_the_same_story_on_any_number_of_processes(outputs):
-    one = runs.metrics(outputs[1]["adam"])
-    losses = [line["loss"] for line in one if "loss" in line]
-    assert len(losses) == 20
-    assert losses[0] > 1.05 * losses[-1]
-    for world in (2, 3):
-        other = runs.metrics(outputs[world]["adam"])
-        for key, tolerance in {"step": 0, "samples": 0, "learning_rate": 0, "loss": 1e-4, "eval_loss": 1e-4}.items():
-            values = [[line[key] for line in lines if key in line] for lines in (other, one)]
-            assert values[0] == (pytest.approx(values[1], rel=tolerance) if tolerance else values[1]), key
-
-
-def test_the_evaluation_is_that_of_each_piece_alone(mlm, configs, outputs):
-    config, _, validation, tokenizer = prepared(mlm, configs["adam"])
-    model = mlm.build_model(config, tokenizer)
-    weights = load_file(outputs[1]["adam"] / "model/model.safetensors")
-    assert set(model.state_dict()) - set(weights) == {"decoder.weight"}
-    model.load_state_dict(weights, strict=False)
-    with torch.inference_mode():
-        each = [dense_losses(model.eval(), validation, i, 0) for i in range(len(validation))]
-    losses, hits = (torch.cat(part).double() for part in zip(*each, strict=True))
-    for world in WORLDS:
-        found = next(line for line in runs.metrics(outputs[world]["adam"]) if "eval_loss" in line)
-        assert found["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
-        assert found["eval_accuracy"] == pytest.approx(hits.mean().item(), abs=1.5 / len(hits))
-        assert found["eval_perplexity"] == pytest.approx(losses.mean().exp().item(), rel=1e-4)
-
-
-def test_held_out_text_is_hidden_the_same_way_whatever_the_training_masks(mlm, configs):
+def test_held_out_text_is_hidden_the_same_way_whatever_the_training_masks(mlm, texts):
     usual, *other = (
-        prepared(mlm, [*configs["adam"], *flags])[2]
+        prepared(mlm, [*texts, *runs.TINY, *flags])[2]
         for flags in ([], ["--mlm_probability", "0.5"], ["--seed", "5"], ["--mask_replace_prob", "0.2"])
     )
     everything, epochs = np.arange(len(usual)), np.zeros(len(usual), int)
@@ -157,10 +81,10 @@ def test_a_resumed_run_ends_with_the_same_bytes(mlm, texts, tmp_path, kind):
     assert last[0]["loss"] == last[1]["loss"]
 
 
-def test_the_export_fills_masks_and_is_fine_tuned_by_the_other_recipe(mlm, configs, outputs, texts, tmp_path):
+def test_the_export_fills_masks_and_is_fine_tuned_by_the_other_recipe(trained, texts, tmp_path):
     from transformers import pipeline
 
-    folder = outputs[1]["adam"] / "model"
+    folder = trained / "model"
     fill = pipeline("fill-mask", model=str(folder))
     found = fill(f"Return the {fill.tokenizer.mask_token} of the element.")
     assert len(found) == 5
@@ -179,11 +103,11 @@ def test_the_export_fills_masks_and_is_fine_tuned_by_the_other_recipe(mlm, confi
     assert nlp.main(config)["eval_loss"] > 0
 
 
-def test_a_run_goes_on_from_a_model_that_was_exported(mlm, outputs, texts, tmp_path):
-    folder = outputs[1]["adam"] / "model"
+def test_a_run_goes_on_from_a_model_that_was_exported(mlm, trained, texts, tmp_path):
+    folder = trained / "model"
     flags = [*texts, *runs.TINY, "--model_name_or_path", folder, "--max_train_steps", 1, "--warmup_steps", 0]
     mlm.main(options.parse(mlm.Config, [*map(str, flags), "--output_dir", str(tmp_path / "on")]))
-    before = runs.metrics(outputs[1]["adam"])
+    before = runs.metrics(trained)
     (first,) = runs.training_lines(tmp_path / "on")
     assert first["loss"] < next(line["loss"] for line in before if "loss" in line) - 0.3
 

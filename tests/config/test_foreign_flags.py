@@ -1,0 +1,45 @@
+"""The names that other programs have for a setting lead to the flag of the recipes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+from example_config import Config
+
+from shared.config import command_line, foreign_flags
+from shared.config.options import parse
+from shared.errors import UserError
+
+
+def recipe_fields() -> list[dict[str, Any]]:
+    recipes = ("nlp", "mlm", "image_classification")
+    return [command_line.field_types(runs.load_recipe(recipe).Config) for recipe in recipes]
+
+
+def test_names_of_other_programs_lead_to_flags_that_there_are() -> None:
+    recipes = recipe_fields()
+    for name, texts in foreign_flags.OURS.items():
+        assert not [fields for fields in recipes if name in fields], f"{name} is a flag of ours"
+        said = {foreign_flags.ours(name, fields) for fields in recipes} - {None}
+        assert len(said) >= len(texts), f"{name}: {said}"  # each text is said by some recipe
+    for name, advice in {
+        "epochs": "use --num_train_epochs N",
+        "lr": "use --learning_rate RATE",
+        "bf16": "use --mixed_precision bf16",
+        "resume": "the same command goes on with its run; --resume_from_checkpoint PATH takes a certain one",
+        "model": "use --model_name_or_path NAME",
+    }.items():
+        for recipe in ("nlp", "image_classification"):
+            with pytest.raises(UserError, match=re.escape(f"unknown flag --{name}: {advice}")):
+                parse(runs.load_recipe(recipe).Config, [f"--{name}", "3"])
+    said_of_evaluation = "evaluation takes its batches from the budget of training, --max_tokens_per_micro_batch or"
+    with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {said_of_evaluation}"):
+        parse(runs.load_recipe("mlm").Config, ["--per-device-eval-batch-size=8"])
+
+
+def test_a_line_of_yaml_with_a_name_of_another_program_is_answered_alike(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("per_device_eval_batch_size: 8")
+    with pytest.raises(UserError, match="per_device_eval_batch_size is no setting: evaluation takes its batches from"):
+        parse(Config, ["--config", str(tmp_path / "run.yaml")])

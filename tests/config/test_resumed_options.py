@@ -1,0 +1,193 @@
+"""What a resumed run may change, and that a stored config is read as it was written."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from example_config import Config, stored
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from shared.config import command_line, options
+from shared.config.options import Options, differences, load, parse, save
+from shared.errors import UserError
+
+# What a resumed run may change
+
+
+def resumed(config: Options, **changed: Any) -> dict[str, tuple[Any, Any]]:
+    """The differences between the stored `config` and the same with some settings changed."""
+    return differences(stored(config), dataclasses.replace(config, **changed))
+
+
+OTHER = {str: "other", int: 7, float: 0.7}
+
+
+def another(name: str) -> Any:
+    """A value that the field of Config does not have by default."""
+    hint = command_line.kind(command_line.field_types(Config)[name])
+    if name == "report_to":
+        return ("wandb",)
+    if hint is bool:
+        return not getattr(Config(), name)
+    if hint in OTHER:
+        return OTHER[hint]
+    if command_line.kind(hint) == tuple[str, ...]:
+        return ("other",)
+    return next(choice for choice in reversed(hint.__args__) if choice != getattr(Config(), name))
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
+def test_a_field_decides_unless_a_set_names_it(name: str) -> None:
+    changed = another(name)
+    old = stored(Config())[name]
+    new = list(changed) if isinstance(changed, tuple) else changed
+    expected = {} if name in Config.NEVER_MATTERS else {name: (old, new)}
+    if name in Config.CHOOSES_THE_MODEL - {"load_best_model_at_end", "early_stopping_patience"}:
+        expected = {}
+    assert resumed(Config(), **{name: changed}) == expected
+
+
+def test_an_unchanged_config_has_no_differences() -> None:
+    assert resumed(Config()) == {}
+
+
+def test_a_setting_that_takes_several_values_takes_a_list_or_one_and_a_run_that_had_one_goes_on(tmp_path: Path) -> None:
+    one = Config(text_column_names="text")  # type: ignore[arg-type]
+    assert one == Config(text_column_names=["text"]) == Config(text_column_names=("text",))  # type: ignore[arg-type]
+    assert differences(stored(one) | {"text_column_names": "text"}, one) == {}
+    assert differences(stored(one) | {"text_column_names": "other"}, one) == {
+        "text_column_names": (["other"], ["text"])
+    }
+    (tmp_path / "config.yaml").write_text("text_column_names: other\n")
+    assert parse(Config, ["--config", str(tmp_path / "config.yaml")]).text_column_names == ("other",)
+
+
+def test_differences_come_in_field_order() -> None:
+    assert list(resumed(Config(), seed=1, optim="sgd", max_length=3)) == ["optim", "seed", "max_length"]
+
+
+@pytest.mark.parametrize(
+    "chooses", [{"load_best_model_at_end": True}, {"early_stopping_patience": 3}], ids=lambda one: next(iter(one))
+)
+@pytest.mark.parametrize(
+    ("name", "value"), [("eval_steps", 5), ("metric_for_best_model", "f1"), ("greater_is_better", True)]
+)
+def test_how_to_evaluate_decides_where_evaluations_choose_the_model(chooses: dict, name: str, value: Any) -> None:
+    config = Config(metric_for_best_model="accuracy", **chooses)
+    assert resumed(config, **{name: value}) == {name: (getattr(config, name), value)}
+
+
+@pytest.mark.parametrize("name", sorted(Options.MAY_GROW))
+def test_a_run_may_grow_under_a_constant_schedule_and_never_shrink(name: str) -> None:
+    constant = Config(lr_scheduler_type="constant", warmup_ratio=None, warmup_steps=5, **{name: 10})
+    assert resumed(constant, **{name: 20}) == {}
+    assert resumed(constant, **{name: 9}) == {name: (10, 9)}
+    assert resumed(Config(**{name: 10}), **{name: 20}) == {name: (10, 20)}  # linear
+    with_ratio = dataclasses.replace(constant, warmup_steps=None, warmup_ratio=0.1)
+    assert resumed(with_ratio, **{name: 20}) == {name: (10, 20)}
+
+
+def test_growth_does_not_hide_a_changed_schedule() -> None:
+    linear = Config(warmup_ratio=None, num_train_epochs=3)
+    assert resumed(linear, lr_scheduler_type="constant", num_train_epochs=5) == {
+        "lr_scheduler_type": ("linear", "constant")
+    }
+
+
+def test_max_train_steps_cannot_be_set_or_taken_back_later() -> None:
+    constant = Config(lr_scheduler_type="constant", warmup_ratio=None)
+    assert resumed(constant, max_train_steps=10) == {"max_train_steps": (None, 10)}
+    assert resumed(dataclasses.replace(constant, max_train_steps=10), max_train_steps=None) == {
+        "max_train_steps": (10, None)
+    }
+
+
+def test_a_derived_global_batch_is_that_of_the_stored_run() -> None:
+    asked = Config(global_batch_size=None, gradient_accumulation_steps=4, per_device_train_batch_size=8)
+    derived = dataclasses.replace(asked, global_batch_size=64)
+    assert differences(stored(derived), asked) == {}
+    assert differences(stored(derived), derived) == {}
+    assert resumed(derived, global_batch_size=128) == {"global_batch_size": (64, 128)}
+
+
+def test_a_younger_field_had_its_default_and_an_unknown_one_is_a_difference() -> None:
+    old = stored(Config())
+    del old["max_length"]
+    assert differences(old, Config()) == {}
+    assert differences(old, Config(max_length=64)) == {"max_length": (128, 64)}
+    assert differences({**stored(Config()), "image_size": 8}, Config()) == {"image_size": (8, None)}
+
+
+def test_one_value_of_an_older_run_is_a_list_of_one(tmp_path: Path) -> None:
+    chooses = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
+    old = stored(Config()) | chooses | {"metric_name": "accuracy"}
+    assert differences(old, Config(metric_name=("accuracy",), **chooses)) == {}
+    both = Config(metric_name=("accuracy", "roc_auc"), **chooses)
+    assert differences(old, both) == {"metric_name": (["accuracy"], ["accuracy", "roc_auc"])}
+    (tmp_path / "old.yaml").write_text("metric_name: accuracy\n")
+    (tmp_path / "new.yaml").write_text("metric_name: [accuracy, roc_auc]\n")
+    assert parse(Config, ["--config", str(tmp_path / "old.yaml")]).metric_name == ("accuracy",)
+    assert parse(Config, ["--config", str(tmp_path / "new.yaml")]).metric_name == ("accuracy", "roc_auc")
+    assert parse(Config, ["--metric_name", "accuracy", "roc_auc"]).metric_name == ("accuracy", "roc_auc")
+    with pytest.raises(UserError, match="--positive_label a has no effect without --metric_name"):
+        parse(Config, ["--positive_label", "a"])
+
+
+# config.yaml
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field of type `hint` may have."""
+    kind = command_line.kind(hint)
+    strategies = {str: st.text(), int: st.integers(), bool: st.booleans()}
+    if kind is float:
+        strategy = st.floats(allow_nan=False, allow_infinity=False)
+    elif getattr(kind, "__origin__", None) is Literal:
+        strategy = st.sampled_from(kind.__args__)
+    elif getattr(kind, "__origin__", None) is tuple:
+        strategy = st.lists(values(kind.__args__[0])).map(tuple)
+    else:
+        strategy = strategies[kind]
+    return strategy if kind is hint else st.none() | strategy
+
+
+configs = st.builds(Config, **{name: values(hint) for name, hint in command_line.field_types(Config).items()})
+
+
+@given(config=configs)
+@example(config=Config(run_name="None", hub_model_id="null", metric_name=("~",), output_dir="no", train_file=("",)))
+@example(
+    config=Config(
+        run_name="1e-3", hub_model_id="0x1F", metric_name=("a: b #c", "None"), output_dir=" \n", train_file=("é\x85",)
+    )
+)
+@example(config=Config(text_column_names=(), learning_rate=1e-300, weight_decay=1e22, output_dir="word " * 50))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_saved_config_comes_back_exactly(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "check", lambda config: None)  # any value of the right type, sensible or not
+    path = tmp_path / "config.yaml"
+    save(config, path)
+    again = parse(Config, ["--config", str(path)])
+    assert again == config
+    assert [type(value) for value in vars(again).values()] == [type(value) for value in vars(config).values()]
+    assert load(path) == stored(config)
+    assert differences(load(path), config) == {}
+
+
+def test_a_saved_config_has_a_line_for_each_field_in_order_and_no_leftovers(tmp_path: Path) -> None:
+    save(Config(run_name="long " * 50), tmp_path / "config.yaml")
+    lines = (tmp_path / "config.yaml").read_text().splitlines()
+    names = [line.split(":")[0] for line in lines if not line.startswith("- ")]
+    assert names == [field.name for field in dataclasses.fields(Config)]
+    assert "checkpointing_steps: epoch" in lines
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_damaged_config_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: [1")
+    with pytest.raises(UserError, match=r"config.yaml: is not valid YAML: .*line 1"):
+        load(tmp_path / "config.yaml")
+    with pytest.raises(UserError, match=r"absent.yaml: cannot be read \(No such file or directory\)"):
+        load(tmp_path / "absent.yaml")

@@ -1,0 +1,44 @@
+"""Files of rows and the tables that are read from them, for tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.config.options import Options
+from shared.datasets.rows import ROW_COLUMN, column_of
+from shared.datasets.tables import load_tables, read_file
+from shared.errors import UserError
+
+ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
+
+
+def load(text=("text",), label="label", problem_type=None, **flags):
+    """The tables that these flags name."""
+    return load_tables(
+        Options(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()}),
+        text,
+        [label],
+        problem_type,
+    )
+
+
+def values(table, as_text=()):
+    """The rows of a table as a recipe reads them: columns of a CSV file are numbers where they can be."""
+    columns = {n: column_of(table, n, "", n in as_text).to_pylist() for n in table.column_names if n != ROW_COLUMN}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def refusal(path: Path) -> str:
+    """The message with which reading `path` as --train_file is refused: one line that begins with flag and path."""
+    with pytest.raises(UserError) as caught:
+        read_file(str(path), "--train_file")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"--train_file {path}")
+    return message.removeprefix(f"--train_file {path}")
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path

@@ -1,0 +1,147 @@
+"""What a column of a CSV file means, which wrote no types."""
+
+import json
+
+import pytest
+from table_files import load, refusal, write
+
+from shared.datasets.labels import Labels
+from shared.datasets.rows import column_of
+from shared.datasets.tables import read_file
+from shared.errors import UserError
+
+
+def labeled(tmp_path, train, validation=None, name="train.csv", **flags):
+    """Labels of a file with these texts as labels, and the targets of both parts."""
+    separator = "\t" if name.endswith("tsv") else ","
+    files = {"train_file": (name, train), "validation_file": (f"valid-{name}", validation or train)}
+    for flag, (file, labels) in files.items():
+        lines = [f"text{separator}label", *(f"row {i}{separator}{label}" for i, label in enumerate(labels))]
+        flags[flag] = write(tmp_path / file, "\n".join(lines) + "\n")
+    tables = load(**flags)
+    found = Labels.from_table(tables[0], "label", flags.get("problem_type"))
+    return found, [found.encode(table).tolist() for table in tables]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@pytest.mark.parametrize(
+    ("written", "names", "ids"),
+    [
+        (["1", "01", "1", "2"], ("01", "1", "2"), [1, 0, 1, 2]),
+        (["00123", "9", "00123"], ("9", "00123"), [1, 0, 1]),
+        (["10", "9", "0", " 9 "], ("0", "9", "10"), [2, 1, 0, 1]),
+        (["+1", "1", "-1"], ("-1", "+1", "1"), [1, 2, 0]),
+        (["NA", "DE", "null", "DE"], ("DE", "NA", "null"), [1, 0, 2, 0]),
+        (["True", "False", "True"], ("False", "True"), [1, 0, 1]),
+        (["2020-01-01", "2021-01-01"], ("2020-01-01", "2021-01-01"), [0, 1]),
+        (["1.0", "1.5", "beta", "1.50"], ("1.0", "1.5", "1.50", "beta"), [0, 1, 3, 2]),
+        (["0x10", "16", "16"], ("0x10", "16"), [0, 1, 1]),
+        (["12345678901234567890", "12345678901234567891"], ("12345678901234567890", "12345678901234567891"), [0, 1]),
+    ],
+)
+def test_labels_of_a_csv_file_are_classes_as_they_are_written(tmp_path, name, written, names, ids):
+    labels, targets = labeled(tmp_path, written, name=name)
+    assert (labels.kind, labels.names) == ("classification", names)
+    assert targets == [ids, ids]
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "problem_type", "targets"),
+    [
+        (["0.5", "1", ""], None, None, "has no label"),
+        (["0.5", "1", "NA", "NA"], None, None, r"row 3 of .* has no label in label \(2 such rows\)"),
+        (["0.5", "1e1", "-.25"], ["1", "007"], None, [[0.5, 10, -0.25], [1, 7]]),
+        (["1", "02", "3"], ["4", "5"], "regression", [[1, 2, 3], [4, 5]]),
+        (["0.5", "1.5"], ["0.5", "one"], None, r"row 2 of --validation_file .* has 'one' in label, which is no number"),
+        (["1", "2", "x"], None, "regression", r"row 3 of --train_file .* has 'x' in label, which is no number"),
+        (["0.5", "inf"], None, None, "not finite"),
+    ],
+)
+def test_numbers_of_a_csv_file_are_predicted_where_one_is_no_integer_or_where_it_is_asked_for(
+    tmp_path, train, validation, problem_type, targets
+):
+    if isinstance(targets, str):
+        with pytest.raises(UserError, match=targets):
+            labeled(tmp_path, train, validation, problem_type=problem_type)
+        return
+    labels, found = labeled(tmp_path, train, validation, problem_type=problem_type)
+    assert (labels.kind, found) == ("regression", targets)
+
+
+def test_labels_of_another_kind_of_file_are_found_in_a_csv_file_as_they_are_written(tmp_path):
+    train = write(tmp_path / "a.jsonl", '{"text": "a", "label": "1.0"}\n{"text": "b", "label": "2"}\n')
+    valid = write(tmp_path / "b.csv", "text,label\na,2\nb,1.0\n")
+    tables = load(train_file=train, validation_file=valid)
+    assert Labels.from_table(tables[0], "label").encode(tables[1]).tolist() == [1, 0]
+    write(train, '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n')
+    write(valid, "text,label\na,1\nb,0\n")
+    tables = load(train_file=train, validation_file=valid)
+    assert Labels.from_table(tables[0], "label").encode(tables[1]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+@pytest.mark.parametrize(
+    "texts", [["1", "02"], ["2020-01-01", "2020-01-02 10:00:00"], ["NA", "null"], ["true", "1.50"]]
+)
+def test_a_text_column_is_the_text_as_it_is_written(tmp_path, name, texts):
+    separator = "\t" if name.endswith("tsv") else ","
+    lines = ["text" + separator + "label", *(f"{text}{separator}x" for text in texts)]
+    if name.endswith("jsonl"):
+        lines = [json.dumps({"text": text, "label": "x"}) for text in texts]
+    table = read_file(str(write(tmp_path / name, "\n".join(lines) + "\n")), "--train_file")
+    assert column_of(table, "text", "--text_column_names", as_text=True).to_pylist() == texts
+    assert table.column_names == ["text", "label"]
+
+
+STRAY = ["text\tlabel", *(f"row {i}\t{i % 2}" for i in range(200))]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "name", "said"),
+    [
+        ('"row', '"row', "a.tsv", "in line 20 and closed in the middle of a field in line 93"),
+        ('"row', 'row"', "a.tsv", "in line 20 and closed in the middle of a field in line 93"),
+        ('"row', '"row', "a.csv", "in line 20 and closed in the middle of a field in line 93"),
+    ],
+)
+def test_quotation_marks_that_swallow_rows_are_refused_with_their_lines(tmp_path, first, last, name, said):
+    lines = [*STRAY]
+    lines[19], lines[92] = lines[19].replace("row", first), lines[92].replace("row", last)
+    content = "\n".join(lines).replace("\t", "\t" if name.endswith("tsv") else ",") + "\n"
+    assert said in refusal(write(tmp_path / name, content))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
+def test_marks_that_could_be_right_are_refused_over_tabs_and_said_otherwise(tmp_path, capsys, name):
+    lines = [*STRAY]
+    lines[19], lines[92] = lines[19].replace("row", '"row'), lines[92].replace("row 91", 'row 91"')
+    separator = "\t" if name.endswith("tsv") else ","
+    path = write(tmp_path / name, "\n".join(lines).replace("\t", separator) + "\n")
+    if name == "a.tsv":
+        assert "in line 20 and closed behind other fields in line 93" in refusal(path)
+        return
+    assert read_file(str(path), "--train_file").num_rows == 127
+    assert "field that begins in line 20 goes on to line 93, over lines that look like rows" in capsys.readouterr().err
+    write(path, 'text,label\n"a poem\nof three lines\nwithout them",1\n"say ""hi"", twice\nor so",2\n')
+    assert read_file(str(path), "--train_file").num_rows == 2
+    assert not capsys.readouterr().err
+
+
+# Which columns
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "said"),
+    [
+        (
+            ("text", "label"),
+            "label",
+            "--text_column_names text label and --label_column_name label: the model would",
+        ),
+        (("text", "text"), "label", "--text_column_names text text: a pair is two different columns"),
+    ],
+)
+def test_columns_that_cannot_go_together_are_refused(tmp_path, text, label, said):
+    path = write(tmp_path / "a.csv", "text,label\na,1\nb,2\n")
+    with pytest.raises(UserError, match=said):
+        load(text, label, train_file=path)

@@ -1,0 +1,65 @@
+"""Images of a few pixels, encoded, in folders and in tables, for tests."""
+
+import io
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from PIL import Image
+
+RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
+
+
+def quarters(width=40, height=40):
+    """Red, green, blue and grey quarters."""
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[: height // 2, : width // 2], pixels[: height // 2, width // 2 :] = RED, GREEN
+    pixels[height // 2 :, : width // 2], pixels[height // 2 :, width // 2 :] = BLUE, GREY
+    return Image.fromarray(pixels)
+
+
+def encoded(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def corners(pixels):
+    """The colors inside the four quarters, in reading order."""
+    near, far = len(pixels) // 4, 3 * len(pixels) // 4
+    return [tuple(map(int, pixels[y, x])) for y in (near, far) for x in (near, far)]
+
+
+def close(found, expected, within=6):
+    return np.abs(np.array(found, int) - np.array(expected, int)).max() <= within
+
+
+def config(**changed):
+    plain = {"train_dir": None, "validation_dir": None, "train_file": None, "validation_file": None}
+    plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
+    plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
+    plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
+    plain |= {"csv_delimiter": None, "train_split_name": None, "validation_split_name": None}
+    plain |= {"skip_incomplete_rows": False, "max_train_samples": None, "max_eval_samples": None}
+    return SimpleNamespace(**(plain | changed))
+
+
+def folders(root, classes=("cat", "dog"), count=10, corrupt=()):
+    """Class folders of PNG files, those numbered in `corrupt` cut off."""
+    for label, name in enumerate(classes):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            content = encoded(Image.new("RGB", (20, 16), (100 * label, 10 * i, 50)))
+            (root / name / f"{i}.png").write_bytes(content[:-40] if i in corrupt else content)
+    return root
+
+
+def tables(tmp_path, image_type="struct", rows=10):
+    images = [encoded(Image.new("RGB", (8, 8), (25 * i, 0, 0))) for i in range(rows)]
+    column = [{"bytes": image, "path": None} for image in images] if image_type == "struct" else images
+    labels = ["odd" if i % 2 else "even" for i in range(rows)]
+    columns = {"image": column, "label": labels, "row": range(rows)}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "images.parquet")
+    return str(tmp_path / "images.parquet")

@@ -1,0 +1,87 @@
+"""What is known of stored images before a run decodes any."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from small_images import config, encoded, folders, quarters
+
+from shared.errors import UserError
+from shared.images import checks
+from shared.images.checks import key_of_column
+from shared.images.decoding import inspect
+from shared.images.images import load_images
+
+
+def test_the_sizes_and_bytes_of_a_column_tell_it_from_others_in_parts_too(monkeypatch):
+    cells = [bytes([i]) * (i + 1) for i in range(50)]
+    whole = pa.chunked_array([pa.array(cells)])
+    views = pa.chunked_array([pa.array([b"", *cells]).slice(1).cast(pa.binary_view())])
+    assert key_of_column(whole) == key_of_column(views)
+    longer, other = [*cells[:20], bytes(30), *cells[21:]], [*cells[:20], bytes(21), *cells[21:]]
+    for hashed in (1 << 30, 600):  # all bytes; about half of them
+        monkeypatch.setattr(checks, "PIECE", 7)
+        monkeypatch.setattr(checks, "HASHED", hashed)
+        keys = [key_of_column(pa.chunked_array([pa.array(column)])) for column in (cells, longer, other)]
+        assert len(set(keys)) == 3
+    assert key_of_column(pa.chunked_array([pa.array([b"", None], pa.binary())]))
+
+
+@pytest.mark.parametrize("cache", ["none", "uint8"])
+def test_headers_are_looked_at_before_the_run_once_per_machine(tmp_path, monkeypatch, cache):
+    root = folders(tmp_path / "train")
+    (root / "cat/0.png").write_bytes(b"")
+    (root / "cat/1.png").write_bytes(b"no image")
+    for name in ("2", "3", "4"):
+        (root / f"cat/{name}.png").unlink()
+    (root / "cat/2.jpg").write_bytes(encoded(quarters(), "JPEG")[:-200])
+    given = config(train_dir=str(root), validation_dir=str(root), cache=cache)
+    looked = []
+    monkeypatch.setattr(checks, "inspect", lambda stored: looked.append(stored) or inspect(stored))
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are 2 more, such as .*1.png.*2.jpg"
+        ):
+            load_images(given, 8)
+    assert len(looked) == 18
+    for name in ("0.png", "1.png", "2.jpg"):
+        (root / f"cat/{name}").write_bytes(encoded(quarters(), "JPEG"))
+    load_images(given, 8)
+    assert len(looked) == 2 * 18
+
+
+def test_corrupt_images_of_a_table_are_named_before_the_run(tmp_path):
+    images = [encoded(quarters())[: 60 if i == 4 else None] for i in range(10)]
+    table = pa.table({"image": images, "label": [i % 2 for i in range(10)]})
+    pyarrow.parquet.write_table(table, tmp_path / "images.parquet")
+    with pytest.raises(UserError, match=r"row 5 of --train_file .* is corrupt"):
+        load_images(config(train_file=str(tmp_path / "images.parquet")), 8)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch):
+    root = folders(tmp_path / "train")
+    whole = Path.open
+
+    def fail(path, *args, **kwargs):
+        if path.name == "7.png":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return whole(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", fail)
+    with pytest.raises(UserError, match=r"the image .*/7\.png cannot be read \(Input/output error\)"):
+        load_images(config(train_dir=str(root)), 8)
+
+
+def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
+    root = folders(tmp_path / "train")
+    Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "cat/1.png")
+    load_images(config(train_dir=str(root)), 8)
+    assert f"1 images have more than 8 bits per pixel and channel, such as --train_dir {root}: {root}/cat/1.png" in (
+        capsys.readouterr().err
+    )

@@ -1,0 +1,162 @@
+"""Images of every kind come out right."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageCms
+from small_images import BLUE, GREEN, GREY, RED, close, corners, encoded, quarters
+
+from shared.augmentation.augmentation import Augmentation
+from shared.images.decoding import CorruptImage, decode, inspect
+from shared.images.images import collate
+from shared.models.image_models import load_processor
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])
+def test_colors_of_common_formats_come_out(kind):
+    pixels, aspect = decode(encoded(quarters(60, 40), kind), 32)
+    assert pixels.shape == (32, 32, 3)
+    assert pixels.dtype == np.uint8
+    assert aspect == 1.5
+    assert close(corners(pixels), [RED, GREEN, BLUE, GREY], 12)
+
+
+def test_palette_grey_cmyk_and_two_colors_come_out():
+    assert close(corners(decode(encoded(quarters().quantize(8)), 32)[0]), [RED, GREEN, BLUE, GREY], 12)
+    luminance = [(v, v, v) for v in (83, 147, 50, 128)]
+    assert close(corners(decode(encoded(quarters().convert("L")), 32)[0]), luminance)
+    assert close(corners(decode(encoded(quarters().convert("CMYK"), "JPEG"), 32)[0]), [RED, GREEN, BLUE, GREY], 14)
+    bits = Image.new("1", (40, 40), 1)
+    assert corners(decode(encoded(bits), 32)[0]) == [(255, 255, 255)] * 4
+
+
+def test_transparent_pixels_have_the_color_that_is_stored_there_as_in_a_pipeline():
+    image = quarters().convert("RGBA")
+    image.paste((255, 0, 255, 0), (0, 0, 20, 20))
+    assert close(corners(decode(encoded(image), 32)[0]), [(255, 0, 255), GREEN, BLUE, GREY])
+    half = Image.new("LA", (40, 40), (0, 128))
+    assert close(corners(decode(encoded(half), 32)[0]), [(0, 0, 0)] * 4)
+
+
+def stored_images():
+    """{mode and file format: bytes}, images of 16 x 16 in every mode that a file can have."""
+    rng = np.random.default_rng(0)
+    color = Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8))
+    deep = rng.integers(0, 400, (16, 16))
+    transparent = color.copy()
+    transparent.putalpha(Image.fromarray(rng.integers(0, 256, (16, 16), np.uint8)))
+    palette = color.quantize(16)
+    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    saved = {
+        "1": (color.convert("1"), "PNG", {}),
+        "L": (color.convert("L"), "PNG", {}),
+        "L JPEG": (color.convert("L"), "JPEG", {"quality": 100}),
+        "LA": (transparent.convert("LA"), "PNG", {}),
+        "P": (palette, "PNG", {}),
+        "P, one color transparent": (palette, "PNG", {"transparency": 3}),
+        "P, each color its own": (palette, "PNG", {"transparency": bytes(range(0, 160, 10))}),
+        "P GIF": (palette, "GIF", {"transparency": 3}),
+        "GIF of two": (palette, "GIF", {"save_all": True, "append_images": [palette.rotate(90)]}),
+        "RGB": (color, "PNG", {}),
+        "RGB, one color transparent": (color, "PNG", {"transparency": color.getpixel((0, 0))}),
+        "RGBA": (transparent, "PNG", {}),
+        "RGBA WebP": (transparent, "WEBP", {"lossless": True}),
+        "WebP of two": (color, "WEBP", {"save_all": True, "append_images": [color.rotate(90)], "lossless": True}),
+        "TIFF of two": (color, "TIFF", {"save_all": True, "append_images": [color.rotate(90)]}),
+        "CMYK": (color.convert("CMYK"), "TIFF", {}),
+        "CMYK JPEG": (color.convert("CMYK"), "JPEG", {"quality": 100}),
+        "YCbCr": (color.convert("YCbCr"), "TIFF", {}),
+        "LAB": (ImageCms.profileToProfile(color, *profiles, outputMode="LAB"), "TIFF", {}),
+        "I": (Image.fromarray(deep.astype(np.int32)), "TIFF", {}),
+        "F": (Image.fromarray(deep.astype(np.float32)), "TIFF", {}),
+        "I;16": (Image.fromarray(deep.astype(np.uint16)), "PNG", {}),
+        "I;16 TIFF": (Image.fromarray(deep.astype(np.uint16)), "TIFF", {}),
+    }
+    exif = Image.Exif()
+    for orientation in range(1, 9):
+        exif[0x0112] = orientation
+        saved[f"rotated {orientation}"] = (color, "PNG", {"exif": exif.tobytes()})
+    return {name: encoded(image, kind, **options) for name, (image, kind, options) in saved.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Palette images")
+@pytest.mark.parametrize(("mode", "stored"), [pytest.param(*item, id=item[0]) for item in stored_images().items()])
+def test_every_mode_is_evaluated_as_a_pipeline_loads_it(mode, stored, tmp_path):
+    """The tensor of transformers' load_image and the exported image processor, against that of the evaluation."""
+    from transformers import AutoImageProcessor
+    from transformers.image_utils import load_image
+
+    config = SimpleNamespace(model_name_or_path=None, image_size=16, resize_size=None)
+    processor, geometry = load_processor(config)
+    processor.save_pretrained(tmp_path)
+    (tmp_path / "image").write_bytes(stored)
+    loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    expected = loaded(images=load_image(str(tmp_path / "image")), return_tensors="pt")["pixel_values"]
+    pixels, aspect = decode(stored, 16)
+    found = Augmentation(seed=0, geometry=geometry).evaluation(collate([(pixels, aspect, 0)]))
+    assert torch.allclose(found, expected, atol=1e-5), mode
+
+
+@pytest.mark.parametrize("mode", ["La", "RGBa", "RGBX", "PA", "HSV", "I;16B"])
+def test_modes_that_no_file_has_are_converted_as_load_image_does_or_refused_with_it(mode, monkeypatch):
+    from transformers.image_utils import load_image
+
+    image = Image.new(mode, (16, 16))
+    monkeypatch.setattr(Image, "open", lambda _: image)
+    try:
+        expected = np.asarray(load_image(image))
+    except ValueError:
+        with pytest.raises(CorruptImage, match="not supported"):
+            decode(b"", 16)
+    else:
+        assert np.array_equal(decode(b"", 16)[0], expected)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_rotated_photographs_are_upright(orientation):
+    upright = quarters(60, 40)
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that the orientation takes back
+    image = upright.transpose(undo[orientation]) if orientation in undo else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels, aspect = decode(encoded(image, "JPEG", quality=95, exif=exif), 32)
+    assert aspect == 1.5
+    assert close(corners(pixels), [RED, GREEN, BLUE, GREY], 12)
+
+
+def test_large_photographs_are_decoded_small_and_look_the_same():
+    large = quarters(800, 600)
+    pixels, aspect = decode(encoded(large, "JPEG", quality=95), 64)
+    expected = np.asarray(large.resize((64, 64), Image.Resampling.BILINEAR), int)
+    assert aspect == pytest.approx(4 / 3)
+    assert np.abs(pixels - expected).mean() < 3
+
+
+@pytest.mark.parametrize("broken", [b"", b"no image", encoded(quarters())[:100], encoded(quarters(), "JPEG")[:-200]])
+def test_what_is_no_image_or_cut_off_is_corrupt(broken, tmp_path):
+    with pytest.raises(CorruptImage):
+        decode(broken, 32)
+    file = tmp_path / "broken.jpg"
+    file.write_bytes(broken)
+    with pytest.raises(CorruptImage):
+        decode(file, 32)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1)])
+def test_images_of_any_shape_give_squares(size):
+    pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), 8)
+    assert (pixels.shape, aspect) == ((8, 8, 3), size[0] / size[1])
+    geometry = load_processor(SimpleNamespace(model_name_or_path=None, image_size=8, resize_size=10))[1]
+    batch = collate([(pixels, aspect, 0)])
+    found = Augmentation(seed=0, geometry=geometry).evaluation(batch)
+    assert found.std((0, 2, 3)).max() < 1e-6
+
+
+def test_images_that_are_too_large_for_pillow_are_named_as_such(monkeypatch, recwarn):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with pytest.raises(CorruptImage, match="more than 1,000 pixels, which Pillow refuses to decode: scale it down"):
+        decode(encoded(quarters()), 8)
+    with pytest.raises(CorruptImage, match="more than 1,000 pixels"):
+        inspect(encoded(quarters()))

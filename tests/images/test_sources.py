@@ -1,0 +1,234 @@
+"""Where images come from: folders of classes, columns of tables; and their classes."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from small_images import BLUE, RED, config, folders, tables
+
+from shared.errors import UserError
+from shared.images.images import load_images
+from shared.images.sources import class_folders, digits, hold_out, load_sources
+from shared.plan.splits import by_class
+
+
+def test_class_folders_are_classes_and_validation_has_their_numbers(tmp_path):
+    folders(tmp_path / "train", ("ant", "bee", "cow"))
+    folders(tmp_path / "valid", ("bee", "cow"), count=2)
+    (tmp_path / "train/ant/notes.txt").write_text("no image")
+    (tmp_path / "train/.hidden").mkdir()
+    train, validation = load_sources(config(train_dir=str(tmp_path / "train"), validation_dir=str(tmp_path / "valid")))
+    assert train.names == validation.names == ("ant", "bee", "cow")
+    assert np.bincount(train.targets).tolist() == [10, 10, 10]
+    assert validation.targets.tolist() == [1, 1, 2, 2]
+    assert validation.stored(0) == tmp_path / "valid/bee/0.png"
+
+
+@given(st.lists(st.integers(11, 40), min_size=2, max_size=6), st.integers(10, 60), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_a_share_of_each_class_is_held_out_to_one_image(counts, percentage, seed):
+    source = digits()
+    source = source.take(np.concatenate([np.flatnonzero(source.targets == c)[:n] for c, n in enumerate(counts)]))
+    train, validation = hold_out(source, percentage, seed)
+    assert sorted([*train.rows, *validation.rows]) == sorted(source.rows)
+    assert abs(len(validation) - len(source) * percentage / 100) < 1
+    held_out = np.bincount(validation.targets, minlength=len(counts))
+    assert (np.abs(held_out - np.array(counts) * percentage / 100) < 1).all()
+    again, _ = hold_out(source, percentage, seed)
+    assert np.array_equal(again.rows, train.rows)
+
+
+def test_a_class_of_one_image_stays_in_training(tmp_path):
+    folders(tmp_path, ("cat", "dog"))
+    folders(tmp_path, ("ant", "yak"), count=1)
+    train, validation = load_sources(config(train_dir=str(tmp_path)))
+    assert np.bincount(train.targets, minlength=4)[[0, 3]].tolist() == [1, 1]
+    assert 3 <= len(validation) <= 4
+
+
+def test_other_seeds_hold_out_others_and_fifths_are_disjoint():
+    source = digits()
+    parts = [set(hold_out(source, 20, seed)[1].rows) for seed in (0, 1)]
+    assert parts[0] != parts[1]
+    folds = [by_class(source.targets, 0)[fold::5] for fold in range(5)]
+    assert sorted(np.concatenate(folds)) == list(range(1797))
+
+
+@pytest.mark.parametrize("image_type", ["struct", "bytes"])
+def test_parquet_with_an_image_column(tmp_path, image_type):
+    train, validation = load_images(config(train_file=tables(tmp_path, image_type)), 8)
+    assert train.source.names == ("even", "odd")
+    assert (len(train), len(validation)) == (8, 2)
+    for data in (train, validation):
+        for pixels, _, target in (data[i] for i in range(len(data))):
+            assert (pixels[0, 0, 0] // 25) % 2 == target
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_column_of_paths_begins_in_the_folder_of_the_file(tmp_path, monkeypatch, kind, absolute):
+    root = folders(tmp_path / "photos", count=5)
+    files = sorted(root.rglob("*.png"))
+    rows = {"file": [str(file if absolute else file.relative_to(root)) for file in files]}
+    rows["kind"] = [file.parent.name for file in files]
+    write = pyarrow.csv.write_csv if kind == "csv" else pyarrow.parquet.write_table
+    write(pa.table(rows), root / f"rows.{kind}")
+    columns = {"image_column_name": "file", "label_column_name": "kind"}
+    given = config(train_file=str(root / f"rows.{kind}"), **columns)
+    train, validation = load_images(given, 8)
+    expected, held_out = load_images(config(train_dir=str(root)), 8)
+    assert (train.source.names, len(train), len(validation)) == (("cat", "dog"), 8, 2)
+    assert [train.digest(), validation.digest()] == [expected.digest(), held_out.digest()]
+    assert [train[i][0].tolist() for i in range(8)] == [expected[i][0].tolist() for i in range(8)]
+    monkeypatch.chdir(root)
+    again, _ = load_images(config(train_file=f"rows.{kind}", cache="uint8", **columns), 8)
+    assert again.digest() == train.digest()
+    files[3].write_bytes(b"broken")
+    with pytest.raises(UserError, match=rf"row 4 of --train_file .*: {'' if absolute else '.*'}{files[3]} is corrupt"):
+        load_images(given, 8)
+    files[3].unlink()
+    with pytest.raises(
+        UserError, match=r"row 4 of --train_file .* names '.*cat/3.png', and there is no file .*cat/3.png"
+    ):
+        load_images(given, 8)
+
+
+def test_structs_of_datasets_that_hold_paths_only(tmp_path):
+    root = folders(tmp_path / "photos", count=5)
+    cells = [{"bytes": None, "path": str(file)} for file in sorted(root.rglob("*.png"))]
+    pyarrow.parquet.write_table(pa.table({"image": cells, "label": [0] * 5 + [1] * 5}), tmp_path / "rows.parquet")
+    train, _ = load_images(config(train_file=str(tmp_path / "rows.parquet")), 8)
+    assert train[0][0].shape == (8, 8, 3)
+
+
+def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["red", "blue"])})
+    pictures = [Image.new("RGB", (8, 8), RED if i % 2 == 0 else BLUE) for i in range(10)]
+    rows = datasets.Dataset.from_dict({"image": pictures, "label": [i % 2 for i in range(10)]}, features=features)
+    datasets.DatasetDict({"train": rows, "validation": rows.select([1, 2])}).save_to_disk(tmp_path / "saved")
+    train, validation = load_images(config(dataset_name=str(tmp_path / "saved")), 8)
+    assert train.source.names == ("red", "blue")
+    assert (len(train), len(validation)) == (10, 2)
+    assert [int(pixels[0, 0, 2] > 100) for pixels, *_ in (train[i] for i in range(10))] == train.targets.tolist()
+    datasets.DatasetDict({"train": rows, "test": rows.select([4, 3, 1])}).save_to_disk(tmp_path / "cifar")  # as it has
+    train, validation = load_images(config(dataset_name=str(tmp_path / "cifar")), 8)
+    assert (len(train), validation.targets.tolist()) == (10, [0, 1, 1])
+
+
+def test_classes_of_a_validation_file_are_those_of_its_names(tmp_path):
+    import datasets
+
+    rows = {"image": [Image.new("RGB", (8, 8), (RED, BLUE)[i % 2]) for i in range(6)]}
+    for name, names in (("train", ["red", "blue"]), ("valid", ["blue", "red"])):
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+        labels = [names.index(("red", "blue")[i % 2]) for i in range(6)]
+        table = datasets.Dataset.from_dict(rows | {"label": labels}, features=features)
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    files = {"train_file": str(tmp_path / "train.parquet"), "validation_file": str(tmp_path / "valid.parquet")}
+    train, validation = load_images(config(**files), 8)
+    assert train.source.names == validation.source.names == ("red", "blue")
+    assert train.targets.tolist() == validation.targets.tolist() == [0, 1, 0, 1, 0, 1]
+
+
+def test_what_a_user_can_get_wrong_is_refused(tmp_path):
+    good = folders(tmp_path / "good")
+    folders(tmp_path / "other", ("cat", "fox"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing/cat").mkdir(parents=True)
+    (tmp_path / "nothing/dog").mkdir()
+    parquet = tables(tmp_path)
+    for flags, said in (
+        ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: no such folder"),
+        ({"train_dir": parquet}, "is a file: give a folder"),
+        ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, and each is a class"),
+        ({"train_dir": tmp_path / "nothing"}, "the class cat has no image (.jpg"),
+        ({"train_dir": good, "validation_dir": tmp_path / "other"}, "has a class fox that --train_dir does not have"),
+        ({"train_dir": good, "train_file": parquet}, "give one of them"),
+        ({"train_dir": good, "validation_split_percentage": 1}, "too few to hold out 1 % of each class"),
+        ({"train_file": parquet, "image_column_name": "photo"}, "--image_column_name photo"),
+        ({"train_file": parquet, "image_column_name": "row"}, "holds int64 there, not images as bytes"),
+        ({"train_file": parquet, "label_column_name": "class"}, "--label_column_name class"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load_sources(
+                config(**{name: str(v) if name != "validation_split_percentage" else v for name, v in flags.items()})
+            )
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# Splits inside a folder, and what is no image there
+
+
+def test_a_folder_with_splits_inside_is_used_as_such_and_said(tmp_path, capsys):
+    for split in ("Train", "val", "test"):
+        folders(tmp_path / "shapes" / split, ("disc", "square"), count=3 if split == "Train" else 2)
+    (tmp_path / "shapes/notes").mkdir()
+    train, validation = load_sources(config(train_dir=str(tmp_path / "shapes")))
+    assert train.names == validation.names == ("disc", "square")
+    assert (len(train), len(validation)) == (6, 4)
+    assert validation.stored(0) == tmp_path / "shapes/val/disc/0.png"
+    assert "Train is trained on, val validates; not used: notes, test" in capsys.readouterr().err
+    by_name, _ = load_sources(config(dataset_name=str(tmp_path / "shapes")))
+    given, other = load_sources(
+        config(train_dir=str(tmp_path / "shapes/Train"), validation_dir=str(tmp_path / "shapes"))
+    )
+    assert train.digest() == by_name.digest() == given.digest()
+    assert validation.digest() == other.digest()
+
+
+def test_splits_are_told_from_classes(tmp_path):
+    for name in ("train", "bus"):
+        folders(tmp_path / "vehicles", (name,), count=3)
+    (tmp_path / "vehicles/train/steam").mkdir()
+    assert load_sources(config(train_dir=str(tmp_path / "vehicles"), validation_split_percentage=40))[0].names == (
+        "bus",
+        "train",
+    )
+    folders(tmp_path / "alone/training", ("disc", "square"), count=3)
+    train, validation = load_sources(config(train_dir=str(tmp_path / "alone"), validation_split_percentage=40))
+    assert train.names == ("disc", "square")
+    assert len(validation) == 2
+    folders(tmp_path / "flat", ("train", "val"))
+    folders(tmp_path / "trainless/val")
+    folders(tmp_path / "trainless/test")
+    for folder, said in (
+        ("flat", "its folders train and val are named like splits and have no folders inside"),
+        ("trainless", "holds the splits test, val and no train"),
+    ):
+        with pytest.raises(UserError, match=said):
+            load_sources(config(train_dir=str(tmp_path / folder)))
+
+
+def test_what_is_hidden_or_no_regular_file_is_passed_over_and_counted(tmp_path, capsys):
+    root = folders(tmp_path / "train", count=4)
+    (root / "cat/._1.jpg").write_bytes(b"a resource fork")
+    (root / "cat/.ipynb_checkpoints").mkdir()
+    (root / "cat/.ipynb_checkpoints/0-checkpoint.png").write_bytes(b"")
+    (root / "dog/gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (root / "dog/folder.png").mkdir()
+    (root / "dog/notes.txt").write_text("no image")
+    (root / ".DS_Store").write_bytes(b"")
+    (root / "loose.png").write_bytes(b"")
+    source = class_folders(str(root), "--train_dir")
+    assert len(source) == 8
+    assert not source.corrupt()
+    assert capsys.readouterr().err == (
+        f"--train_dir {root}: passed over 3 hidden, 1 in no class's folder, 2 no regular file (a folder, or a link "
+        "that is broken or leads to one), 1 not named like an image (.txt)\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["a\nb", "caf\udce9"])
+def test_classes_whose_names_are_no_text_are_refused(tmp_path, name):
+    folders(tmp_path / "train", ("dog", name))
+    with pytest.raises(UserError, match="whose name is not text: rename the folder"):
+        load_sources(config(train_dir=str(tmp_path / "train")))
+    names = ("\u732b", "a b\u3000c", "d\u2019or")
+    assert class_folders(str(folders(tmp_path / "other", names)), "--train_dir").names == tuple(sorted(names))

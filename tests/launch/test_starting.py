@@ -1,0 +1,214 @@
+"""A launch that would train something else is refused; what the processes of a machine share."""
+
+import os
+import socket
+import sys
+from datetime import timedelta
+from types import SimpleNamespace
+
+import accelerate
+import pytest
+import runs
+import torch
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.launch import agreement, starting
+from shared.processes import exit_reasons
+from shared.run import command
+
+pytestmark = pytest.mark.usefixtures("launched_by_nobody")
+
+
+def test_freed_memory_is_kept_for_the_next_step():
+    # In a process of its own: the setting stays.
+    script = """
+import resource, torch
+from shared.launch import starting
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def step():
+    before = faults()
+    torch.ones(2**23).sum()  # 32 MiB, 8,192 pages
+    return faults() - before
+step()
+fresh = step()
+starting.keep_freed_memory()
+print(fresh, min(step() for _ in range(5)))  # the first ones still find a place that is large enough
+"""
+    fresh, kept = map(int, runs.succeed([sys.executable, "-c", script]).split())
+    assert fresh > 8000
+    assert kept < fresh / 10
+
+
+# Guards
+
+
+def gpus(monkeypatch, count):
+    """A machine with so many GPUs, as torch sees it."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("available", "environment", "flags", "message"),
+    [
+        (
+            0,
+            {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+            {},
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 4 .*remove",
+        ),
+        (0, {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "ACCELERATE_DYNAMO_BACKEND .*use --torch_compile"),
+        (
+            0,
+            {"NPROC": "2", "MIXED_PRECISION": "bf16"},
+            {},
+            r'bf16 of notebook_launcher .*Config\(mixed_precision="bf16"',
+        ),
+        (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no, or bf16"),
+        (0, {}, {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
+        (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
+        (0, FSDP, {}, "FSDP needs a GPU .*multi_cpu.yaml"),
+        (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
+        (1, {"ACCELERATE_USE_FSDP": "true"}, {}, "fsdp_version 1"),
+        (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
+        (1, FSDP | {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 does not work under FSDP .*use bf16"),
+        (1, FSDP, {"optim": "sgd"}, "--optim sgd does not work under FSDP.*--optim adamw, or DDP"),
+        (1, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
+        (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
+        (1, {"LOCAL_RANK": "1"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
+        (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
+        (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as mpirun and srun set it.*torchrun"),
+        (1, {"SLURM_STEP_NUM_TASKS": "2"}, {}, "SLURM_STEP_NUM_TASKS is 2"),
+        (0, {"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+    ],
+)
+def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, available, environment, flags, message):
+    gpus(monkeypatch, available)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        starting.start(Options(**flags))
+
+
+@pytest.mark.parametrize(
+    ("available", "environment", "flags"),
+    [
+        (0, {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1"}, {}),
+        (1, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}),
+        (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {"mixed_precision": "bf16"}),  # the flag wins
+        (0, {"ACCELERATE_USE_FSDP": "false"}, {}),
+        (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
+        (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own, for a script of theirs
+        (2, FSDP | {"LOCAL_RANK": "1"}, {}),
+        (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
+        (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # told of each other by a launcher
+        (0, {"SLURM_STEP_NUM_TASKS": "1"}, {}),
+    ],
+)
+def test_a_launch_that_this_machine_can_do_passes(monkeypatch, available, environment, flags):
+    gpus(monkeypatch, available)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    starting.check_environment(Options(**flags), on_cpu=available == 0)
+
+
+def test_fewer_processes_than_expected_are_refused():
+    with pytest.raises(UserError, match=r"--expect_processes 2, but 1 started.*torchrun --nproc-per-node"):
+        starting.start(Options(expect_processes=2))
+
+
+def stand_in(monkeypatch, processes, kind="NO"):
+    """Accelerate reports so many processes of this kind."""
+    kind = accelerate.DistributedType(kind)
+    found = SimpleNamespace(num_processes=processes, distributed_type=kind, state=SimpleNamespace())
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **_: found)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Options(output_dir=""), "--output_dir '' would be the working folder"),
+        (Options(global_batch_size=0), "--global_batch_size 0: must be at least 1"),  # as a notebook could give it
+    ],
+)
+def test_settings_are_checked_wherever_a_run_is_started(config, message):
+    with pytest.raises(UserError, match=message):
+        starting.start(config)
+
+
+def test_processes_that_each_believe_they_are_alone_are_refused(monkeypatch):
+    for name, value in (ALONE_OF_TWO | {"LOCAL_RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    stand_in(monkeypatch, processes=1)
+    with pytest.raises(UserError, match="WORLD_SIZE says 2 processes, Accelerate says 1: each would train alone"):
+        starting.start(Options())
+
+
+def test_an_engine_that_the_loop_is_not_made_for_is_refused(monkeypatch):
+    stand_in(monkeypatch, processes=1, kind="DEEPSPEED")
+    with pytest.raises(UserError, match=r"distributed_type DEEPSPEED is not supported.*fsdp\.yaml"):
+        starting.start(Options())
+
+
+# What processes share
+
+
+@pytest.mark.parametrize(
+    ("environment", "cores", "threads"),
+    [
+        ({}, 8, 8),
+        ({"OMP_NUM_THREADS": "3"}, 8, 3),
+        ({"OMP_NUM_THREADS": "4,2"}, 8, 4),
+        ({"OMP_NUM_THREADS": "many"}, 8, 8),
+        ({"OMP_NUM_THREADS": "1"}, 8, 1),
+        ({"LOCAL_WORLD_SIZE": "3"}, 8, 2),
+        ({"LOCAL_WORLD_SIZE": "4"}, 2, 1),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 4),  # torchrun's own 1
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 8, 8),  # accelerate's
+        ({"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 2),
+    ],
+)
+def test_the_cores_of_a_machine_are_shared_out_unless_the_user_said_otherwise(monkeypatch, environment, cores, threads):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert starting.threads_per_process() == threads
+
+
+def test_a_launcher_s_variable_that_is_no_number_is_refused_and_forgotten(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="WORLD_SIZE=two: expected a number"):
+        command.require_numbers()
+    command.require_numbers()
+
+
+@pytest.mark.parametrize(("restarts", "machines", "apart"), [("0", "1", False), ("2", "1", True), ("2", "3", False)])
+def test_restarted_processes_of_one_machine_look_for_each_other_apart(monkeypatch, restarts, machines, apart):
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines}
+    for name, value in (environment | {"MASTER_PORT": str(runs.free_port())}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(exit_reasons, "known", exit_reasons.Launch())
+    method = agreement.init_method(Options(), "cpu")
+    store, rank, processes = next(torch.distributed.rendezvous(method, 0, 1, timeout=timedelta(seconds=20)))
+    assert (rank, processes) == (0, 1)
+    store.set("address", "mine")
+    inner = store.underlying_store if apart else store
+    assert inner.check(["restart-2/address" if apart else "address"])
+
+
+def test_a_port_in_use_ends_a_launch_of_shells_in_one_line(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for name, value in (ALONE_OF_TWO | {"LOCAL_RANK": "0", "MASTER_PORT": str(port)}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=rf"port {port} is in use on \S+ by process {os.getpid()} "):
+            starting.start(Options())

@@ -1,0 +1,56 @@
+"""How many FLOPs a model needs for its real tokens."""
+
+import pytest
+import torch
+from monitored_steps import LENGTHS, WENT_WELL, monitor, plan
+from torch.utils.checkpoint import checkpoint
+
+from shared.monitoring.flops import FlopCounter, attention_flops
+
+
+def test_the_attention_of_a_sequence_counts_with_the_square_of_its_length():
+    config = type("Config", (), {"num_hidden_layers": 2, "hidden_size": 8})()
+    model = torch.nn.Linear(1, 1)
+    model.config = config
+    assert attention_flops(model) == 12 * 2 * 8
+    assert attention_flops(torch.nn.Linear(1, 1)) == 0
+
+
+def test_convolutions_count_each_output_with_its_kernel():
+    model = torch.nn.Conv2d(4, 6, 3, groups=2)
+    counter = FlopCounter(model)
+    model(torch.ones(2, 4, 10, 10))
+    assert counter.stop() == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
+    model(torch.ones(2, 4, 10, 10))
+    assert counter.counted == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
+
+
+class Recomputing(torch.nn.Module):
+    """Layers of which those inside are computed again in the backward pass, as far as something needs them."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.first, self.again = torch.nn.Linear(3, 5), again
+        self.inside = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 5))
+
+    def forward(self, ids):
+        hidden = self.first(torch.ones(*ids.shape, 3))
+        return checkpoint(self.inside, hidden, use_reentrant=False) if self.again else self.inside(hidden)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
+def test_recomputed_layers_count_once(accelerator, clock, again):
+    """Over several micro-batches, and after an evaluation of the same model."""
+    model = Recomputing(again)
+    watch = monitor(accelerator, model=model)
+    model.eval()(torch.zeros(7, 7))
+    model.train()
+    real = 0
+    for piece in plan(micro_batches=3).micro_batches(0):
+        out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max())))
+        out.sum().backward()
+        watch.add(piece, out.sum())
+        real += LENGTHS[piece.samples].sum()
+    watch.end_step(WENT_WELL)
+    clock[0] += 2
+    assert watch.read()["mfu"] == pytest.approx(3 * 2 * (3 * 5 + 2 * 5 * 7) * real / 2 / 1e12)

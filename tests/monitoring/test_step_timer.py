@@ -1,0 +1,206 @@
+"""Where the time of a step goes, measured without making the host wait for the device."""
+
+import numpy as np
+import pytest
+import torch
+from monitored_steps import LENGTHS, WENT_WELL, Slow, monitor, plan, rows, run_step, timed_steps
+
+from shared.monitoring import monitor as monitoring
+from shared.monitoring import step_timer
+from shared.monitoring.monitor import costs
+from shared.monitoring.step_timer import Stopwatch
+from shared.monitoring.time_report import seconds_by_part
+
+
+def test_a_step_is_split_into_data_computation_and_update(accelerator, clock):
+    figures = timed_steps(accelerator, clock).read()
+    assert figures["step_seconds"] == 6.5
+    assert figures["data_wait"] == 2 / 6.5
+    assert figures["forward_backward"] == 4 / 6.5
+    assert figures["optimizer"] == 0.5 / 6.5
+    assert figures["communication"] == 0
+
+
+def test_evaluation_and_checkpoints_are_not_in_the_rates(accelerator, clock):
+    watch = timed_steps(accelerator, clock)
+    with watch.timed("evaluation"):
+        clock[0] += 100
+    with watch.timed("checkpoint"):
+        clock[0] += 10
+    figures = watch.read()
+    assert figures["samples_per_second"] == 24 / 13
+    assert figures["step_seconds"] == 6.5
+    assert (figures["evaluation_seconds"], figures["checkpoint_seconds"]) == (100, 10)
+    with watch.timed("checkpoint"):
+        clock[0] += 7
+    assert watch.summary(50.0)["checkpoint_seconds"] == 7
+    assert "evaluation_seconds" not in watch.summary(50.0)
+
+
+def test_an_evaluation_of_the_same_model_counts_neither_as_padding_nor_as_waiting(accelerator, clock):
+    watch = timed_steps(accelerator, clock)
+    before = watch.passes.positions
+    model = Slow(clock).eval()
+    watch.passes._begin(model, (torch.zeros(9, 9),), {})
+    assert watch.passes.positions == before
+
+
+def test_padding_and_utilisation_are_of_real_tokens(accelerator, clock):
+    figures = timed_steps(accelerator, clock).read()
+    pieces = [piece for step in range(2) for piece in plan(micro_batches=2).micro_batches(step)]
+    real = sum(LENGTHS[piece.samples].sum() for piece in pieces)
+    area = sum(len(piece.samples) * LENGTHS[piece.samples].max() for piece in pieces)
+    assert figures["padding"] == pytest.approx(1 - real / area)
+    assert figures["mfu"] == pytest.approx(3 * 2 * 3 * 5 * real / 13 / 1e12)  # three passes of 2 x 3 x 5 each
+
+
+def test_the_figures_of_a_resumed_run_are_of_the_steps_that_it_took(accelerator, clock):
+    """Ten steps from one reading to the next, eight of them before the run was started again."""
+
+    def take(watch, steps):
+        for step in steps:
+            run_step(watch, plan().micro_batches(step))
+            clock[0] += 0.1
+        return watch
+
+    before = take(monitor(accelerator), range(8))
+    again = take(monitor(accelerator, state=before.state()), range(8, 10))
+    figures = again.read()
+    assert figures["step_seconds"] == pytest.approx(0.1)
+    assert figures["timed_steps"] == 2
+    assert figures["loss"] == pytest.approx(1)
+    assert sum(seconds_by_part([{"step": 10, **figures}]).values()) == pytest.approx(0.2)
+    later = take(again, range(10)).read()
+    assert later["step_seconds"] == pytest.approx(0.1)
+    assert "timed_steps" not in later
+
+
+def test_the_first_reading_of_a_run_resumed_into_a_new_folder_counts_no_steps_of_the_old_one(accelerator, clock):
+    """Saved at a logging step: step 510 is the first line of the new metrics.jsonl, and ten steps were taken."""
+    again = monitor(accelerator, state=monitor(accelerator).state())
+    for step in range(10):
+        run_step(again, plan().micro_batches(step))
+        clock[0] += 0.1
+    assert sum(seconds_by_part([{"step": 510, **again.read()}]).values()) == pytest.approx(1)
+
+
+def test_the_slowest_process_is_named_when_it_is_more_than_a_tenth_behind():
+    assert "slowest_process" not in costs(rows(forward_backward=[1.0, 1.29, 1.0]), 1)  # 3.29 against 3
+    figures = costs(rows(forward_backward=[1.0, 1.6, 1.0]), 1)
+    assert figures["slowest_process"] == 1
+    assert figures["slowest_process_behind"] == pytest.approx(0.2)
+
+
+def test_waiting_for_others_makes_no_process_slow():
+    assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]), 1)
+
+
+def test_memory_is_that_of_the_largest_process_and_shares_are_means():
+    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6], utilization=[0.5, 0.6, 0.7]), 2)
+    assert figures["peak_memory_bytes"] == 7
+    assert figures["data_wait"] == pytest.approx(0.3)
+    assert figures["step_seconds"] == 0.5
+    assert figures["gpu_utilization"] == pytest.approx(0.6)
+
+
+WAITS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "nonzero")
+
+
+def test_the_host_waits_for_the_device_at_readings_only(accelerator, clock, monkeypatch):
+    """Every call that would wait for a GPU is counted; steps have none, a reading a number that steps do not change."""
+    waits = [0]
+    for name in WAITS:
+        original = getattr(torch.Tensor, name)
+
+        def counted(*args, original=original, **kwargs):
+            waits[0] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    found = []
+    for steps in (1, 5):
+        waits[0] = 0
+        watch = timed_steps(accelerator, clock, steps)
+        assert waits[0] == 0
+        watch.read()
+        found.append(waits[0])
+    assert found[0] == found[1] > 0
+
+
+def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, monkeypatch):
+    """Events of the device that tell an own clock, in milliseconds, once somebody has waited for them."""
+
+    class Event:
+        made, waits = 0, 0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.at = None
+
+        def record(self):
+            Event.made += 1
+            self.at = Event.made
+
+        def synchronize(self):
+            Event.waits = Event.waits + 1
+
+        def elapsed_time(self, later):
+            assert Event.waits, "read before the device was there"
+            return (later.at - self.at) * 1000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(monitoring, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
+    for steps in (1, 5):
+        model = torch.nn.Linear(1, 1)
+        watch = monitor(accelerator, waited=lambda: 1e6, model=model)
+        Event.waits = 0
+        for step in range(steps):
+            for piece in plan(micro_batches=2).micro_batches(step):
+                model(torch.zeros(len(piece.samples), 1))
+                watch.add(piece, torch.tensor(0.0))
+            watch.end_step(WENT_WELL)
+        assert Event.waits == 0
+        before = dict(watch.stopwatch.seconds)
+        watch.read()
+        assert Event.waits == 2, "for the figures, and for where the next ones begin"
+        passed = {part: seconds - before[part] for part, seconds in watch.stopwatch.seconds.items()}
+        # One event before each pass, one after it, one after the update: each ends what began with the one before.
+        assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
+
+
+@pytest.mark.parametrize(
+    ("told", "done", "expected"),
+    [
+        # When the host has told of the ends of two passes and when the GPU is done with them, in seconds.
+        ((0.1, 0.2), (0.1001, 0.2002), 1.0),  # each time it has done what there was
+        ((0.1, 0.2), (0.5, 1.0), 0.0),
+        ((0.1, 0.6), (0.5, 0.6003), pytest.approx(0.1003 / 0.6003)),
+        ((11.0, 12.0), (11.0, 12.0), None),  # after so long the clocks say nothing
+    ],
+)
+def test_a_gpu_that_has_caught_up_with_the_host_at_each_mark_is_bound_by_it(monkeypatch, told, done, expected):
+    host, device = iter([0.0, 0.0, *told]), iter([0.0, *done])
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = next(device)
+
+        def record(self):
+            pass
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, later):
+            return (later.at - self.at) * 1000.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(host))
+    stopwatch = Stopwatch(torch.device("cuda"))
+    for part in ("forward_backward", "optimizer"):
+        stopwatch.mark(part)
+    read = stopwatch.read()
+    parts = {name: np.array([read.get(name, 0.0)]) for name in (*step_timer.PARTS, "watched", "starved")}
+    others = ("flops", "peak_memory", "reserved_memory", "tokens", "positions", "utilization")
+    rows = parts | {name: np.zeros(1) for name in others} | {"seconds": np.ones(1), "peak_flops": np.ones(1)}
+    assert monitoring.costs(rows, 1).get("host_bound") == expected

@@ -1,0 +1,277 @@
+"""A tracker gets the numbers, never ends a training, and no key lands in a file."""
+
+import importlib.util
+import io
+import math
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from accelerate.tracking import GeneralTracker
+from training_line import TRAINING
+
+from shared.errors import UserError
+from shared.monitoring import tracking
+from shared.monitoring.tracking import flat, read_metrics, require_trackers, wandb_mode
+
+
+class Recorder(GeneralTracker):
+    """A tracker that keeps what it gets, and breaks down at the step it is told."""
+
+    name = "recorder"
+    requires_logging_directory = False
+
+    def __init__(self, breaks_at=math.inf):
+        super().__init__()
+        self.breaks_at, self.seen, self.finished = breaks_at, [], 0
+
+    @property
+    def tracker(self):
+        return self
+
+    def log(self, values, step=None, **_):
+        if step >= self.breaks_at:
+            raise ConnectionError("no route to host\nand a paragraph about it")
+        self.seen.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_a_tracker_gets_the_numbers_and_is_ended_once(start, accelerator):
+    tracker, recorder = start(), Recorder()
+    accelerator.trackers.append(recorder)
+    tracker.log(1, {"loss": 0.5, "samples": "00ff"})
+    tracker.finish(1, {"train_runtime": 3.0})
+    accelerator.end_training()
+    assert recorder.seen == [(1, {"loss": 0.5}), (1, {"train_runtime": 3.0})]
+    assert recorder.finished == 1
+
+
+def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tmp_path, capsys):
+    tracker, recorder = start(), Recorder(breaks_at=2)
+    accelerator.trackers.append(recorder)
+    for step in range(1, 5):
+        tracker.log(step, {"loss": 0.5})
+    tracker.finish(4, {"train_runtime": 3.0})
+    assert [step for step, _ in recorder.seen] == [1]
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: recorder was dropped: ConnectionError: no route to host; metrics.jsonl has everything"
+    ]
+
+
+def test_an_id_is_kept_or_new_whatever_the_seed(start):
+    random.seed(0)
+    first = start().run_id
+    random.seed(0)
+    second = start().run_id
+    assert first != second
+    assert re.fullmatch("[0-9a-f]{8}", first)
+    assert start(run_id="abcd1234").run_id == "abcd1234"
+
+
+@pytest.mark.parametrize("name", tracking.TRACKERS)
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(name, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=f"--report_to {name}: .*pip install {name}"):
+        require_trackers([name])
+
+
+def test_a_folder_named_like_a_tracker_is_not_the_tracker(tmp_path, monkeypatch):
+    (tmp_path / "tracker_of_tomorrow").mkdir()  # as wandb/ lies beside the script after its first run
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tracking, "TRACKERS", ("tracker_of_tomorrow",))
+    with pytest.raises(UserError, match="not installed"):
+        require_trackers(["tracker_of_tomorrow"])
+
+
+def test_an_unknown_tracker_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match="--report_to mlflow is unknown: use none, wandb, tensorboard, trackio"):
+        require_trackers(["mlflow"])
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
+def test_tensorboard_and_trackio_work_where_they_are_installed_and_are_refused_where_not(
+    name, start, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    if importlib.util.find_spec(name) is None:
+        with pytest.raises(UserError, match=f"pip install {name}"):
+            require_trackers([name])
+        return
+    for step in (0, 2):  # the second is a resumed run
+        tracker = start(report_to=[name], step=step, run_id="abcd1234")
+        assert tracker.state.startswith(name)
+        tracker.log(step + 1, TRAINING)
+        tracker.finish(step + 1, {"train_runtime": 3.0})
+    assert any(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path / name)).Reload()
+        assert [(e.step, e.value) for e in events.Scalars("loss")] == [
+            (n, pytest.approx(TRAINING["loss"])) for n in (1, 3)
+        ]
+
+
+def test_several_trackers_get_the_numbers_and_one_that_does_not_start_stops_no_other(
+    start, accelerator, monkeypatch, capsys
+):
+    recorders = {name: Recorder() for name in tracking.TRACKERS}
+
+    def starts(name):
+        def begin(accelerator, *_):
+            accelerator.trackers = [recorders[name]]  # as Accelerate's init_trackers, which begins anew
+            if name == "trackio":
+                raise OSError("no server")
+            return f"{name} (here)"
+
+        return begin
+
+    for name in recorders:
+        monkeypatch.setattr(tracking, f"start_{name}", starts(name))
+    tracker = start(report_to=["wandb", "trackio", "tensorboard"])
+    assert tracker.state == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
+    assert "--report_to trackio did not start: OSError: no server" in capsys.readouterr().err
+    tracker.log(1, {"loss": 0.5})
+    tracker.finish(1, {"train_runtime": 3.0})
+    seen = [(1, {"loss": 0.5}), (1, {"train_runtime": 3.0})]
+    assert recorders["tensorboard"].seen == seen
+    assert [values for _, values in recorders["wandb"].seen] == [values for _, values in seen]
+    assert [recorder.finished for recorder in recorders.values()] == [1, 1, 0]
+
+
+def test_settings_become_flat_for_tensorboard():
+    assert flat({"a": {"b": {"c": 1}}, "d": None, "e": [1, 2], "f": True}) == {
+        "a/b/c": 1,
+        "d": "None",
+        "e": "[1, 2]",
+        "f": True,
+    }
+
+
+# wandb
+
+
+@pytest.fixture
+def clean_wandb(tmp_path, monkeypatch):
+    """No key, no settings, no terminal, nothing left in the process of an earlier wandb session."""
+    wandb = pytest.importorskip("wandb")
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("NETRC", str(home / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(home))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(home))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    wandb.teardown()
+    yield wandb
+    wandb.teardown()
+
+
+def test_wandb_offline_leaves_its_files_in_the_run_folder_and_no_key_in_any(
+    start, tmp_path, monkeypatch, clean_wandb, accelerator
+):
+    key = "5ec2e7" * 7
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    tracker = start(report_to=["wandb"])
+    parts = f"{tmp_path}/wandb/offline-run-*-{tracker.run_id}"
+    assert tracker.state == f"wandb (offline: WANDB_MODE=offline; sync later with `wandb sync {parts}`)"
+    run = accelerator.get_tracker("wandb", unwrap=True)
+    assert run.id == tracker.run_id
+    assert run.config["nested"] == {"rate": 1e-4, "none": None}
+    (folder,) = (tmp_path / "wandb").glob(f"offline-run-*-{tracker.run_id}")
+    for step in (5, 7, 6):  # wandb's own counter would drop 6
+        tracker.log(step, TRAINING | {"loss": 1 / step})
+    assert (run.summary["step"], run.summary["loss"]) == (6, 1 / 6)
+    tracker.finish(7, {"train_runtime": 3.0})
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert folder / f"run-{tracker.run_id}.wandb" in files
+    written, deadline = folder / f"run-{tracker.run_id}.wandb", time.monotonic() + 20
+    while b"learning_rate" not in written.read_bytes():  # so a key would be seen, too; wandb's other process writes it
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert [path for path in files if key.encode() in path.read_bytes()] == []
+
+
+def test_wandb_without_a_network_is_offline_at_once_key_or_not(clean_wandb, monkeypatch):
+    with socket.socket() as free:  # a port at which nobody listens
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+        assert wandb_mode() == ("offline", f"there is no network to 127.0.0.1:{port} (Connection refused)")
+
+
+def test_wandb_without_a_key_and_without_a_terminal_is_offline_and_says_why(clean_wandb, monkeypatch):
+    monkeypatch.setattr(tracking, "unreachable", lambda _: None)
+    assert wandb_mode() == ("offline", "no API key and no terminal")
+
+
+def test_wandb_with_a_key_is_online(clean_wandb, monkeypatch):
+    monkeypatch.setattr(tracking, "unreachable", lambda _: None)
+    (Path(os.environ["HOME"])).mkdir()
+    host = clean_wandb.setup().settings.base_url.removeprefix("https://")
+    Path(os.environ["NETRC"]).write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
+    monkeypatch.setattr("wandb.sdk.wandb_login._print_logged_in_message", lambda *_, **__: None)  # asks the network
+    assert wandb_mode() == (None, "")
+
+
+def test_wandb_that_cannot_start_is_told_on_every_process_and_ends_nothing(tmp_path):
+    """Two processes; wandb.init raises, on the main one only."""
+    (tmp_path / "wandb.py").write_text(
+        "def Settings(**_): ...\ndef init(**_): raise RuntimeError('401 unauthorized')\n__version__ = '0.31.0'\n"
+    )
+    (tmp_path / "run.py").write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from accelerate import Accelerator\n"
+        "from shared.monitoring.tracking import Tracker\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "assert accelerator.num_processes == 2\n"
+        "tracker = Tracker(accelerator, Path(sys.argv[1]), report_to=['wandb'], project='p', run_name=None,\n"
+        "    run_id=None, config={}, step=0, total_steps=1)\n"
+        "tracker.log(1, {'loss': 1.0})\n"
+        "tracker.finish(1, {'train_runtime': 1.0})\n"
+        "print(tracker.run_id, tracker.state)\n"
+        "accelerator.end_training()\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    root = str(Path(tracking.__file__).parents[2])
+    environment = os.environ | {
+        "WANDB_MODE": "online",
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "run.py", tmp_path],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    said = [out.splitlines()[-1] for out, _ in outputs]
+    assert said[0] == said[1]
+    assert said[0].endswith(" none (wandb did not start: RuntimeError: 401 unauthorized)")
+    warnings = [err.count("warning: --report_to wandb did not start: RuntimeError: 401") for _, err in outputs]
+    assert warnings == [1, 0]
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1]

@@ -1,0 +1,239 @@
+"""How a process ends: its exit code, its one line, and what its peers learn of it."""
+
+import errno
+import gc
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from shared.config.options import Options
+from shared.errors import Preempted, UserError
+from shared.processes import ending, exit_reasons, signals
+from shared.run import command
+
+pytestmark = pytest.mark.usefixtures("launched_by_nobody")
+
+
+class Left(BaseException):
+    """Raised in place of ending the process."""
+
+
+@pytest.fixture
+def leaving(monkeypatch, tmp_path):
+    """Ends, waiting and signals are recorded instead of done: `codes`, `waited` seconds, `handlers`, `on_sleep`."""
+    seen = SimpleNamespace(codes=[], waited=0.0, handlers={}, on_sleep=lambda: None)
+
+    def leave(code):
+        seen.codes.append(code)
+        raise Left
+
+    def sleep(seconds):
+        seen.waited += seconds
+        seen.on_sleep()
+
+    monkeypatch.setattr(ending, "exit_now", leave)
+    monkeypatch.setattr(command, "exit_now", leave)
+    monkeypatch.setattr(ending, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seen.waited))
+    monkeypatch.setattr(signal, "signal", seen.handlers.__setitem__)
+    monkeypatch.setattr(signals, "listen", lambda *_: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    return seen
+
+
+def refuse(monkeypatch, rank):
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    with pytest.raises(Left):
+        ending.refuse(UserError("--seed x: give a number"))
+
+
+def test_local_rank_0_says_why_waits_for_the_others_and_they_are_silent(leaving, monkeypatch, capsys):
+    def refuse_later():
+        if leaving.waited > 3:
+            leaving.on_sleep = lambda: None
+            refuse(monkeypatch, 1)
+
+    leaving.on_sleep = refuse_later
+    refuse(monkeypatch, 0)
+    assert capsys.readouterr().err == "error: --seed x: give a number\n"
+    assert 3 < leaving.waited < 4
+    assert leaving.codes == [2, 2]
+
+
+def test_a_process_that_is_first_waits_for_local_rank_0(leaving, monkeypatch, capsys):
+    def speak_later():
+        if leaving.waited > 3:
+            leaving.on_sleep = lambda: None
+            refuse(monkeypatch, 0)
+
+    leaving.on_sleep = speak_later
+    refuse(monkeypatch, 1)
+    assert capsys.readouterr().err.count("error") == 1
+    assert 3 < leaving.waited < 4
+    assert leaving.codes == [2, 2]
+
+
+@pytest.mark.parametrize("mark", ["none", "of an earlier launch", "of another launch"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_that_only_one_process_met_is_said_by_it(leaving, monkeypatch, capsys, tmp_path, mark, rank):
+    if mark != "none":
+        refuse(monkeypatch, 1 - rank)
+        capsys.readouterr()
+        leaving.waited = 0
+        if mark == "of an earlier launch":
+            (path,) = tmp_path.iterdir()
+            long_ago = struct.pack("<d", psutil.Process().create_time() - 60)
+            path.write_bytes(long_ago * (path.stat().st_size // 8))
+        else:
+            monkeypatch.setenv("MASTER_PORT", "23456")
+    refuse(monkeypatch, rank)
+    assert capsys.readouterr().err == "error: --seed x: give a number\n"
+    assert 10 <= leaving.waited < 11
+    assert leaving.codes[-1] == 2
+
+
+def test_a_process_alone_does_not_wait(leaving, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    refuse(monkeypatch, 0)
+    assert leaving.waited == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_that_ends_a_refusing_process_gets_its_exit_code(leaving, monkeypatch, rank):
+    refuse(monkeypatch, rank)
+    with pytest.raises(Left):
+        leaving.handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert leaving.codes == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("--seed x: give a number"), 2, "error: --seed x: give a number\n"),
+        (Preempted(), 143, ""),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
+    ],
+)
+def test_how_a_run_ends_is_in_its_exit_code_and_in_one_line(leaving, monkeypatch, capsys, error, code, said):
+    def main(_):
+        raise error
+
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    with pytest.raises(Left):
+        command.run(main, Options)
+    assert leaving.codes == [code]
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert err.count("\n") == (1 if said else 0)
+
+
+def test_collections_of_a_start_leave_out_what_is_imported(leaving, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    gc.unfreeze()
+    command.run(lambda _: frozen.append(gc.get_freeze_count()), Options)
+    assert frozen[0] > len(sys.modules)
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    for error in (ValueError("ours"), FileNotFoundError(errno.ENOENT, "ours")):
+
+        def main(_, error=error):
+            raise error
+
+        with pytest.raises(type(error), match="ours"):
+            command.run(main, Options)
+    assert leaving.codes == []
+
+
+def of_rank(monkeypatch, rank, what):
+    """Local process `rank` says why it ends."""
+    with monkeypatch.context() as there:
+        there.setenv("LOCAL_RANK", str(rank))
+        exit_reasons.say(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "line"),
+    [
+        ("preempted", 143, ""),
+        ("failed", 1, "error: rank 1 on {} has ended: its output says why\n"),
+        ("refused", 2, "error: rank 1 on {} has ended: its output says why\n"),
+    ],
+)
+def test_a_process_whose_peer_ended_ends_like_it_and_names_it(leaving, monkeypatch, capsys, what, code, line):
+    def main(_):
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(sys, "argv", ["recipe.py"])
+    of_rank(monkeypatch, 1, what)
+    with pytest.raises(Left):
+        command.run(main, Options)
+    assert leaving.codes == [code]
+    assert capsys.readouterr().err == line.format(socket.gethostname())
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # by the launcher at once: the word is hardly older than it
+    with pytest.raises(RuntimeError, match="ours"):
+        command.run(main, Options)
+
+
+def test_a_lost_connection_is_explained_by_who_is_gone_and_otherwise_said_in_one_line(monkeypatch):
+    gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:24601\nframe #0")
+    monkeypatch.setattr(exit_reasons, "PATIENCE", 0.1)
+    monkeypatch.setattr(exit_reasons, "known", exit_reasons.Launch())
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert exit_reasons.of_peer(ValueError("Connection closed by peer")) is None
+    assert exit_reasons.of_peer(RuntimeError("a shape that does not fit")) is None
+    peer = exit_reasons.of_peer(gloo)
+    assert peer.code == 1
+    assert re.fullmatch(r"the connection to another process is lost \(.*Connection closed .*\): see .*", peer.line)
+
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    exit_reasons.known.processes = [exit_reasons.me(), exit_reasons.me() | {"pid": dead.pid, "host": "there"}]
+    peer = exit_reasons.of_peer(gloo)
+    assert peer.code == 1
+    assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a word: it was killed")
+    exit_reasons.known.processes[1]["machine"] = "another"  # where that number is another process's
+    assert exit_reasons.of_peer(gloo).line.startswith("the connection to another process is lost")
+
+    exit_reasons.known.store = torch.distributed.HashStore()
+    exit_reasons.tell_all_machines(2, "--seed x: give a number")
+    assert exit_reasons.found() is None, "it was this process's own word"
+    word = exit_reasons.me() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
+    exit_reasons.known.store.set(exit_reasons.WORD, json.dumps(word))
+    peer = exit_reasons.of_peer(gloo)
+    assert (peer.code, peer.line) == (2, "rank 3 on there has ended: --train_file a.csv does not exist")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 143])
+def test_a_process_that_was_told_to_end_says_so_to_its_peers_and_leaves_no_file(monkeypatch, tmp_path, code):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    exit_reasons.join()
+    (tmp_path / "copies").mkdir()
+    exit_reasons.temporary.append(tmp_path / "copies")
+    ending.exit_now(code)
+    assert ended == [code]
+    assert exit_reasons.said(1, "preempted") == (code == 143)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert exit_reasons.peer_said("preempted") == (code == 143)
+    assert not exit_reasons.peer_failed()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,45 @@
+"""Fixtures of the tests that call the NLP recipe."""
+
+import shutil
+
+import pytest
+import runs
+
+from shared.config import options
+
+
+@pytest.fixture(scope="module")
+def nlp():
+    return runs.load_recipe("nlp")
+
+
+@pytest.fixture
+def train(nlp, texts):
+    """A function that trains on the small data set; more flags come behind."""
+
+    def call(output, *flags):
+        return nlp.main(
+            options.parse(nlp.Config, [*map(str, (*runs.TINY, *texts, *flags)), "--output_dir", str(output)])
+        )
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def models(alone, tmp_path_factory):
+    """Folders that are no text classifier, or a broken one."""
+    from transformers import AutoTokenizer, ResNetConfig
+
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "empty").mkdir()
+    ResNetConfig().save_pretrained(folder / "images")
+    for name in ("good", "without weights", "cut off", "other tokenizer", "images with tokenizer"):
+        shutil.copytree(alone / "model", folder / name)
+    (folder / "without weights/model.safetensors").unlink()
+    with (folder / "cut off/model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    tokenizer = AutoTokenizer.from_pretrained(alone / "model")
+    tokenizer.add_tokens(["another", "vocabulary"])
+    tokenizer.save_pretrained(folder / "other tokenizer")
+    ResNetConfig().save_pretrained(folder / "images with tokenizer")
+    return folder

@@ -1,0 +1,118 @@
+"""The runs whose numbers docs/exactness.md promises: their flags, and what they are compared with, for tests."""
+
+import call_recipe
+import runs
+import torch
+from torch.nn import functional as F
+
+from shared.config import options
+from shared.images.images import collate
+from shared.optimization.optimizers import make_schedule
+from shared.plan.batches import Plan
+from shared.plan.seeding import seed_dropout
+
+BUDGETS = (48, 96, 576)  # rows x longest row, at most 12 x 48: a step in twelve, eight and one micro-batches
+TWENTY_STEPS = ["--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", "no"]
+# The first step of SGD with Nesterov momentum moves the weights by 1.9 x learning rate x gradient; with this rate the
+# move is so large beside the weights that their difference gives the gradient to nearly all its digits.
+SGD_RATE = 100.0
+ONE_STEP = [
+    *("--optim", "sgd", "--learning_rate", SGD_RATE, "--weight_decay", 0, "--max_grad_norm", 0, "--warmup_steps", 0),
+    *("--lr_scheduler_type", "constant", "--max_train_steps", 1, "--checkpointing_steps", "no"),
+]
+CLASS_WEIGHTS = (0.5, 2.5, 1.0, 3.7)
+EPOCHS_ROWS, EPOCHS_BATCH = 23, 5  # two epochs are nine steps of 5 and one of a single row, whatever the processes
+IMAGE_STEPS = 20
+# Crops, mirroring and mixing are on, because their draws, too, must not depend on the number of processes.
+IMAGES = [
+    *(*runs.TINY_IMAGES, "--max_train_steps", IMAGE_STEPS, "--eval_steps", IMAGE_STEPS, "--logging_steps", 1),
+    *("--horizontal_flip", "--mixup", 0.2, "--cutmix", 1, "--max_grad_norm", 0),
+]
+GROWS = [
+    *(*runs.TINY_IMAGES, "--lr_scheduler_type", "constant", "--warmup_steps", 2, "--logging_steps", 1),
+    *("--ema_decay", 0.9, "--optim", "adamw", "--learning_rate", 0.002),
+]
+
+
+def nlp_runs(texts, folder):
+    """The command lines of the NLP recipe's runs, by name."""
+    tiny = [*texts, *runs.TINY]
+    epochs = write_numbered_texts(folder)
+    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
+    return {
+        **{f"gradient-{budget}": [*tiny, *ONE_STEP, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
+        **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
+        "weighted": [*tiny, *ONE_STEP, "--class_weights", *CLASS_WEIGHTS, "--label_smoothing", 0.1],
+        "dropout": [*tiny, *TWENTY_STEPS, *bert],
+        "dropout-cut-otherwise": [*tiny, *TWENTY_STEPS, *bert, "--max_tokens_per_micro_batch", 48],
+        "epochs": [
+            *(*epochs, *runs.TINY, "--max_train_steps", "None", "--num_train_epochs", 2, "--eval_steps", "None"),
+            *("--global_batch_size", EPOCHS_BATCH, "--logging_steps", 1),
+        ],
+        "evaluation": [*tiny, *bert, "--metric_name", *["accuracy", "macro_f1", "matthews_correlation", "roc_auc"]],
+    }
+
+
+def mlm_runs(texts):
+    """The command lines of the MLM recipe's runs, by name."""
+    tiny = [*texts, *runs.TINY]
+    return {
+        "gradient": [*tiny, *ONE_STEP],
+        "adam": [*tiny, *TWENTY_STEPS],
+        "rows": [*tiny, *TWENTY_STEPS, "--no_packing"],
+    }
+
+
+def write_numbered_texts(folder):
+    """23 rows of different lengths, each with a text of its own, and 7 to validate."""
+    flags = []
+    for flag, rows in (("train", range(EPOCHS_ROWS)), ("validation", range(100, 107))):
+        lines = [f"{'even' if i % 2 == 0 else 'odd'},{' '.join([f'row number {i}'] * (1 + i % 4))}" for i in rows]
+        file = folder / f"{flag}.csv"
+        file.write_text("\n".join(["label,text", *lines]) + "\n")
+        flags += [f"--{flag}_file", file]
+    return flags
+
+
+def train_images_in_one_process():
+    """The image recipe's run, written out anew for one process: {parameters and running statistics by name}."""
+    recipe = runs.load_recipe("image_classification")
+    config = options.parse(recipe.Config, [*map(str, IMAGES)])
+    train, _, _, augmentation = recipe.load_data(config)
+    model = call_recipe.with_dropout(recipe.build_model)(config, train.source.names).train()
+    plan = Plan(
+        num_samples=len(train), seed=0, global_batch_size=48, max_steps=IMAGE_STEPS, max_samples=12, num_epochs=None
+    )
+    decays = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": p, "weight_decay": decay} for p, decay in zip(decays, (5e-4, 0.0), strict=True)]
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True)
+    schedule = make_schedule(config, IMAGE_STEPS)
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    seen = {norm: [] for norm in norms}
+    for norm in norms:
+        norm.track_running_stats = False  # only the hook looks
+        norm.register_forward_pre_hook(lambda norm, args: seen[norm].append(torch.var_mean(args[0], (0, 2, 3))))
+    running = {norm: [norm.running_mean.clone(), norm.running_var.clone()] for norm in norms}
+    for step in range(IMAGE_STEPS):
+        assert len(plan.cut(step)) == 4
+        for piece in plan.cut(step):
+            images, targets = augmentation.training(piece, collate([train[i] for i in piece.samples]), 10)
+            seed_dropout(torch.device("cpu"), 0, step, piece.index)
+            logits = model(pixel_values=images).logits
+            (F.cross_entropy(logits, targets, reduction="sum") / 48).backward()
+        for norm, found in seen.items():
+            for i, place in ((0, 1), (1, 0)):  # var_mean gives the variance first
+                mean = torch.stack([statistic[place] for statistic in found]).mean(0).detach()  # equal micro-batches
+                running[norm][i] = 0.9 * running[norm][i] + 0.1 * mean
+            found.clear()
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(step)
+        optimizer.step()
+        optimizer.zero_grad()
+    names = {norm: name for name, norm in model.named_modules()}
+    statistics = {
+        f"{names[norm]}.running_{what}": pair[i]
+        for norm, pair in running.items()
+        for i, what in enumerate(("mean", "var"))
+    }
+    return dict(model.named_parameters()), statistics

@@ -1,0 +1,118 @@
+"""Flags, Hub names, folders and disks that a run cannot use are refused in one line."""
+
+import errno
+import resource
+import socket
+import tempfile
+
+import pytest
+import runs
+from huggingface_hub import constants
+from refusals import files, refusal
+
+from shared.checkpoints import saving
+from shared.config import options
+from shared.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+# Batches and metrics
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--max_tokens_per_micro_batch", 20], "--max_tokens_per_micro_batch 20 is smaller than sample "),
+        (
+            ["--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2],
+            "--global_batch_size 12 is not 4 per device x 1 process x 2 accumulation steps = 8: leave out one of",
+        ),
+        (
+            ["--metric_for_best_model", "bleu"],
+            "--metric_for_best_model bleu is not computed: use one of loss, accuracy",
+        ),
+        (["--metric_name", "pearson"], "--metric_name pearson does not fit classification"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(train, tmp_path, flags, said):
+    assert refusal(train, tmp_path, *flags).startswith(said)
+    assert not files(tmp_path)
+
+
+# The Hub
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+    """Connections that were tried while there is no network."""
+    tried = []
+
+    def fail(address, *_, **__):
+        tried.append(address)
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "create_connection", fail)
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("flag", "way_out"),
+    [("--model_name_or_path", "train a new encoder"), ("--dataset_name", "train on the embedded docstrings")],
+)
+def test_a_hub_name_without_a_network_is_tried_once(nlp, texts, attempts, tmp_path, flag, way_out):
+    data = [] if flag == "--dataset_name" else [str(word) for word in texts]
+    config = options.parse(nlp.Config, [*data, flag, "nobody/nothing", "--output_dir", str(tmp_path)])
+    with pytest.raises(UserError, match=rf"{flag} nobody/nothing .*there is no network to .*: .*{way_out}"):
+        nlp.main(config)
+    assert len(attempts) == 1
+    assert not files(tmp_path)
+
+
+def test_an_upload_that_could_not_happen_is_refused_before_training(train, attempts, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_something")
+    message = refusal(train, tmp_path, "--push_to_hub")
+    assert message.startswith("--push_to_hub: there is no network to ")
+    assert len(attempts) == 1
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    assert refusal(train, tmp_path, "--push_to_hub").startswith("--push_to_hub needs a token: set HF_TOKEN")
+    assert len(attempts) == 1
+    assert not files(tmp_path)
+
+
+# The output folder
+
+
+def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for output, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file/run", "Not a directory")):
+        message = refusal(train, output)
+        assert (
+            message == f"--output_dir {output} cannot be written ({reason}): name another folder, or free space there"
+        )
+    assert (tmp_path / "file").read_text() == "mine"
+
+    def full(**_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    assert "cannot be written (No space left on device)" in refusal(train, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"), [([], "checkpoints/step_00000008"), (["--checkpointing_steps", "no"], "model")]
+)
+def test_a_disk_that_fills_up_during_the_run_ends_it_in_one_line(train, tmp_path, monkeypatch, flags, what):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights have 138 kB
+    try:
+        message = refusal(train, tmp_path, *flags)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"{tmp_path / what} (" in message
+    assert "free space" in message
+    assert not list(tmp_path.glob("model*"))
+    assert len(runs.training_lines(tmp_path)) == 4

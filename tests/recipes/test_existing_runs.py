@@ -1,0 +1,225 @@
+"""What a run folder holds already is resumed, refused or left as it is; nothing of an earlier run is touched."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+import shutil
+
+import pytest
+import runs
+import torch
+from refusals import files, refusal, rows
+
+from shared.config import options
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_out(train, alone):
+    before = files(alone)
+    message = refusal(train, alone, "--hidden_size", 64, "--seed", 3)
+    assert "holds a run decided by other settings (--seed was 0, is 3, --hidden_size was 32, is 64)" in message
+    assert message.endswith("give the old values to go on with it, or another --output_dir for a new run")
+    assert "--max_train_steps was 8, is 9" in refusal(train, alone, "--max_train_steps", 9)  # the schedule is linear
+    assert "--resume_from_checkpoint never" in refusal(train, alone, "--resume_from_checkpoint", "never")
+    assert files(alone) == before
+
+
+def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(train, tmp_path, capsys):
+    lines = [(f"text number {i} of {'few' if i % 3 else 'some'}", "xy"[i % 2]) for i in range(40)]
+    data, run = tmp_path / "data.csv", tmp_path / "run"
+    flags = ["--train_file", data, "--validation_file", rows(tmp_path / "valid.csv", *lines[:9])]
+    flags += ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    rows(data, *lines)
+    train(run, *flags, 2)
+    before = files(run)
+    for changed in ([(text, "yx"["xy".index(label)]) for text, label in lines], [*lines, ("new words", "x")]):
+        rows(data, *changed)
+        assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+        assert files(run) == before
+    rows(data, *lines)
+    result = train(run, *flags, 4)
+    assert runs.training_lines(run)[-1]["step"] == 4
+
+    shutil.rmtree(run / "checkpoints")  # the finished run is compared all the same
+    before = files(run)
+    assert train(run, *flags, 4) == result
+    assert capsys.readouterr().out.endswith(f"{run} holds this run, finished: {result}\n")
+    rows(data, *lines, ("new words", "x"))
+    assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+    rows(data, *[(text, "x") for text, _ in lines])
+    assert "has fewer than two classes" in refusal(train, run, *flags, 4)
+    data.unlink()
+    assert train(run, *flags, 4) == result
+    assert f"{result}; its data was not compared (--train_file {data}: no such file)" in capsys.readouterr().out
+    assert files(run) == before
+    record = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(', "data": "[^"]*"', "", record))
+    assert train(run, *flags, 4) == result
+    assert "its data was not compared, because an older version made the run" in capsys.readouterr().out
+
+
+def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path, monkeypatch, capsys):
+    for name in ("train.csv", "valid.csv"):
+        shutil.copy(texts[1].with_name(name), tmp_path)
+    shutil.copytree(models / "good", tmp_path / "bert")
+    monkeypatch.chdir(tmp_path)
+    names = ["--validation_file", "valid.csv", "--lr_scheduler_type", "constant", "--warmup_ratio", None]
+    flags = [*names, "--model_name_or_path", "bert", "--train_file", "train.csv", "--max_train_steps"]
+    train("run", *flags, 2)
+    before = files(tmp_path / "run")
+
+    (tmp_path / "moved").mkdir()
+    for name in ("train.csv", "valid.csv", "bert"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    named = ["--train_file", "moved/train.csv", "--validation_file", tmp_path / "moved/valid.csv"]
+    moved = [*flags[2:-1], *named, "--model_name_or_path", "moved/bert", "--max_train_steps"]
+    train("run", *moved, 2)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("run holds this run, finished: {")
+    (tmp_path / "other.csv").write_text((tmp_path / "moved/train.csv").read_text().replace(" the ", " a "))
+    other = [*moved[:-1], "--train_file", "other.csv", moved[-1]]
+    for steps in (2, 4):  # of the finished run and of one that goes on
+        assert "the data are not those that this run began with" in refusal(train, "run", *other, steps)
+        gone = refusal(train, "run", *moved[:-1], "--train_file", "gone.csv", moved[-1], steps)
+        assert "--train_file was train.csv, is gone.csv" in gone
+    settings = json.loads((tmp_path / "moved/bert/config.json").read_text())
+    (tmp_path / "moved/bert/config.json").write_text(json.dumps(settings | {"classifier_dropout": 0.5}))
+    assert "--model_name_or_path was bert, is moved/bert" in refusal(train, "run", *moved, 4)
+    (tmp_path / "moved/bert").rename(tmp_path / "bert")
+    assert "its config is not the one that this run began with" in refusal(train, "run", *moved, 4, *flags[-5:-3])
+    (tmp_path / "bert/config.json").write_text(json.dumps(settings))
+    assert files(tmp_path / "run") == before
+
+    train("run", *moved, 4, "--model_name_or_path", "./bert")
+    assert "--train_file was train.csv, is moved/train.csv, --valid" in capsys.readouterr().out
+    assert runs.training_lines(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_path):
+    constant = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path / "run", *constant, 2)
+    flags = [*constant, 4, "--resume_from_checkpoint", tmp_path / "run/checkpoints/step_00000002"]
+    message = refusal(train, tmp_path / "new", *flags, "--learning_rate", 0.5)
+    assert "step_00000002 belongs to a run decided by other settings (--learning_rate was 0.001, is 0.5)" in message
+    assert message.endswith(
+        "give the old values to go on with it, or leave out --resume_from_checkpoint for a new run, which can begin "
+        "with the model/ of that one as --model_name_or_path"
+    )
+
+
+def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, tmp_path, monkeypatch):
+    flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path, *flags, 2)
+    before = files(tmp_path)
+    with monkeypatch.context() as nothing_installed:
+        nothing_installed.setattr(importlib.util, "find_spec", lambda _: None)
+        assert refusal(train, tmp_path, *flags, 4, "--report_to", "wandb").startswith("--report_to wandb: the package")
+    assert files(tmp_path) == before
+    train(tmp_path, *flags, 4)
+    assert runs.training_lines(tmp_path)[-1]["step"] == 4
+
+
+def test_files_of_other_programs_are_not_overwritten(train, tmp_path):
+    for name, content, said in (
+        ("config.yaml", "window: 3\n", "was not written by a recipe"),
+        ("metrics.jsonl", "loss 1.0\n{}\n", "line 1: not a JSON object with a step"),
+    ):
+        (tmp_path / name).write_text(content)
+        assert said in refusal(train, tmp_path)
+        assert (tmp_path / name).read_text() == content
+        (tmp_path / name).unlink()
+
+
+def test_a_run_without_a_checkpoint_is_replaced_and_that_is_said(train, tmp_path, capsys):
+    train(tmp_path, "--checkpointing_steps", "no")
+    shutil.rmtree(tmp_path / "model")
+    train(tmp_path, "--seed", 7)
+    said = f"{tmp_path} holds a run that left no checkpoint (--seed was 0, is 7): this one takes its place"
+    assert said in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_model_is_refused(train, nlp, tmp_path, monkeypatch):
+    flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    train(tmp_path, *flags, 2)
+    build_model = nlp.build_model
+
+    def build_a_wider_one(config, *args):
+        return build_model(dataclasses.replace(config, hidden_size=64), *args)
+
+    monkeypatch.setattr(nlp, "build_model", build_a_wider_one)
+    assert "step_00000002 does not fit this model (" in refusal(train, tmp_path, *flags, 4)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(train, tmp_path):
+    message = refusal(train, tmp_path, "--resume_from_checkpoint", tmp_path / "step_00000004")
+    assert message.startswith(
+        f"--resume_from_checkpoint {tmp_path / 'step_00000004'}: there is no such folder; use auto"
+    )
+
+
+def test_a_model_that_no_run_left_is_not_overwritten(train, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_text("mine")
+    message = refusal(train, tmp_path)
+    assert message.startswith(f"--output_dir {tmp_path} holds a folder model/ but no config.yaml")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "weights"]
+
+
+@pytest.mark.parametrize(
+    ("of_training", "said"),
+    [(True, "the gradients of 9 steps in a row were not finite"), (False, "its evaluation loss is nan: lower")],
+)
+def test_a_run_whose_losses_are_no_numbers_leaves_no_model(train, nlp, monkeypatch, tmp_path, of_training, said):
+    losses = nlp.item_losses
+    monkeypatch.setattr(
+        nlp, "item_losses", lambda *a: losses(*a) * (math.nan if torch.is_grad_enabled() == of_training else 1.0)
+    )
+    flags = ["--max_train_steps", 9, "--logging_steps", 100, "--eval_steps", 100]
+    for _ in range(2):  # and its last checkpoint does not make it better
+        assert said in refusal(train, tmp_path, *flags)
+        assert not list(tmp_path.glob("model*"))
+
+
+# What is no mistake
+
+
+def test_a_finished_run_says_so_and_returns_its_result_and_changes_nothing(train, alone, capsys):
+    before = files(alone)
+    for flags in ([], ["--logging_steps", 5, "--save_total_limit", 1], ["--dry_run"]):
+        result = train(alone, *flags)
+        assert f"{alone} holds this run, finished: {result}" in capsys.readouterr().out
+        evaluated = [line for line in runs.metrics(alone) if "eval_loss" in line][-1]
+        assert result == {name: value for name, value in evaluated.items() if name != "step"}
+    assert files(alone) == before
+
+
+def test_a_run_under_a_constant_schedule_can_be_made_longer(train, tmp_path, capsys):
+    constant = ["--lr_scheduler_type", "constant", "--warmup_steps", 2]
+    train(tmp_path / "grown", *constant, "--max_train_steps", 4)
+    before = files(tmp_path / "grown")
+    capsys.readouterr()
+
+    train(tmp_path / "grown", *constant, "--dry_run")  # shows what would run, and changes nothing
+    said = capsys.readouterr().out
+    assert "8 of 12 samples" in said
+    assert "resumed from step_00000004" in said
+    assert files(tmp_path / "grown") == before
+    assert "--max_train_steps was 4, is 3" in refusal(train, tmp_path / "grown", *constant, "--max_train_steps", 3)
+
+    train(tmp_path / "grown", *constant)
+    train(tmp_path / "at once", *constant)
+    assert runs.weights(tmp_path / "grown").equal(runs.weights(tmp_path / "at once"))
+    steps = [line["step"] for line in runs.training_lines(tmp_path / "grown")]
+    assert steps == [2, 4, 6, 8]
+    settings = options.load(tmp_path / "grown/config.yaml")
+    assert settings["max_train_steps"] == 8
+
+
+def test_config_and_state_of_a_run_hold_no_token(train, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
+    monkeypatch.setenv("WANDB_API_KEY", "hf_secretsecret")
+    train(tmp_path, "--max_train_steps", 1)
+    assert not [path for path in files(tmp_path) if b"hf_secretsecret" in (tmp_path / path).read_bytes()]
+    assert json.loads((tmp_path / "checkpoints/step_00000001/state.json").read_text())["step"] == 1

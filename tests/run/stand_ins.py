@@ -1,0 +1,15 @@
+"""Objects that stand in for an Accelerator, for tests."""
+
+from types import SimpleNamespace
+
+
+def accelerator(processes=1, precision="no"):
+    """What the functions here ask of an Accelerator."""
+    return SimpleNamespace(
+        num_processes=processes,
+        is_main_process=True,
+        mixed_precision=precision,
+        print=print,
+        get_state_dict=lambda model: model.state_dict(),
+        unwrap_model=lambda model: model,
+    )

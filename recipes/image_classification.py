@@ -2,11 +2,12 @@
 
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/image_classification.py
 
-Without arguments it learns scikit-learn's digits. Your own images, a folder for each class, and a pretrained model:
+Without arguments it trains on scikit-learn's digits. With your own images, in one folder per class, and a pretrained
+model:
 
     ... recipes/image_classification.py --train_dir photos --model_name_or_path microsoft/resnet-18 --freeze_backbone
 
-Expected: 0.988 accuracy on a held-out fifth of the digits after 28 epochs (mean of 3 seeds), in 21 s of one core.
+Expected: 0.988 accuracy on a held-out fifth of the digits after 28 epochs (mean of 3 seeds), in 21 s on one core.
 To copy: this file and the folder shared/.
 """
 
@@ -41,31 +42,31 @@ class Config(AugmentationOptions):
     """Image classification."""
 
     ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
-    """Evaluate and export a moving average of the weights, of which this share stays at each step. None: the last."""
+    """Evaluate and export a moving average of the weights with this decay per step. None: no average."""
     sync_batchnorm: bool = False
-    """Batch norm over one micro-batch of every process, for micro-batches under 16: GPUs only."""
+    """Compute batch-norm statistics over the micro-batches of all processes; for micro-batches under 16. GPUs only."""
     channels_last: bool = True
-    """On a GPU, store images and convolutions channels last, which is faster."""
+    """On a GPU, use the memory format channels-last for images and convolutions, which is faster."""
     optim: Literal["adamw", "sgd", "lars", "muon"] = "sgd"
     """Optimizer."""
     scale_learning_rate: Literal["linear", "sqrt", "none"] = "linear"
-    """How --learning_rate, which is for 256 samples, grows with --global_batch_size."""
+    """How --learning_rate, given for a global batch of 256, is scaled to --global_batch_size."""
     learning_rate: float | None = None
     """Peak learning rate for a global batch of 256. None: 0.2, or 0.01 for a pretrained model that is not frozen."""
     weight_decay: float = 5e-4
-    """Weight decay; biases and normalization weights have none."""
+    """Weight decay; not applied to biases and norms."""
     lr_scheduler_type: ScheduleType = "cosine"
-    """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
+    """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
     warmup_ratio: float | None = 0.1
-    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
     global_batch_size: int | None = 128
-    """Samples per optimizer step, over all processes and micro-batches: the same run on any number of processes."""
+    """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
     per_device_train_batch_size: int | None = 32
-    """Most samples of one micro-batch, which is what batch norm normalizes over. None: no such limit."""
+    """Maximum number of samples in a micro-batch, over which batch norm computes its statistics. None: no limit."""
     num_train_epochs: int = 28
     """Passes over the training data."""
     validation_split_percentage: int = 20
-    """Share of each class held out for validation, in percent, where there is no validation or test part."""
+    """Percentage of each class held out for validation, if there is no validation or test split."""
     output_dir: str = "out/images"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
@@ -90,7 +91,7 @@ def main(config: Config) -> dict[str, float]:
         schedule = make_schedule(config, plan.total_steps)
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
-            """A micro-batch's share of the mean loss of its global batch."""
+            """The contribution of a micro-batch to the mean loss of its global batch."""
             images, targets = augmentation.training(micro_batch, batch, classes)
             logits = model(pixel_values=images).logits
             losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=config.label_smoothing)
@@ -128,7 +129,7 @@ def main(config: Config) -> dict[str, float]:
 def evaluate(
     accelerator: Any, model: Any, loader: Loader, data: Images, augmentation: Augmentation, metrics: Any
 ) -> dict[str, float]:
-    """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
+    """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     if (predicted := predict(accelerator, model, loader, data, augmentation, metrics)) is None:
         return {}
     ranked, losses, scores = predicted
@@ -137,11 +138,11 @@ def evaluate(
 
 
 def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Augmentation, metrics: Any = None) -> Any:
-    """Likeliest classes [samples, at most 5], losses [samples], scores for `metrics`; None if a signal cut it short."""
+    """Most likely classes [samples, at most 5], losses [samples], scores for `metrics`; None if interrupted."""
     best = min(5, len(data.source.names))
 
     def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        with accelerator.autocast():  # `prepare` has given it to the model, but not to the average
+        with accelerator.autocast():  # `prepare` adds it to the model, but not to the average
             logits = model(pixel_values=how.evaluation(batch)).logits.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return logits.topk(best).indices, losses, logits
@@ -150,11 +151,11 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
     return evaluation.collect(accelerator, model, batches, predict_batch, (len(data), best), metrics)
 
 
-# Replace from here down to train on your own data and model.
+# To train with your own data or model, replace the functions below.
 
 
 def load_data(config: Config) -> tuple[Images, Images, Any, Augmentation]:
-    """Training and validation images, the image processor, and what is done to images on the device."""
+    """Training and validation images, the image processor, and the augmentation, which runs on the device."""
     processor, geometry = load_processor(config)
     train, validation = load_images(config, config.decode_size or geometry.whole_size, geometry.interpolation)
     return train, validation, processor, Augmentation.of_run(config, geometry)

@@ -1,12 +1,12 @@
-"""Train a text encoder, from scratch or onwards, to fill in hidden tokens: BERT, RoBERTa or ModernBERT.
+"""Pretrain a text encoder with masked language modeling, or continue its pretraining: BERT, RoBERTa or ModernBERT.
 
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/mlm.py
 
-Without arguments it learns from the docstrings of installed libraries. Your own text, and a full-size model:
+Without arguments it trains on the docstrings of installed libraries. With your own text and a full-size model:
 
     ... recipes/mlm.py --config recipes/configs/modernbert_base.yaml --train_file corpus.txt
 
-Expected: 0.38 of the hidden tokens right after 520 steps, one pass, in 5.6 minutes of CPU time; the loss falls to 3.6.
+Expected: accuracy 0.38 at masked tokens and loss 3.6, after one epoch of 520 steps in 5.6 minutes of CPU time.
 To copy: this file and the folder shared/.
 """
 
@@ -41,8 +41,8 @@ from shared.text.masking import masking_for
 from shared.text.token_files import MaskedDocuments, special_tokens_around, tokenize_parts
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
 
-TOKENIZER_BYTES = 1 << 26  # of text that a new tokenizer is trained on, from the start of the data
-EVALUATION_PROBABILITY = 0.15  # and every hidden token is the mask token: runs that train otherwise can be compared
+TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
+EVALUATION_PROBABILITY = 0.15  # fixed, so that runs with different training masks can be compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,21 +50,21 @@ class Config(TextOptions):
     """Masked language modeling."""
 
     text_column_name: str = "text"
-    """The column of the documents; a text file has one on each line."""
+    """Column of the documents. In a text file, each line is a document."""
     max_length: int = 128
-    """Longest sequence in tokens. Longer documents are cut into pieces of that length; nothing is dropped."""
+    """Maximum length of a sequence in tokens. Longer documents are cut into pieces; no token is dropped."""
     packing: bool = True
-    """Documents end to end, without padding and without attention to each other. Else: one document per row."""
+    """Concatenate documents without padding and without attention between them. Otherwise: one document per row."""
     mlm_probability: Annotated[float, Limits(above=0, below=1)] = 0.3
-    """Share of the tokens of each document that is hidden: an exact number of them."""
+    """Fraction of the tokens of each document that is masked, rounded to an exact number of tokens."""
     mask_replace_prob: Share = 0.8
-    """Share of the hidden tokens that become the mask token."""
+    """Fraction of the masked tokens that is replaced by the mask token."""
     random_replace_prob: Share = 0.1
-    """Share of the hidden tokens that become a random token; what is left stays as it is."""
+    """Fraction of the masked tokens that is replaced by a random token; the rest is not changed."""
     whole_word_masking: bool = False
-    """Hide whole words; the last one of a document maybe in part, so that the number of tokens stays exact."""
+    """Mask whole words. The last one in a document may be masked in part, to keep the exact number of tokens."""
     global_batch_size: int | None = 64
-    """Pieces of documents per optimizer step, over all processes and micro-batches."""
+    """Documents, or pieces of long ones, per optimizer step, over all processes and micro-batches."""
     num_train_epochs: int = 1
     """Passes over the training data."""
     output_dir: str = "out/mlm"
@@ -72,11 +72,11 @@ class Config(TextOptions):
     optim: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer."""
     learning_rate: float | None = None
-    """Peak learning rate. None: 2e-3, or 5e-5 for a pretrained model; 1e-4 to 1e-3 suits new ones of full size."""
+    """Peak learning rate. None: 2e-3, or 5e-5 for a pretrained model. New models of full size need 1e-4 to 1e-3."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
-    """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
+    """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
     warmup_ratio: float | None = 0.06
-    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
 
@@ -97,7 +97,7 @@ def main(config: Config) -> dict[str, float]:
         schedule = make_schedule(config, plan.total_steps)
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
-            """A micro-batch's share of the mean loss of its global batch."""
+            """The contribution of a micro-batch to the mean loss of its global batch."""
             targets = batch.pop("labels")
             losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
@@ -126,10 +126,10 @@ def main(config: Config) -> dict[str, float]:
 
 
 def evaluate(accelerator: Any, model: Any, plan: Plan, data: MaskedDocuments, collate: Any) -> dict[str, float]:
-    """Loss, accuracy and pseudo-perplexity at masked tokens of `data`, always the same; {} if a signal cut it short."""
+    """Loss, accuracy and pseudo-perplexity at the masked tokens of `data`; {} if a signal interrupted it."""
 
     def predict(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Right predictions and the sum of the losses of each piece."""
+        """The number of correct predictions and the sum of the losses of each piece."""
         targets = batch.pop("labels")
         logits = model(**batch).logits
         losses, hits = F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(1) == targets).float()
@@ -144,7 +144,7 @@ def evaluate(accelerator: Any, model: Any, plan: Plan, data: MaskedDocuments, co
     return {"eval_loss": loss, "eval_accuracy": accuracy, "eval_perplexity": float(np.exp(loss))}
 
 
-# Replace from here down to train on your own data and model.
+# To train with your own data or model, replace the functions below.
 
 
 def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:

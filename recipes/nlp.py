@@ -1,12 +1,12 @@
-"""Train a text encoder to classify sentences or pairs of them, or to predict a number, on any number of processes.
+"""Train a text encoder for classification or regression of sentences or sentence pairs, on any number of processes.
 
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/nlp.py
 
-Without arguments it learns from which library a docstring comes. Your own data, and a pretrained encoder:
+Without arguments it learns to tell from which library a docstring is. With your own data and a pretrained encoder:
 
     ... recipes/nlp.py --train_file train.csv --model_name_or_path answerdotai/ModernBERT-base --learning_rate 5e-5
 
-Expected: 0.93 accuracy after 2 epochs, in 50 s on 2 CPU cores; TF-IDF with logistic regression reaches 0.933.
+Expected: 0.93 accuracy after 2 epochs, in 50 s on 2 CPU cores. TF-IDF with logistic regression reaches 0.933.
 To copy: this file and the folder shared/.
 """
 
@@ -44,17 +44,17 @@ class Config(LossOptions):
     """Text classification and regression."""
 
     text_column_names: tuple[str, ...] = ("text",)
-    """The column of the sentences, or the two columns of the pairs."""
+    """Column of the sentences, or the two columns of sentence pairs."""
     label_column_name: tuple[str, ...] = ("label",)
-    """The column of the targets: strings, integers, floats (regression), lists. Or several of 0 and 1: a label each."""
+    """Column of labels: strings, integers, floats (regression) or lists. Or several 0/1 columns, one for each label."""
     label_delimiter: str | None = None
-    """What stands between the labels of a text that has several, such as a comma."""
+    """Separator between several labels in the label column, such as a comma."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
-    """Kind of task. None: what the type of the label column suggests."""
+    """Kind of task. None: determined by the type of the label column."""
     max_length: int = 96
-    """Tokens kept of a sentence or pair."""
+    """Maximum number of tokens of a sentence or pair; further ones are cut off."""
     max_tokens_per_micro_batch: int | None = 1024
-    """Budget of a micro-batch, rows x longest row. It decides how a step is cut, and so how much memory it takes."""
+    """Maximum size of a micro-batch, as rows x longest row in tokens. It determines the memory that a step needs."""
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/nlp"
@@ -62,7 +62,7 @@ class Config(LossOptions):
     learning_rate: float | None = None
     """Peak learning rate, reached after the warm-up. None: 1e-3 for a new encoder, 5e-5 for a pretrained one."""
     warmup_ratio: float | None = 0.06
-    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
 
@@ -86,7 +86,7 @@ def main(config: Config) -> dict[str, float]:
         schedule = make_schedule(config, plan.total_steps)
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
-            """A micro-batch's share of the mean loss of its global batch."""
+            """The contribution of a micro-batch to the mean loss of its global batch."""
             targets = scale.standardize(batch.pop("labels"))
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
@@ -117,7 +117,7 @@ def main(config: Config) -> dict[str, float]:
 def evaluate(
     accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, scale: Scale, metrics: Any
 ) -> dict[str, float]:
-    """Loss and metrics on `data`, each sample counted once, on any number of processes; {} if a signal cut it short."""
+    """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     kind = scale.labels.kind
 
     def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +135,7 @@ def evaluate(
 
 
 def item_losses(kind: str, logits: Tensor, targets: Tensor, **training: Any) -> Tensor:
-    """Losses [rows] of logits [rows, labels] and targets [rows] or [rows, labels]; class weights are in `training`."""
+    """Losses [rows] of logits [rows, labels] and targets [rows] or [rows, labels]; `training` has class weights."""
     if kind == "classification":
         return F.cross_entropy(logits, targets, reduction="none", **training)
     if kind == "multi_label":
@@ -144,17 +144,17 @@ def item_losses(kind: str, logits: Tensor, targets: Tensor, **training: Any) -> 
 
 
 def predict(kind: str, logits: Tensor) -> Tensor:
-    """What the logits [rows, labels] say: class ids [rows], 0 or 1 for each label [rows, labels], or numbers [rows]."""
+    """Predictions of logits [rows, labels]: class ids [rows], 0 or 1 per label [rows, labels], or numbers [rows]."""
     if kind == "classification":
         return logits.argmax(1)
     return (logits > 0).long() if kind == "multi_label" else logits.squeeze(1)
 
 
-# Replace from here down to train on your own data and model.
+# To train with your own data or model, replace the functions below.
 
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
-    """Training and validation data, what their labels mean, and the tokenizer."""
+    """Training and validation data, the labels, and the tokenizer."""
     *tables, labels = load_labeled(config)
     columns = config.text_column_names
     if config.model_name_or_path:

@@ -1,11 +1,11 @@
-"""Files and folders: on disk when a function returns, and readable by those who may."""
+"""Write files and folders to disk before continuing, and give them the usual permissions."""
 
 import os
 from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Have a file or folder written to disk before going on."""
+    """Return once the file or folder `path` is written to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -14,9 +14,9 @@ def sync(path: Path) -> None:
 
 
 def usual_permissions(folder: Path) -> None:
-    """Give `folder` and all in it the permissions that this process's umask gives to new files and folders.
+    """Give `folder` and everything in it the permissions that this process's umask gives to new files and folders.
 
-    safetensors keeps what it writes from everybody but its owner, and so does Python's tempfile.
+    Without this, only the owner can read files written by safetensors or Python's tempfile.
     """
     probe = folder / ".permissions"
     probe.touch()

@@ -1,4 +1,4 @@
-"""What is said to the user: a line that tells, a mistake that can be mended, or a signal that ended the run."""
+"""Messages to the user: printed lines, errors that the user can fix, and the exception of an interrupted run."""
 
 import os
 import sys
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 
 def say(line: str) -> None:
-    """Print one line to stderr. Every process comes here, and only the one of rank 0 speaks."""
+    """Print one line to stderr on rank 0. All processes may call this; the others print nothing."""
     if os.environ.get("RANK", "0") == "0":
         print(line, file=sys.stderr)
 
 
 def listed(words: Sequence[str]) -> str:
-    """The first five, and how many more there are."""
+    """The first five words, separated by commas, and the number of further ones."""
     return ", ".join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")
 
 
 class UserError(Exception):
-    """A mistake that the user can mend; `launch.run` prints its message once and ends every process with exit code 2.
+    """An error that the user can fix; `shared.run.command` prints it once and ends every process with exit code 2.
 
-    Raise it with one line: the flag or file, the value it had, and what to do about it. Broken invariants of our own
-    are `assert`s instead, and keep their traceback.
+    The message is one line: the flag or file, its value, the problem and the fix. For our own invariants use `assert`,
+    which keeps the traceback.
     """
 
 
 class Preempted(Exception):
-    """A signal asked the run to end, and all is saved; `launch.run` ends every process with exit code 143."""
+    """The run received a signal and has saved its state; `shared.run.command` ends every process with exit code 143."""

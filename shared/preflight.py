@@ -1,10 +1,11 @@
-"""Whether the processes of a launch can meet, and as what: known within half a minute, before anything is trained.
+"""Check within half a minute that the processes of a launch can connect, compute together, and have equal settings.
 
     torchrun --nproc-per-node 2 -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml -m shared.preflight recipes/nlp.py --seed 1
 
-Under any launcher, or none. With a recipe and its flags it also prints what these resolve to, and compares its data on
-all machines. Exit code 0 when all processes met, computed together and agree; 2 with the likely cause when not.
+It works with any launcher, and without one. With a recipe and its flags it also prints the resolved settings and
+compares the data of all machines. Exit code 0: all processes connected, computed together and agree. Exit code 2: they
+did not; the error names the likely cause.
 """
 
 import contextlib
@@ -33,13 +34,13 @@ from shared.monitoring.tracking import require_trackers
 from shared.processes import collectives, ending, signals
 from shared.run import launch_card, run_folder
 
-WHOLE = 64 << 20  # bytes; of a larger file only so many at its start and end are compared
+COMPARED = 64 << 20  # bytes at the start and at the end of a file that are compared
 ROUNDS = 5
-ENOUGH = 0.1  # seconds; an all-reduce that takes longer is not made larger
+LONG_ENOUGH = 0.1  # seconds; once an all-reduce takes that long, its size is not increased further
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do it all and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]], or --help."""
+    """Run the preflight and end this process. `argv`: [--timeout SECONDS] [RECIPE [ITS FLAGS]], or --help."""
     if argv and argv[0] in ("-h", "--help"):
         print(__doc__)
         return
@@ -53,36 +54,36 @@ def main(argv: Sequence[str]) -> None:
 
 
 def arguments(argv: Sequence[str]) -> tuple[float, Path | None, list[str]]:
-    """The timeout in seconds, the recipe if there is one, and its flags."""
+    """Parse `argv` into the timeout in seconds, the recipe (None if not given) and its flags."""
     seconds, rest = 30.0, list(argv)
     if rest and rest[0] == "--timeout":
         try:
             seconds, rest = float(rest[1]), rest[2:]
         except (IndexError, ValueError):
-            raise UserError("--timeout: give the seconds that the processes may take to meet") from None
+            raise UserError("--timeout: give the seconds that the processes may take to connect") from None
     if not rest:
         return seconds, None, []
     if not Path(rest[0]).is_file():
-        raise UserError(f"{rest[0]} is no file: python -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]")
+        raise UserError(f"{rest[0]} is not a file: python -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]")
     return seconds, Path(rest[0]), rest[1:]
 
 
 def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
-    """Meet, compare, compute together, and print the card.
+    """Connect the processes, compare their facts, time an all-reduce, and print the results.
 
     Raises:
-        UserError: the likely cause why the processes of this launch cannot train together.
+        UserError: the processes of this launch cannot train together; names the likely cause.
     """
     config = options.parse(config_class(recipe) if recipe else options.Options, flags)
     place = rendezvous.Place.of_environment()
-    starting.check_environment(config, starting.told_to_use_cpu() or not torch.accelerator.is_available())
+    starting.check_environment(config, starting.cpu_requested() or not torch.accelerator.is_available())
     if place.processes > 1:
-        with ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
+        with time_limit(seconds + 5, f"the processes met at {place.where}, then one stopped"):
             store = rendezvous.meet(place, seconds)
             facts = rendezvous.exchange(store, place, own_facts(recipe, config), seconds)
             agreement.refuse_differences(facts)
             rendezvous.connect(store, place, seconds)
-    with ended_after(60, f"the all-reduce did not end: {rendezvous.unconnected()}"):
+    with time_limit(60, f"the all-reduce did not end: {rendezvous.connection_advice()}"):
         accelerator = starting.start(config)
         rows = launch_card.hardware(accelerator)
         if place.processes > 1:
@@ -99,8 +100,8 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float, why: str) -> Iterator[None]:
-    """End this process with `why` if the block takes longer: a collective call cannot be interrupted in another way."""
+def time_limit(seconds: float, why: str) -> Iterator[None]:
+    """End this process with the error `why` if the block takes longer; nothing else interrupts a collective call."""
 
     def end() -> None:
         print(f"error: {why}", file=sys.stderr, flush=True)
@@ -116,23 +117,23 @@ def ended_after(seconds: float, why: str) -> Iterator[None]:
 
 
 def config_class(recipe: Path) -> type[options.Options]:
-    """The Config of a recipe."""
+    """Import a recipe and return its Config class."""
     spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules[recipe.stem] = module  # dataclasses look their module up
+    sys.modules[recipe.stem] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     found: type[options.Options] = module.Config
     return found
 
 
-# Comparing
+# Comparison of the processes
 
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
-    """What `agreement` compares for a run, and the data, as {kind: {name: value}}, and this process's host."""
-    on_cpu = starting.told_to_use_cpu() or not torch.accelerator.is_available()
+    """Return the facts that `agreement.own_facts` compares for a run, with the host and digests of the data added."""
+    on_cpu = starting.cpu_requested() or not torch.accelerator.is_available()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
     settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
     words = [one for value in settings for one in (value if isinstance(value, list) else [value])]
@@ -144,9 +145,9 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
 
 
 def embedded_data(config: options.Options) -> dict[str, str]:
-    """The versions of the libraries that a recipe without data of the user's own trains on; {} where it has such data.
+    """The versions of the libraries that contain a recipe's default data; {} if the user gives other data.
 
-    Their docstrings are the data of text recipes, scikit-learn's digits that of the others, which can read folders.
+    Text recipes train on docstrings of installed libraries, image recipes (with --train_dir) on scikit-learn's digits.
     """
     if config.dataset_name or config.train_file or getattr(config, "train_dir", None):
         return {}
@@ -157,29 +158,29 @@ def embedded_data(config: options.Options) -> dict[str, str]:
 
 
 def matches(pattern: str) -> list[str]:
-    """The files that a pattern such as data/*.csv stands for."""
-    return sorted(glob.glob(pattern))  # noqa: PTH207  Path.glob takes no absolute pattern
+    """The files that match a pattern such as data/*.csv, sorted."""
+    return sorted(glob.glob(pattern))  # noqa: PTH207  Path.glob refuses absolute patterns
 
 
 def digest(path: Path) -> str:
-    """A digest of a file, or of the names and sizes in a folder."""
+    """The digest of a file's size, start and end, or of the names and sizes of the files in a folder."""
     if path.is_dir():
         names = "".join(f"{p.relative_to(path)} {p.stat().st_size}\n" for p in sorted(path.rglob("*")) if p.is_file())
         return hashlib.sha256(names.encode()).hexdigest()
     size = path.stat().st_size
     found = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
-        found.update(file.read(WHOLE))
-        file.seek(max(WHOLE, size - WHOLE))
-        found.update(file.read(WHOLE))
+        found.update(file.read(COMPARED))
+        file.seek(max(COMPARED, size - COMPARED))
+        found.update(file.read(COMPARED))
     return found.hexdigest()
 
 
-# What a recipe's flags resolve to here, and how fast the processes are together
+# Resolved settings of the recipe, and the speed of communication
 
 
 def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
-    """The rows of a recipe: the batch equation, tracker, output folder."""
+    """The rows of the card about a recipe: the batch equation, the tracker and the output folder."""
     config = run_folder.resolve(config, accelerator, None)
     assert config.global_batch_size
     collectives.on_main_process(accelerator, lambda: require_trackers(config.report_to))
@@ -193,9 +194,9 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
 
 
 def visibility(accelerator: Any, output_dir: Path) -> str:
-    """Whether the machines see the same folder: rank 0 leaves a file in it, the others look."""
+    """Whether all processes see the same folder: rank 0 writes a file to it, and the others check for the file."""
 
-    def leave_token() -> tuple[Path, bool]:
+    def write_token() -> tuple[Path, bool]:
         is_new = not output_dir.exists()
         run_folder.check_writable(output_dir)
         token = output_dir / f".preflight-{secrets.token_hex(8)}"
@@ -207,7 +208,7 @@ def visibility(accelerator: Any, output_dir: Path) -> str:
         if is_new:
             output_dir.rmdir()
 
-    token, is_new = collectives.on_main_process(accelerator, leave_token)
+    token, is_new = collectives.on_main_process(accelerator, write_token)
     blind = collectives.gather(accelerator, None if token.exists() else socket.gethostname())
     collectives.on_main_process(accelerator, remove)
     hosts = sorted({host for host in blind if host})
@@ -217,9 +218,9 @@ def visibility(accelerator: Any, output_dir: Path) -> str:
 
 
 def bandwidth(accelerator: Any) -> str:
-    """All-reduces of 1 MiB and more, until one takes long enough to be timed; the bytes that each process moves."""
+    """The speed of all-reduces, of 1 MiB and more until one takes LONG_ENOUGH, in bytes that each process moves."""
     size, most = 1 << 20, (64 if accelerator.device.type == "cpu" else 256) << 20
-    while (seconds := timed_all_reduce(accelerator, size)) < ENOUGH and size < most:
+    while (seconds := timed_all_reduce(accelerator, size)) < LONG_ENOUGH and size < most:
         size *= 4
     moved = 2 * (accelerator.num_processes - 1) / accelerator.num_processes * size
     rate = moved / seconds
@@ -227,7 +228,7 @@ def bandwidth(accelerator: Any) -> str:
 
 
 def timed_all_reduce(accelerator: Any, size: int) -> float:
-    """Seconds that an all-reduce of `size` bytes takes: the median of 5, the slowest process's, the same on all."""
+    """Seconds for an all-reduce of `size` bytes: the median of 5 rounds, of the slowest process; the same on all."""
     values = torch.empty(size // 4, device=accelerator.device)
     wait: Callable[[], object] = torch.accelerator.synchronize if values.is_cuda else lambda: None
     taken = []
@@ -241,7 +242,7 @@ def timed_all_reduce(accelerator: Any, size: int) -> float:
         taken.append(time.perf_counter() - begun)
     expected = accelerator.num_processes * (accelerator.num_processes + 1) / 2
     if not bool((values == expected).all()):
-        raise UserError(f"an all-reduce of {size >> 20} MiB is not the sum of its parts: a broken device or link")
+        raise UserError(f"an all-reduce of {size >> 20} MiB has a wrong result: a broken device or link")
     slowest = torch.tensor(statistics.median(taken[1:]), device=accelerator.device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)

@@ -1,4 +1,4 @@
-"""Settings of a recipe, and the flags and YAML files that set them.
+"""The settings of recipes, and the flags and YAML files that set them.
 
 May import: no other room.
 """

@@ -1,7 +1,7 @@
-"""The values of a dataclass's fields, read from flags and YAML files alike and written back; every error is one line.
+"""Read the fields of a dataclass from flags and YAML files, and write them as YAML; every error is one line.
 
-tyro draws --help from the field docstrings. The values are converted here: a flag and a line of YAML have to mean the
-same, a wrong one has to be named with its source, and a recipe has to start on a machine that has no tyro.
+tyro makes --help from the field docstrings. This module parses the values itself: a flag and a line of YAML must mean
+the same, an error must name its source, and a recipe must start on a machine without tyro.
 """
 
 import dataclasses
@@ -22,17 +22,20 @@ import yaml
 from shared.config import foreign_flags
 from shared.errors import UserError
 
-HOW_TO_SAY_IT = """\
-Settings come from the defaults below, then from --config FILE.yaml (lines of `name: value`, such as
-the config.yaml of any run), then from flags; the later wins. A switch is said as --name, --no_name
-or --name True|False. None stands for no value. Hyphens within a flag read as underscores.
+USAGE = """\
+Flags override the lines of --config FILE.yaml, which override the defaults below. FILE.yaml has lines
+of `name: value`, as the config.yaml of any run. A switch is given as --name, --no_name or
+--name True|False. None means no value. Hyphens within a flag are read as underscores.
 """
 
 
 def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The values given in the --config file, if there is one, then those given as flags, by field name.
+    """Yield the values of the --config file, if one is given, then those of the flags, each by field name.
 
-    Raises UserError for what is unknown, missing, unreadable, or of the wrong type. --help prints the help and exits.
+    --help prints the help and exits.
+
+    Raises:
+        UserError: a name is unknown, a value is missing or of the wrong type, or the file cannot be read.
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         _print_help(config_class)
@@ -52,7 +55,7 @@ def field_types(config_class: type) -> dict[str, Any]:
 
 @functools.cache
 def tuple_fields(config_class: type) -> tuple[str, ...]:
-    """The names of the fields that hold several values."""
+    """The names of the fields that accept several values."""
     return tuple(name for name, hint in field_types(config_class).items() if is_tuple(hint))
 
 
@@ -64,7 +67,7 @@ def kind(hint: Any) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether `value` is one that a field of type `hint` may have."""
+    """Whether a field of type `hint` accepts `value`."""
     what = kind(hint)
     if value is None:
         return _is_optional(hint)
@@ -80,9 +83,9 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def expected(hint: Any) -> str:
-    """What `fits` accepts, in words."""
+    """A description of the values that `fits` accepts for `hint`."""
     what = kind(hint)
-    names = {str: "a text", int: "a whole number", float: "a number", bool: "True or False"}
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "True or False"}
     if typing.get_origin(what) is tuple:
         words = f"{expected(typing.get_args(what)[0])}, or several"
     elif typing.get_origin(what) is Literal:
@@ -93,7 +96,7 @@ def expected(hint: Any) -> str:
 
 
 def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
-    """The mapping that the YAML file `path` holds; UserError when it cannot be read or holds something else."""
+    """Return the mapping in the YAML file `path`; raise UserError if it cannot be read or holds something else."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             content = yaml.load(file, Loader=loader)
@@ -102,12 +105,12 @@ def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds no settings: write lines of `name: value`")
+        raise UserError(f"{path}: contains no settings: write lines of `name: value`")
     return content
 
 
 def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
-    """Write `values` in their order, such that --config PATH reads them back exactly; complete, or no file at all."""
+    """Write `values` in their order so that --config PATH reads the same values; never leaves an incomplete file."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     text = yaml.dump(dict(values), Dumper=_WordDumper, sort_keys=False, allow_unicode=True, width=math.inf)
@@ -116,7 +119,7 @@ def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
 
 
 def is_tuple(hint: Any) -> bool:
-    """Whether a field of type `hint` takes several values."""
+    """Whether a field of type `hint` accepts several values."""
     return typing.get_origin(kind(hint)) is tuple
 
 
@@ -125,12 +128,12 @@ def _is_optional(hint: Any) -> bool:
 
 
 def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Each flag's word, or list of words for a tuple; None for the word None where that is a value.
+    """Split `argv` into {name: string, or list of strings for a tuple}; None for the word None in optional fields.
 
-    Of a flag that is repeated the last one counts, so that a longer command can override a stored one.
+    The last use of a repeated flag counts, so that flags appended to a command override earlier ones.
     """
     words: dict[str, list[str]] = {}
-    takes = ""  # the flag that the next word belongs to
+    takes = ""  # the flag to which the next word belongs
     for word in argv:
         if not word.startswith("--"):
             if not takes or (words[takes] and not is_tuple(hints[takes])):
@@ -160,11 +163,11 @@ def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values that `words` (from flags or from a file) stand for; errors begin with `where` and the name."""
+    """Convert `words`, from flags or a file, to values; error messages begin with `where` and the name."""
     values = {}
     for name, word in words.items():
         if name not in hints:
-            raise UserError(f"{where}{name} is no setting: {_suggestion(str(name), hints)}")
+            raise UserError(f"{where}{name} is not a setting: {_suggestion(str(name), hints)}")
         values[name] = _value(word, hints[name])
         if not fits(values[name], hints[name]):
             raise UserError(f"{where}{name} {word!r}: expected {expected(hints[name])}")
@@ -172,7 +175,7 @@ def _values(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> d
 
 
 def _value(word: Any, hint: Any) -> Any:
-    """`word` (a str, a list of them, or None) as a value of type `hint`; what cannot be converted stays as it is."""
+    """Convert `word` (a str, a list of them, or None) to type `hint`; return it unchanged if that is impossible."""
     what = kind(hint)
     if is_tuple(hint) and isinstance(word, (str, list)):
         return tuple(_value(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
@@ -187,17 +190,17 @@ def _value(word: Any, hint: Any) -> Any:
 
 
 def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
-    if advice := foreign_flags.ours(name, names):
+    if advice := foreign_flags.equivalent(name, names):
         return advice
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {prefix}{close[0]}?" if close else "--help lists all settings"
 
 
 class _WordLoader(yaml.SafeLoader):
-    """Reads values as the words they are written with, or None: YAML 1.1 takes 1e-3 for a text and `no` for False."""
+    """Loads all values as strings or None, because YAML 1.1 reads 1e-3 as a string and `no` as False."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        """As in the base class, which keeps the last of two equal keys and says nothing."""
+        """As in the base class, but raise an error for a repeated key."""
         names = [key.value for key, _ in node.value]
         for name in names:
             if names.count(name) > 1:
@@ -206,7 +209,7 @@ class _WordLoader(yaml.SafeLoader):
 
 
 class _WordDumper(yaml.SafeDumper):
-    """Writes texts such that they are read back: "None" in quotes, and the rarer line breaks escaped."""
+    """Writes strings so that `_WordLoader` reads the same: "None" in quotes, and rare line breaks escaped."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
@@ -221,12 +224,12 @@ _WordDumper.add_representer(str, _WordDumper.represent_str)
 
 def _print_help(config_class: type) -> typing.NoReturn:
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        raise SystemExit(0)  # one help, not one for each process
+        raise SystemExit(0)  # only one process prints the help
     try:
         import tyro
     except ImportError:
         raise UserError("--help needs tyro, which is not installed: pip install tyro") from None
-    print((sys.modules[config_class.__module__].__doc__ or "").strip(), HOW_TO_SAY_IT, sep="\n\n")
+    print((sys.modules[config_class.__module__].__doc__ or "").strip(), USAGE, sep="\n\n")
     tyro.cli(
         config_class,
         args=["--help"],

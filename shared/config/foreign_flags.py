@@ -1,9 +1,9 @@
-"""What users of timm, of transformers' Trainer and of its example scripts type, and what says the same here."""
+"""Flags of timm, transformers' Trainer and its example scripts, with the equivalent flags of the recipes."""
 
 from collections.abc import Container
 
-# The name: a flag of ours with its value, or a sentence. The first whose flags the recipe has is said.
-OURS: dict[str, tuple[str, ...]] = {
+# {foreign name: advice, as our flag or as a sentence}. The first advice whose flags the recipe has is printed.
+EQUIVALENTS: dict[str, tuple[str, ...]] = {
     # Data
     "data": ("--dataset_name NAME, or --train_dir FOLDER", "--dataset_name NAME, or --train_file FILE"),
     "data_dir": ("--train_dir FOLDER", "--train_file FILE, or --dataset_name FOLDER"),
@@ -23,15 +23,15 @@ OURS: dict[str, tuple[str, ...]] = {
     "max_seq_length": ("--max_length N",),
     "block_size": ("--max_length N",),
     "pad_to_max_length": (
-        "rows are padded to the longest of their micro-batch (--max_length N cuts them): leave it out",
+        "rows are padded to the longest row of their micro-batch, and --max_length N truncates them: leave it out",
     ),
     "num_workers": ("--dataloader_num_workers N",),
     "workers": ("--dataloader_num_workers N",),
-    "preprocessing_num_workers": ("data is prepared once and kept: leave it out",),
-    "overwrite_cache": ("prepared data that no longer fits is never used: leave it out",),
+    "preprocessing_num_workers": ("prepared data is cached: leave it out",),
+    "overwrite_cache": ("outdated prepared data is never used: leave it out",),
     # Batches
-    "batch_size": ("--global_batch_size N, the samples of a step over all processes",),
-    "train_batch_size": ("--global_batch_size N, the samples of a step over all processes",),
+    "batch_size": ("--global_batch_size N, the samples per step on all processes together",),
+    "train_batch_size": ("--global_batch_size N, the samples per step on all processes together",),
     "per_gpu_train_batch_size": ("--per_device_train_batch_size N",),
     "grad_accum_steps": ("--gradient_accumulation_steps N",),
     "accum_steps": ("--gradient_accumulation_steps N",),
@@ -39,12 +39,12 @@ OURS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("per_device_eval_batch_size", "per_gpu_eval_batch_size", "eval_batch_size", "validation_batch_size"),
         (
-            "evaluation takes its batches from the budget of training, --max_tokens_per_micro_batch or "
+            "evaluation uses the batch limits of training, --max_tokens_per_micro_batch and "
             "--per_device_train_batch_size: leave it out",
-            "evaluation takes its batches from the budget of training, --per_device_train_batch_size: leave it out",
+            "evaluation uses the batch limit of training, --per_device_train_batch_size: leave it out",
         ),
     ),
-    "eval_accumulation_steps": ("evaluation keeps predictions, not logits: leave it out",),
+    "eval_accumulation_steps": ("evaluation stores predictions, not logits: leave it out",),
     "group_by_length": ("micro-batches always hold rows of similar length: leave it out",),
     "length_column_name": ("micro-batches always hold rows of similar length: leave it out",),
     "drop_last": ("every sample is trained on: leave it out",),
@@ -92,7 +92,7 @@ OURS: dict[str, tuple[str, ...]] = {
         "--model_name_or_path NAME",
     ),
     "linear_probe": ("--freeze_backbone",),
-    "ignore_mismatched_sizes": ("a head that does not fit is always made anew: leave it out",),
+    "ignore_mismatched_sizes": ("a head of another size is always replaced by a new one: leave it out",),
     # Models
     "model": ("--model_name_or_path NAME",),
     "model_name": ("--model_name_or_path NAME",),
@@ -104,7 +104,7 @@ OURS: dict[str, tuple[str, ...]] = {
     "amp": ("--mixed_precision bf16, or fp16",),
     "amp_dtype": ("--mixed_precision bf16, or fp16",),
     "precision": ("--mixed_precision bf16, fp16 or no",),
-    "tf32": ("matrix products on a GPU are in TF32 anyway, without --deterministic: leave it out",),
+    "tf32": ("matrix products on a GPU use TF32, except with --deterministic: leave it out",),
     "grad_checkpointing": ("--gradient_checkpointing",),
     "torchcompile": ("--torch_compile",),
     "compile": ("--torch_compile",),
@@ -114,8 +114,8 @@ OURS: dict[str, tuple[str, ...]] = {
     "output": ("--output_dir FOLDER",),
     "out_dir": ("--output_dir FOLDER",),
     "save_dir": ("--output_dir FOLDER",),
-    "overwrite_output_dir": ("a folder's run goes on, and is never overwritten: name another --output_dir",),
-    "resume": ("the same command goes on with its run; --resume_from_checkpoint PATH takes a certain one",),
+    "overwrite_output_dir": ("the run of an existing folder is resumed, never overwritten: name another --output_dir",),
+    "resume": ("the same command resumes its run; --resume_from_checkpoint PATH resumes from a certain checkpoint",),
     "experiment": ("--run_name NAME",),
     "do_train": ("a recipe trains and evaluates: leave it out",),
     "do_eval": ("a recipe trains and evaluates: leave it out",),
@@ -123,14 +123,14 @@ OURS: dict[str, tuple[str, ...]] = {
     "save_steps": ("--checkpointing_steps N",),
     "save_strategy": ("--checkpointing_steps N, epoch or no",),
     "checkpoint_hist": ("--save_total_limit N",),
-    "eval_strategy": ("--eval_steps N, or nothing for once an epoch",),
-    "evaluation_strategy": ("--eval_steps N, or nothing for once an epoch",),
+    "eval_strategy": ("--eval_steps N, or leave it out to evaluate every epoch",),
+    "evaluation_strategy": ("--eval_steps N, or leave it out to evaluate every epoch",),
     "eval_interval": ("--eval_steps N",),
     "eval_metric": ("--metric_for_best_model NAME",),
     "metric": ("--metric_name NAME",),
     "log_interval": ("--logging_steps N",),
     "logging_strategy": ("--logging_steps N",),
-    "logging_dir": ("trackers and metrics.jsonl write into --output_dir: leave it out",),
+    "logging_dir": ("trackers and metrics.jsonl are in --output_dir: leave it out",),
     "log_wandb": ("--report_to wandb",),
     "wandb": ("--report_to wandb",),
     "with_tracking": ("--report_to NAME",),
@@ -138,21 +138,21 @@ OURS: dict[str, tuple[str, ...]] = {
     "hub_token": ("set HF_TOKEN, or run `hf auth login`: leave it out",),
     "push_to_hub_model_id": ("--hub_model_id NAME",),
     # The launcher
-    "use_cpu": ("give --cpu to accelerate launch, or take accelerate_configs/cpu.yaml: leave it out here",),
-    "no_cuda": ("give --cpu to accelerate launch, or take accelerate_configs/cpu.yaml: leave it out here",),
-    "local_rank": ("the launcher says it to the processes: leave it out",),
-    "deepspeed": ("accelerate_configs/fsdp.yaml shards a model: leave it out",),
+    "use_cpu": ("give --cpu to accelerate launch, or use accelerate_configs/cpu.yaml: leave it out here",),
+    "no_cuda": ("give --cpu to accelerate launch, or use accelerate_configs/cpu.yaml: leave it out here",),
+    "local_rank": ("the launcher sets it for each process: leave it out",),
+    "deepspeed": ("give accelerate_configs/fsdp.yaml to accelerate launch to shard the model: leave it out here",),
     "fsdp": ("give accelerate_configs/fsdp.yaml to accelerate launch: leave it out here",),
     "ddp_find_unused_parameters": ("it is not needed: leave it out",),
     "torch_compile_backend": ("--torch_compile",),
 }
-NOT_OF_RECIPES = {"cpu", "config_file", "help"}
+LAUNCHER_FLAGS = {"cpu", "config_file", "help"}
 
 
-def ours(name: str, fields: Container[str]) -> str | None:
-    """What a recipe with these fields has for the flag `name` of another program, as an advice; None if unknown."""
-    for text in OURS.get(name, ()):
+def equivalent(name: str, fields: Container[str]) -> str | None:
+    """Advice on flag `name` of another program for a recipe with these fields; None if the flag is unknown."""
+    for text in EQUIVALENTS.get(name, ()):
         words = {word.strip(",.:;").removeprefix("--") for word in text.split() if word.startswith("--")}
-        if all(word in fields for word in words - NOT_OF_RECIPES):
+        if all(word in fields for word in words - LAUNCHER_FLAGS):
             return f"use {text}" if text.startswith("--") else text
     return None

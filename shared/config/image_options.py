@@ -1,4 +1,4 @@
-"""The settings that all image recipes share, beside those of `Options`."""
+"""The settings that all image recipes share, in addition to those of `Options`."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,39 +8,39 @@ from shared.config.options import Options
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions(Options):
-    """Where images come from, and the classifier that sees them."""
+    """Settings of the images and the classifier."""
 
     # Data
     train_dir: str | None = None
-    """Training images of your own: a folder with a subfolder for each class."""
+    """Your own training images: a folder with a subfolder for each class."""
     validation_dir: str | None = None
-    """Validation images that go with --train_dir. None: --validation_split_percentage of the training images."""
+    """Validation images for --train_dir. None: --validation_split_percentage of the training images."""
     image_column_name: str = "image"
-    """The column of the images in --dataset_name or --train_file: bytes, or paths from the file's folder."""
+    """Image column of --dataset_name or --train_file. It contains bytes, or paths relative to the file's folder."""
     label_column_name: str = "label"
-    """The column of the classes there."""
+    """Class column of --dataset_name or --train_file."""
     skip_corrupt_images: bool = False
-    """Decode all images before the run, leave out those that cannot be, and list them."""
+    """Decode all images before the run; skip and list those that cannot be decoded."""
     cache: Literal["none", "uint8"] = "none"
-    """uint8: decode each image once per machine into a memory map, and read from there."""
+    """uint8: decode each image once per machine, and store it uncompressed in a memory map."""
 
     # Model
     model_name_or_path: str | None = None
-    """Image classifier on the Hub or in a local folder. None: a new ResNet of the sizes below."""
+    """Image classifier on the Hub or in a local folder. None: a new ResNet with the sizes below."""
     from_scratch: bool = False
-    """Take only the config of --model_name_or_path, and new weights."""
+    """Use the config of --model_name_or_path with new weights."""
     freeze_backbone: bool = False
-    """Train the classifier only, on what the pretrained model sees."""
+    """Train only the last layer; all other weights keep their pretrained values."""
     embedding_size: int = 16
     """Channels of a new ResNet's first convolution."""
     hidden_sizes: tuple[int, ...] = (32, 64)
-    """Channels of its stages."""
+    """Channels of the stages of a new ResNet."""
     depths: tuple[int, ...] = (1, 1)
-    """Blocks of its stages."""
+    """Number of blocks in the stages of a new ResNet."""
     layer_type: Literal["basic", "bottleneck"] = "basic"
-    """Kind of its blocks."""
+    """Kind of blocks of a new ResNet."""
     zero_init_last_norm: bool = True
-    """Start each residual block of a new ResNet as the identity."""
+    """Initialize each residual block of a new ResNet as the identity."""
 
     SIZES_OF_NEW_MODELS: ClassVar = frozenset({"embedding_size", "hidden_sizes", "depths", "layer_type"})
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache"}

@@ -1,16 +1,16 @@
-"""The limits of a number, written into the type of its field: `rate: Annotated[float, Limits(above=0)]`."""
+"""Limits of a number in the type annotation of its field: `rate: Annotated[float, Limits(above=0)]`."""
 
 import typing
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
-LARGEST = 2**31 - 1  # of whole numbers: beyond, NumPy and torch would wrap around
+LARGEST = 2**31 - 1  # largest integer: NumPy and torch would overflow above it
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The smallest and the largest value, each with (`least`, `most`) or without (`above`, `below`) the limit."""
+    """Bounds of a number, inclusive (`least`, `most`) or exclusive (`above`, `below`)."""
 
     least: float | None = None
     most: float | None = None
@@ -18,7 +18,7 @@ class Limits:
     below: float | None = None
 
     def hold(self, value: float) -> bool:
-        """Whether `value` is within them."""
+        """Whether `value` is within the limits."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -27,7 +27,7 @@ class Limits:
         )
 
     def __str__(self) -> str:
-        """In words, behind "must be"."""
+        """The limits in words, to follow "must be"."""
         if self.least is not None and self.most is not None:
             return f"between {self.least:g} and {self.most:g}"
         words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
@@ -40,24 +40,24 @@ CanBeZero = Annotated[int, Limits(least=0)]
 
 @cache
 def limits_of(config_class: type) -> dict[str, Limits]:
-    """The limits of a class's fields, by name, if there are any; a subclass that sets another default keeps them."""
+    """The limits of the fields that have any, by name; a subclass that only changes a default inherits the limits."""
     found: dict[str, Limits] = {}
     for each in reversed(config_class.__mro__):
         hints = typing.get_type_hints(each, include_extras=True)
-        found |= {name: limits for name, hint in hints.items() if (limits := _written(hint))}
+        found |= {name: limits for name, hint in hints.items() if (limits := _limits_in(hint))}
     return found
 
 
 def problem_with(value: float, limits: Limits | None) -> str | None:
-    """What is wrong with a number, behind its flag; without limits, a whole one counts and another one is a size."""
+    """Describe how `value` violates its limits, or None. Without limits: integers at least 1, floats at least 0."""
     if isinstance(value, int) and value > LARGEST:
         return f"must be at most {LARGEST}"
     limits = limits or Limits(least=1 if isinstance(value, int) else 0)
     return None if limits.hold(value) else f"must be {limits}"
 
 
-def _written(hint: Any) -> Limits | None:
-    """The first limits in a type, however deep: in X | None, in tuple[X, ...]."""
+def _limits_in(hint: Any) -> Limits | None:
+    """The first Limits in a type annotation, also inside X | None or tuple[X, ...]."""
     if isinstance(hint, Limits):
         return hint
-    return next(filter(None, map(_written, typing.get_args(hint))), None)
+    return next(filter(None, map(_limits_in, typing.get_args(hint))), None)

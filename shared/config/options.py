@@ -1,4 +1,4 @@
-"""The fields every recipe's Config has, the command line made from them, and what of them a resumed run may change."""
+"""The settings that all recipes share, their parser and checks, and which of them a resumed run may change."""
 
 import dataclasses
 import sys
@@ -15,11 +15,11 @@ ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_sta
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every recipe can be told. A recipe subclasses this, adds its own fields and sets its own defaults.
+    """Settings that all recipes share. A recipe subclasses this, adds fields and changes defaults.
 
-    Every field has a default and a docstring, which is its --help. A number has its limits in its type; without any, a
-    whole number is at least 1, another one at least 0. A field decides the run, so that a resumed run must
-    have the same value, unless one of the sets at the end of the class names it.
+    Every field has a default and a docstring, which is its --help. The type of a number contains its limits; without
+    limits, an integer is at least 1 and a float at least 0. A resumed run must have the same value of every field,
+    except those in the sets at the end of the class.
     """
 
     # Model
@@ -28,41 +28,41 @@ class Options:
 
     # Data
     dataset_name: str | None = None
-    """Data set on the Hub, or a folder written by save_to_disk. None: the recipe's embedded data, or --train_file."""
+    """Dataset on the Hub, or a folder written by save_to_disk. None: --train_file, or the recipe's default data."""
     dataset_config_name: str | None = None
     """Configuration of --dataset_name, such as mrpc for nyu-mll/glue."""
     train_split_name: str | None = None
-    """The split of --dataset_name to train on. None: train, or training."""
+    """Training split of --dataset_name. None: train, or training."""
     validation_split_name: str | None = None
-    """The split of --dataset_name to validate on. None: validation, valid, val, dev or eval, or else test."""
+    """Validation split of --dataset_name. None: the first that exists of validation, valid, val, dev, eval, test."""
     train_file: tuple[str, ...] | None = None
-    """Training data of your own, instead of --dataset_name: files, 'patterns/*.csv' or folders, in order of names."""
+    """Your own training data, instead of --dataset_name: files, 'patterns/*.csv' or folders, sorted by name."""
     validation_file: tuple[str, ...] | None = None
-    """Validation data that goes with --train_file. None: --validation_split_percentage of the training data."""
+    """Validation data for --train_file. None: --validation_split_percentage of the training data."""
     csv_delimiter: str | None = None
-    """What separates the columns of .csv and .tsv files, such as ';'. None: a comma, and a tab in .tsv files."""
+    """Column separator of .csv and .tsv files, such as ';'. None: a comma in .csv files, a tab in .tsv files."""
     validation_split_percentage: Annotated[int, Limits(least=1, most=99)] = 10
-    """Share of the training data held out for validation, in percent, where there is no validation or test part."""
+    """Percentage of the training data held out for validation, if there is no validation or test split."""
     skip_incomplete_rows: bool = False
-    """Leave out rows whose text, image or label is missing, and say how many. Else the first of them ends the run."""
+    """Skip rows without text, image or label, and print how many. Otherwise such a row is an error."""
     max_train_samples: int | None = None
-    """Train on that many rows only, chosen by --seed from all of them. None: on all."""
+    """Train on a random subset of this many rows, which depends on --seed. None: all rows."""
     max_eval_samples: int | None = None
-    """Validate on that many rows only, chosen by --seed from all of them. None: on all."""
+    """Validate on a random subset of this many rows, which depends on --seed. None: all rows."""
     dataloader_num_workers: CanBeZero | None = None
-    """Loader worker processes beside each training process. None: 2 with an accelerator, 0 on a CPU."""
+    """Data loader workers per training process. None: 2 with an accelerator, 0 on a CPU."""
 
     # Batches
     global_batch_size: int | None = 32
-    """Samples per optimizer step, over all processes and micro-batches: the same run on any number of processes."""
+    """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
     gradient_accumulation_steps: int | None = None
-    """Instead of --global_batch_size: the first launch makes it --per_device_train_batch_size x processes x this."""
+    """Sets --global_batch_size to --per_device_train_batch_size x processes x this number, at the first launch."""
     per_device_train_batch_size: int | None = None
-    """Most samples of one micro-batch. None: no such limit."""
+    """Maximum number of samples in a micro-batch. None: no limit."""
     auto_micro_batch: bool = False
-    """Find the largest micro-batch that the GPUs' memory holds, before training; a resumed run keeps what was found."""
+    """Before training, find the largest micro-batch that fits in GPU memory; a resumed run uses the same size."""
     micro_batches_per_step: int | None = None
-    """Micro-batches a global batch is cut into. None: the smallest of 1, 2, 4, 8, 16, 24, ... within the limits."""
+    """Micro-batches per global batch. None: the smallest of 1, 2, 4, 8, 16, 24, ... that respects the limits."""
 
     # Optimization
     optim: Literal["adamw", "sgd"] = "adamw"
@@ -70,109 +70,109 @@ class Options:
     learning_rate: Annotated[float, Limits(above=0)] | None = 5e-5
     """Peak learning rate, reached after the warm-up."""
     adam_beta1: Annotated[float, Limits(least=0, below=1)] | None = None
-    """Share of AdamW's mean of gradients that stays at each step. None: 0.9."""
+    """Decay per step of AdamW's moving average of gradients. None: 0.9."""
     adam_beta2: Annotated[float, Limits(least=0, below=1)] | None = None
-    """Share of AdamW's mean of squared gradients that stays at each step. None: 0.999, in muon 0.95."""
+    """Decay per step of AdamW's moving average of squared gradients. None: 0.999, with muon 0.95."""
     adam_epsilon: Annotated[float, Limits(above=0)] | None = None
-    """Added to the root of that mean, by which AdamW divides. None: 1e-8, in muon 1e-10."""
+    """Added to the denominator of AdamW's update. None: 1e-8, with muon 1e-10."""
     weight_decay: float = 0.01
-    """Weight decay, with adamw decoupled; biases and norms have none."""
+    """Weight decay, decoupled with adamw; not applied to biases and norms."""
     num_train_epochs: int = 3
     """Passes over the training data."""
     max_train_steps: int | None = None
-    """Optimizer steps, instead of --num_train_epochs. None: as many as the epochs need."""
+    """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
     lr_scheduler_type: ScheduleType = "linear"
-    """Shape of the learning rate after the warm-up. Only under constant can a finished run be made longer."""
+    """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
     decay_ratio: Share | None = None
-    """Share of all optimizer steps over which warmup_stable_decay goes to 0 at the end. None: 0.2."""
+    """Fraction of all optimizer steps over which warmup_stable_decay decays to 0 at the end. None: 0.2."""
     warmup_steps: CanBeZero | None = None
-    """Optimizer steps over which the learning rate rises from 0 to its peak. None: as --warmup_ratio says, or none."""
+    """Optimizer steps over which the learning rate rises from 0 to its peak. None: given by --warmup_ratio, or 0."""
     warmup_ratio: Share | None = None
-    """Instead of --warmup_steps: the share of all optimizer steps, from 0 to 1."""
+    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
     max_grad_norm: float = 1.0
-    """Gradients with a larger norm (L2, over all parameters) are scaled down to it. 0: no clipping."""
+    """Gradients are clipped to this norm (L2, over all parameters). 0: no clipping."""
 
     # Precision
     mixed_precision: Literal["launcher", "no", "fp16", "bf16"] = "launcher"
-    """Precision of the forward and backward passes. launcher: as accelerate launch says. Weights stay float32."""
+    """Precision of the forward and backward passes. launcher: that of accelerate launch. Weights stay float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: saves memory, takes about a third more time."""
     torch_compile: bool = False
-    """Compile the model's repeated layers: faster steps on a GPU after a slower start, and other rounding."""
+    """Compile the repeated layers of the model: faster steps on a GPU, a slower start, different rounding."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
-    """Format in which gradients travel between processes: half the bytes, for slow links. One process sends none."""
+    """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     deterministic: bool = False
-    """Only deterministic kernels: bit-identical runs on a GPU too, but slower."""
+    """Use only deterministic kernels: runs are bit-identical on a GPU, too, but slower."""
     seed: CanBeZero = 0
-    """Decides initial weights, order of samples, dropout, masking and augmentation."""
+    """Random seed of initial weights, sample order, dropout, masking and augmentation."""
 
     # The run
     output_dir: str = "out"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
     resume_from_checkpoint: str = "auto"
-    """auto: from the newest intact checkpoint in --output_dir, if there is one. never: from the start. Or a PATH."""
+    """auto: the newest intact checkpoint in --output_dir, if there is one. never: start anew. Or a PATH."""
     checkpointing_steps: str = "epoch"
-    """Save every so many steps. epoch: at the first that completes an epoch. no: only when interrupted or stopped."""
+    """Steps between checkpoints. epoch: save at the end of each epoch. no: save only when interrupted or stopped."""
     save_total_limit: int | None = 3
-    """Checkpoints kept, besides the best one. None: all."""
+    """Number of checkpoints to keep, besides the best one. None: all."""
     save_on_each_node: bool = False
-    """Each machine keeps checkpoints of its own, in an --output_dir that the machines do not share."""
+    """Each machine writes its own checkpoints, because the machines do not share --output_dir."""
     eval_steps: int | None = None
-    """Evaluate at every that many optimizer steps. None: at the first step that completes an epoch."""
+    """Optimizer steps between evaluations. None: evaluate at the end of each epoch."""
     logging_steps: int = 10
-    """Log at every that many optimizer steps."""
+    """Optimizer steps between log entries."""
     metric_name: tuple[str, ...] | None = None
-    """Metrics of the evaluate library to compute on the validation data, the main one first. None: as fits the task."""
+    """Metrics of the evaluate library for the validation data, the main one first. None: the defaults of the task."""
     positive_label: str | None = None
-    """Class that precision_of_class, recall_of_class and f1_of_class are about. None: the second of two classes."""
+    """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
     trust_remote_code: bool = False
     """Allow a --metric_name from the Hub to run its code on this machine."""
     load_best_model_at_end: bool = False
-    """Write the best evaluated model to model/, not the last. Needs --metric_for_best_model."""
+    """Write the best evaluated model to model/ instead of the last one. Needs --metric_for_best_model."""
     metric_for_best_model: str | None = None
-    """Evaluation number that tells which model is best, such as accuracy or loss."""
+    """Evaluation metric that selects the best model, such as accuracy or loss."""
     greater_is_better: bool | None = None
-    """Whether a larger --metric_for_best_model is better. None: yes, unless its name has loss, error or the like."""
+    """Whether a larger --metric_for_best_model is better. None: yes, except for names such as loss and error."""
     early_stopping_patience: int | None = None
-    """End the run after that many evaluations in a row without a better one. None: never."""
+    """End the run after this many evaluations in a row without improvement. None: never."""
     report_to: tuple[Literal["none", "wandb", "tensorboard", "trackio"], ...] = ("none",)
-    """Experiment tracker, or several of them, besides metrics.jsonl."""
+    """One or more experiment trackers, in addition to metrics.jsonl."""
     peak_tflops: Annotated[float, Limits(above=0)] | None = None
-    """Most that a processor can do, in 10^12 operations per second, for the figure mfu. None: measured at the start."""
+    """Peak speed of one device in TFLOP/s, from which mfu is computed. None: measured at the start."""
     profile: int | None = None
-    """Profile that many steps, after two of warm-up, into profile/: a trace and the ten most expensive operators."""
+    """Profile this many steps, after two warm-up steps: profile/ gets a trace and the ten most expensive operators."""
     run_name: str | None = None
     """Name of the run in the tracker and the model card. None: the name of --output_dir."""
     push_to_hub: bool = False
     """Upload model/ to the Hub at the end."""
     hub_model_id: str | None = None
-    """Repository that --push_to_hub uploads to. None: the name of --output_dir, under your own account."""
+    """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
     expect_processes: int | None = None
-    """Refuse to start with another number of processes: some launchers silently start one. None: any number."""
+    """Refuse to start with another number of processes: some launchers silently start only one. None: any number."""
     dry_run: bool = False
-    """Prepare everything, print what would run, and end before the first step."""
+    """Prepare everything, print the launch card, and end before the first step."""
 
     def __post_init__(self) -> None:
-        """In Python, lists and single values of fields that hold several become tuples, as they do in a YAML file."""
+        """Convert lists and single values of tuple fields to tuples, as for flags and YAML files."""
         config_class: type = type(self)
         for name in command_line.tuple_fields(config_class):
             if (value := getattr(self, name)) is not None and not isinstance(value, tuple):
                 object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
 
-    # How they are treated. A subclass that adds fields may extend these.
+    # How the fields are treated. A subclass that adds fields may extend these.
     LEARNING_RATES: ClassVar[tuple[float, float]] = (5e-5, 5e-5)
-    """What --learning_rate None means, for new weights and for pretrained ones that are trained further."""
+    """The default of --learning_rate for new weights, and for pretrained ones."""
 
     NAMES_DATA: ClassVar = frozenset({"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir"})
-    """Fields, of any recipe, that name data by a path or on the Hub."""
+    """Fields, of any recipe, that name data: a path, or a dataset on the Hub."""
 
     SIZES_OF_NEW_MODELS: ClassVar[frozenset[str]] = frozenset()
-    """Fields without effect on the model that --model_name_or_path names."""
+    """Fields that have no effect with --model_name_or_path."""
 
     NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
         {
-            "gradient_accumulation_steps",  # the global batch decides, and the first launch has derived it
-            "auto_micro_batch",  # the budget decides, and the first launch has found it
+            "gradient_accumulation_steps",  # the first launch derives the global batch, which counts
+            "auto_micro_batch",  # the first launch finds the budget, which counts
             "dataloader_num_workers",
             "output_dir",
             "resume_from_checkpoint",
@@ -191,11 +191,11 @@ class Options:
             "dry_run",
         }
     )
-    """Fields that change nothing that is trained."""
+    """Fields that do not affect the result of training."""
 
     MAY_DIFFER: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "expect_processes", "peak_tflops"})
-    """Fields that each process of a launch may have its own value of. Any other must be the same on all, even one that
-    never matters: processes that save or log at different steps would wait for each other in different calls."""
+    """Fields that may differ between the processes of a launch. All others must be equal, even those in NEVER_MATTERS:
+    processes that save or log at different steps would wait for each other in different collective calls."""
 
     CHOOSES_THE_MODEL: ClassVar[frozenset[str]] = frozenset(
         {
@@ -208,18 +208,18 @@ class Options:
             "greater_is_better",
         }
     )
-    """Fields that decide only where evaluations choose the weights that are kept, or end the run."""
+    """Fields that affect the result only if an evaluation selects the exported weights or ends the run."""
 
     MAY_GROW: ClassVar[frozenset[str]] = frozenset({"num_train_epochs", "max_train_steps"})
-    """Fields that a resumed run may raise, while the schedule is constant and its warm-up is no ratio. Any other
-    schedule depends on the last step: after a change the steps already taken would belong to another run."""
+    """Fields that a resumed run may increase if the schedule is constant and the warm-up is given in steps. Other
+    schedules depend on the total number of steps: with another total, the steps already taken would be different."""
 
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
         ("warmup_steps", "warmup_ratio"),
     )
-    """Pairs of fields that say the same in two ways: a flag (or line of the --config file) for one of them takes back
-    the default (or the line) of the other."""
+    """Pairs of alternative fields: a flag (or line of the --config file) for one of them resets the default (or the
+    line) of the other to None."""
 
     NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
         ("dataset_config_name", "dataset_name"),
@@ -234,17 +234,20 @@ class Options:
         ("positive_label", "metric_name"),
         ("hub_model_id", "push_to_hub"),
     )
-    """Pairs of which the first has no effect without the second."""
+    """Pairs of fields in which the first has no effect without the second."""
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Options)
 
 
 def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> AnyConfig:
-    """The Config that `argv` (None: the command line) describes, checked: defaults < --config FILE.yaml < flags.
+    """Return the checked Config of `argv` (None: the command line). Flags override --config FILE.yaml and defaults.
 
-    Raises UserError, in one line, for an unknown flag or YAML key, a bad or missing value, a file that cannot be read,
-    and whatever `check` refuses. --help prints the help and exits with 0.
+    --help prints the help and exits with 0.
+
+    Raises:
+        UserError: an unknown flag or YAML key, a wrong or missing value, a file that cannot be read, or an error of
+            `check`.
     """
     values: dict[str, Any] = {}
     for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv):
@@ -258,7 +261,7 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
 
 
 def check(config: Options) -> None:
-    """Raise UserError for a value, or a combination of values, that is wrong on any data and any machine."""
+    """Raise UserError for values, or combinations of values, that are wrong for any data and on any machine."""
     hints = command_line.field_types(type(config))
     config_class: type = type(config)
     limits = limits_of(config_class)
@@ -284,9 +287,9 @@ def check(config: Options) -> None:
     if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):
         raise UserError(f"--csv_delimiter {mark!r}: must be one character such as ';', or '\\t' for a tab")
     if len(set(config.report_to)) < len(config.report_to) or ("none" in config.report_to and len(config.report_to) > 1):
-        raise UserError(f"--report_to {shown(config.report_to)}: give each tracker once, or none alone")
+        raise UserError(f"--report_to {shown(config.report_to)}: give each tracker once, or only none")
     if not config.report_to:
-        raise UserError("--report_to is empty: give none, or trackers")
+        raise UserError("--report_to is empty: give none, or one or more trackers")
     if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
         raise UserError(
             f"--decay_ratio {config.decay_ratio} has no effect without --lr_scheduler_type warmup_stable_decay: give "
@@ -298,7 +301,7 @@ def check(config: Options) -> None:
     for name, other in config.NEEDS:
         if name in given and other not in given:
             raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")
-    if "revision" in given and getattr(config, "model_name_or_path", None) is None:  # a field of the recipes
+    if "revision" in given and getattr(config, "model_name_or_path", None) is None:  # a field of some recipes
         raise UserError(
             f"--revision {config.revision} has no effect without --model_name_or_path: give both, or neither"
         )
@@ -319,24 +322,24 @@ def check(config: Options) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value, or what config.yaml holds of it, as one writes it behind its flag."""
+    """A value, also one loaded from config.yaml, as it is written after its flag."""
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def base_learning_rate(config: Options) -> float:
-    """--learning_rate, before it is scaled to the batch; None is resolved: most weights are new, or all pretrained."""
+    """Return --learning_rate before scaling to the batch, or for None the default of new or pretrained weights."""
     if config.learning_rate is not None:
         return config.learning_rate
     pretrained = getattr(config, "model_name_or_path", None) is not None
-    new = getattr(config, "from_scratch", False) or getattr(config, "freeze_backbone", False)  # only a new head learns
+    new = getattr(config, "from_scratch", False) or getattr(config, "freeze_backbone", False)  # trains a new head
     return config.LEARNING_RATES[pretrained and not new]
 
 
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
-    """What keeps `config` from continuing the run with the settings `stored` (from `load`), as {field: (old, new)}.
+    """The changes that prevent `config` from resuming a run with settings `stored` (from `load`): {field: (old, new)}.
 
-    Empty when the run may go on. A field that `stored` lacks, because it is younger than the run, had its default. One
-    value is a list of one: a field that takes several may have taken one only when the run began.
+    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default. A
+    single string equals a list of one, because an older version may have had only one value for the field.
     """
     new = plain(config)
     old = plain(type(config)()) | dict(stored)
@@ -345,7 +348,7 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= config.CHOOSES_THE_MODEL
     if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
-        ignored |= {"global_batch_size"}  # derived once, at the first launch: a resumed run has the stored one
+        ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
     can_grow = config.MAY_GROW if config.lr_scheduler_type == "constant" and config.warmup_ratio is None else ()
 
     result = {}
@@ -358,19 +361,19 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
 
 
 def save(config: Options, path: str | Path) -> None:
-    """Write every setting to `path` as YAML, in field order; `parse` with --config PATH gives `config` again, exactly.
+    """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
-    The file appears complete or not at all. No setting is a secret: keys and tokens come from the environment.
+    The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """
     command_line.write_yaml(plain(config), path)
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """The settings that `save` wrote to `path`, by field name, tuples as lists; UserError when it cannot be read."""
+    """Read the settings that `save` wrote to `path`: {field: value}, tuples as lists; UserError if that fails."""
     return command_line.read_yaml(path)
 
 
 def plain(config: Options) -> dict[str, Any]:
-    """The settings in field order, tuples as lists: as YAML and JSON hold them."""
+    """The settings as {field: value} in field order, tuples as lists, for YAML and JSON."""
     settings = dataclasses.asdict(config)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}

@@ -1,4 +1,4 @@
-"""The settings that all text recipes share, beside those of `Options`."""
+"""The settings that all text recipes share, in addition to those of `Options`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -9,33 +9,33 @@ from shared.config.options import Options
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Options):
-    """A text encoder, its tokenizer, and the budget of a micro-batch in tokens."""
+    """Settings of the text encoder, its tokenizer and its input."""
 
     # The model
     model_name_or_path: str | None = None
-    """Pretrained model on the Hub or in a local folder. None: a new one of the sizes below."""
+    """Pretrained model on the Hub or in a local folder. None: a new one with the sizes below."""
     model_type: Literal["modernbert", "bert", "roberta"] = "modernbert"
     """Architecture of a new model."""
     hidden_size: int = 128
     """Width of a new model."""
     intermediate_size: int | None = None
-    """Width inside a new model's layers. None: twice --hidden_size with gates (modernbert), four times without."""
+    """Width of a new model's MLPs. None: twice --hidden_size for modernbert, whose MLPs are gated, else four times."""
     num_hidden_layers: int = 2
-    """Layers of a new model."""
+    """Number of layers of a new model."""
     num_attention_heads: int = 2
-    """Attention heads of a new model."""
+    """Number of attention heads of a new model."""
     rope_theta: Annotated[float, Limits(above=1)] | None = None
-    """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which is for 8,192 tokens."""
+    """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which suits 8,192 tokens."""
     tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
-    """Tokenizer of a new model, trained on the training text."""
+    """Tokenizer of a new model, trained on the training data."""
     vocab_size: int = 8192
-    """Entries of that tokenizer."""
+    """Vocabulary size of the tokenizer of a new model."""
 
     # Its input
     max_length: int = 128
-    """Longest sequence in tokens."""
+    """Maximum length of a sequence in tokens."""
     max_tokens_per_micro_batch: int | None = 2048
-    """Budget of a micro-batch in tokens, padding included. It decides how a step is cut and what memory it takes."""
+    """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
 
     SIZES_OF_NEW_MODELS: ClassVar = frozenset(
         {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rope_theta"}

@@ -1,4 +1,4 @@
-"""How a run starts: guards, the meeting of its processes, and the Accelerator.
+"""The start of a run: checks of the launch, the rendezvous of its processes, and the Accelerator.
 
 May import: processes and below.
 """

@@ -1,7 +1,7 @@
-"""What a launcher's environment variables ask Accelerate for, and which of them a recipe refuses.
+"""Check the environment variables that a launcher sets for Accelerate.
 
-`accelerate launch` turns most keys of its YAML into variables that Accelerate reads later. Some of them change what is
-trained behind the loop's back, and some have no effect on the launch at hand; both are refused before the run starts.
+`accelerate launch` turns most keys of its YAML into variables that Accelerate reads later. Some of them change the
+training in ways that the training loop cannot see, and some have no effect on this launch. A recipe refuses both.
 """
 
 from collections.abc import Mapping
@@ -9,35 +9,35 @@ from dataclasses import dataclass
 
 from shared.errors import UserError
 
-TRUE, FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")  # as Accelerate reads them
+TRUE, FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")  # as in Accelerate
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A variable that is refused unless it has one of the `harmless` values, in lower case."""
+    """A variable that is refused, except with one of the `harmless` values (in lower case)."""
 
     key: str
-    """What sets it in the launcher's YAML; empty where a user does."""
+    """The key that sets it in the launcher's YAML; empty if there is none."""
     why: str
-    """What it would do, and what to do instead."""
+    """What it would do, and the fix."""
     harmless: tuple[str, ...] = FALSE
 
 
-_ENGINE = "the loop is made for DDP and FSDP2: use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
-_NOT_COMPILED = "it has no effect without a dynamo_backend, which is refused as well: remove it and use --torch_compile"
-_COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained does not know"
+_ENGINE = "recipes support only DDP and FSDP2: use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
+_NOT_COMPILED = "it has no effect without a dynamo_backend, which recipes refuse: remove it and use --torch_compile"
+_COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained cannot load"
 _FSDP1 = "FSDP2 ignores it: remove it"
-_TPU = "only TPUs have it: remove it, and use --mixed_precision"
+_TPU = "it is for TPUs only: remove it and use --mixed_precision"
 
 REFUSED = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Refused(
         "gradient_accumulation_steps",
-        "it divides the loss behind the loop's back; remove it there and use --gradient_accumulation_steps",
+        "Accelerate would divide the loss once more: remove it and use --gradient_accumulation_steps",
         ("1",),
     ),
     "ACCELERATE_GRADIENT_CLIPPING": Refused(
-        "gradient_clipping", "only DeepSpeed has it: remove it and use --max_grad_norm", ("none",)
+        "gradient_clipping", "it is for DeepSpeed only: remove it and use --max_grad_norm", ("none",)
     ),
     "ACCELERATE_DYNAMO_BACKEND": Refused(
         "dynamo_config: dynamo_backend", f"{_COMPILED}: remove it and use --torch_compile", ("no",)
@@ -53,25 +53,25 @@ REFUSED = {
     "ACCELERATE_USE_SAGEMAKER": Refused("compute_environment: AMAZON_SAGEMAKER", _ENGINE),
     "ACCELERATE_USE_PARALLELISM_CONFIG": Refused(
         "parallelism_config",
-        "processes that share a sample would each train on other ones here; remove it: all processes share the data",
+        "it makes several processes work on the same samples, and here each process has its own: remove it",
     ),
     "ACCELERATE_TORCH_DEVICE": Refused(
-        "", "every process would use that one device: unset it, and use CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU", ()
+        "", "all processes would use the same device: unset it and use CUDA_VISIBLE_DEVICES or ACCELERATE_USE_CPU", ()
     ),
     "ACCELERATE_DOWNCAST_BF16": Refused("downcast_bf16", _TPU),
     "ACCELERATE_IN_TPU_POD": Refused("tpu_use_cluster", _TPU),
     "FSDP_IGNORED_MODULES": Refused(
-        "fsdp_ignored_modules", "each process would train those modules on its own samples: remove it", ("", "none")
+        "fsdp_ignored_modules", "each process would train these modules on its own samples: remove it", ("", "none")
     ),
     "FSDP_ACTIVATION_CHECKPOINTING": Refused(
-        "fsdp_activation_checkpointing", "it says --gradient_checkpointing in another way: remove it and use the flag"
+        "fsdp_activation_checkpointing", "it does the same as a flag: remove it and use --gradient_checkpointing"
     ),
     "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": Refused(
-        "fsdp_activation_checkpointing_offload", "--gradient_checkpointing keeps what is left on the GPU: remove it"
+        "fsdp_activation_checkpointing_offload", "--gradient_checkpointing does not offload activations: remove it"
     ),
     "FSDP_STATE_DICT_TYPE": Refused(
         "fsdp_state_dict_type",
-        "checkpoints are sharded and model/ holds the weights in full, whatever it says: give SHARDED_STATE_DICT",
+        "checkpoints are always sharded, and model/ always holds full weights: set SHARDED_STATE_DICT",
         ("sharded_state_dict",),
     ),
     "FSDP_SHARDING_STRATEGY": Refused(
@@ -92,29 +92,29 @@ NEEDS = {
     "ACCELERATE_DEEPSPEED_": ("ACCELERATE_USE_DEEPSPEED", "distributed_type: DEEPSPEED"),
     "ACCELERATE_SAGEMAKER_": ("ACCELERATE_USE_SAGEMAKER", "compute_environment: AMAZON_SAGEMAKER"),
 }
-"""Variables, by how they begin, that only the launches have an effect on which have that other one."""
+"""{start of a variable's name: (the variable without which it has no effect, that variable's key in the YAML)}."""
 
-ANSWERS = {
-    "ACCELERATE_MIXED_PRECISION": PRECISIONS,  # Accelerate takes FP16 in capitals for no precision at all
-    "ACCELERATE_USE_FSDP": ("true", "false"),  # and 1 for no
+ALLOWED = {
+    "ACCELERATE_MIXED_PRECISION": PRECISIONS,  # Accelerate reads FP16 in capitals as full precision
+    "ACCELERATE_USE_FSDP": ("true", "false"),  # Accelerate reads 1 as false
     "ACCELERATE_USE_CPU": TRUE + FALSE,
     "ACCELERATE_DEBUG_MODE": TRUE + FALSE,
     "ACCELERATE_CPU_AFFINITY": TRUE + FALSE,
     "FORK_LAUNCHED": TRUE + FALSE,
 }
-"""Variables that a recipe heeds, and what they may say."""
+"""Variables that a recipe reads, and the values that they may have."""
 
 
 def check(environment: Mapping[str, str]) -> None:
-    """Refuse a launcher's variable that would change the run behind the recipe's back, or that has no effect.
+    """Refuse variables that would change the training in ways that the loop cannot see, or that have no effect.
 
     Raises:
-        UserError: names the variable, its value, the key of the launcher's YAML, and the fix.
+        UserError: names the variable, its value, the key in the launcher's YAML, and the fix.
     """
-    for name, answers in ANSWERS.items():
-        value = environment.get(name, answers[0])
-        if value not in answers and not (answers != PRECISIONS and value.lower() in answers):
-            raise UserError(f"{name} is {value!r}: expected one of {', '.join(answers)}")
+    for name, allowed in ALLOWED.items():
+        value = environment.get(name, allowed[0])
+        if value not in allowed and not (allowed != PRECISIONS and value.lower() in allowed):
+            raise UserError(f"{name} is {value!r}: expected one of {', '.join(allowed)}")
     for name, refused in REFUSED.items():
         if name in environment and environment[name].lower() not in refused.harmless:
             where = f" ({refused.key} in the launcher's YAML)" if refused.key else ""
@@ -126,6 +126,6 @@ def check(environment: Mapping[str, str]) -> None:
                     raise UserError(f"{name} is {environment[name]}, which has no effect without {key}: remove it")
 
 
-def says_yes(environment: Mapping[str, str], name: str) -> bool:
-    """Whether Accelerate reads a variable as a yes."""
+def is_true(environment: Mapping[str, str], name: str) -> bool:
+    """Whether Accelerate reads a variable as true."""
     return environment.get(name, "").lower() in TRUE

@@ -1,6 +1,6 @@
-"""`--gradient_compression`: gradients travel between processes in half the bytes.
+"""`--gradient_compression`: all-reduce gradients in a 16-bit format.
 
-DDP's own hooks of this kind divide after the cast, and the one for bf16 refuses to run on CPUs.
+DDP has hooks for this, but they divide after the cast, and the one for bf16 does not run on CPUs.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DDPSettings(DistributedDataParallelKwargs):
-    """What DDP is told: gradients live in its buckets, and are summed in `compression`; none is DDP's own sum.
+    """Settings of DDP: gradients are views of its buckets, and are summed in format `compression` (none: their own).
 
-    DDP's broadcast of rank 0's buffers at every step would undo batch-norm statistics averaged over processes.
+    Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     """
 
     def __init__(self, compression: str = "none") -> None:
@@ -25,19 +25,19 @@ class DDPSettings(DistributedDataParallelKwargs):
         self.dtype = DTYPES.get(compression)
 
     def to_kwargs(self) -> dict[str, Any]:
-        """The arguments of DDP that are not its defaults."""
+        """The arguments of DDP that differ from its defaults."""
         return {"gradient_as_bucket_view": True, "broadcast_buffers": False}
 
     def register_comm_hook(self, model: nn.parallel.DistributedDataParallel) -> None:
-        """Called by `Accelerator.prepare`. The hook has no state that a checkpoint would have to keep."""
+        """Called by `Accelerator.prepare`. The hook has no state, so checkpoints need not save it."""
         if self.dtype:
             model.register_comm_hook(None, average_in(self.dtype))
 
 
 def average_in(dtype: torch.dtype) -> Callable[[None, GradBucket], torch.futures.Future[Tensor]]:
-    """A communication hook that averages a bucket over all processes, divided first, so that the sum overflows later.
+    """A DDP communication hook that averages a bucket in `dtype`. It divides before the sum, to avoid overflow.
 
-    In fp16 a gradient beyond 65,504 becomes infinite, and its update is skipped like any other that is not finite.
+    In fp16 a gradient above 65,504 becomes infinite, and the update is skipped as for any non-finite gradient.
     """
 
     def hook(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: collectives, waiting, signals, locks, and how they end.
+"""Communication between the processes of a run: collectives, waiting, signals, locks, exit codes and exit reasons.
 
 May import: config.
 """

@@ -1,4 +1,4 @@
-"""Accelerate keeps its state in the process; here each run begins with a new one, as notebooks start several."""
+"""Accelerate keeps global state. This module resets it for each run, because a notebook starts several runs."""
 
 import os
 import sys
@@ -11,44 +11,44 @@ from shared.compat import of_accelerate
 from shared.errors import UserError
 
 OURS = "of_a_recipe"
-_ran_in: set[int] = set()  # ids of the processes, this one or those that it was forked from, that have begun a run
+_pids_with_runs: set[int] = set()  # this process and its ancestors by fork, if they have started a run
 
 
 def new_accelerator(make: Callable[[], Any]) -> Any:
-    """The Accelerator that `make` makes, with nothing of an earlier run: its precision, say.
+    """Return `make()`, an Accelerator without settings of an earlier run in this process, such as its precision.
 
     Raises:
-        UserError: something else than a recipe has made one in this process, which stands in the way; or this process
-            was forked from one that had begun a run.
+        UserError: other code in this process has already made an Accelerator with other settings; or this process was
+            forked from one that had started a run.
     """
-    if _ran_in - {os.getpid()}:
+    if _pids_with_runs - {os.getpid()}:
         raise UserError(
-            "notebook_launcher has to come first: this notebook has begun a run in its own process, and processes that "
-            "are forked from it cannot use CUDA and may hang; restart the kernel and launch first"
+            "notebook_launcher must come first: this notebook has started a run in its own process, and processes "
+            "forked from it cannot use CUDA and may hang; restart the kernel and launch first"
         )
-    forget()
+    reset()
     is_new = not of_accelerate.has_state()
-    counted = "LOCAL_WORLD_SIZE" in os.environ
+    was_set = "LOCAL_WORLD_SIZE" in os.environ
     try:
         accelerator = make()
     except ValueError as error:
         if "already been initialized" not in str(error):
             raise
         raise UserError(
-            "an Accelerator that something else made in this process has other settings than this run "
-            f"(--mixed_precision, or the device): restart the process, the kernel of a notebook ({error})"
+            "an Accelerator that other code made in this process has other settings than this run "
+            f"(--mixed_precision, or the device): restart the process, or the notebook's kernel ({error})"
         ) from None
     finally:
-        if not counted:
-            os.environ.pop("LOCAL_WORLD_SIZE", None)  # Accelerate's guess
+        if not was_set:
+            os.environ.pop("LOCAL_WORLD_SIZE", None)  # a guess of Accelerate
     if is_new:
         of_accelerate.mark_state(OURS)
-    _ran_in.add(os.getpid())
+    _pids_with_runs.add(os.getpid())
     return accelerator
 
 
-def forget() -> None:
-    """Drop the state that an earlier run has left, and that of a start that failed; the group of processes stays."""
+def reset() -> None:
+    """Clear Accelerate's state after a run or a failed start; keep the process group."""
     if "accelerate.state" not in sys.modules:
         return
     has_group = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""What all processes of a run do together: gather values, agree on an error, let the main process act."""
+"""Operations that all processes of a run call together: gather values, share an error, run on the main process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,30 +6,30 @@ from typing import Any
 import torch
 
 from shared.errors import UserError
-from shared.processes import patience
+from shared.processes import barrier
 
 
 def prepare(accelerator: Any, *objects: Any) -> Any:
-    """`accelerator.prepare`, once all processes have come to it: machines prepare their data on their own."""
-    patience.for_all(accelerator)
+    """Call `accelerator.prepare` once all processes are ready for it; each machine prepares its data by itself."""
+    barrier.wait_for_all(accelerator)
     return accelerator.prepare(*objects)
 
 
 def gather(accelerator: Any, value: Any) -> list[Any]:
-    """What each process has as `value`, by rank; call it on every process, however late."""
+    """Return the `value` of every process, by rank. Every process must call this; it waits for slow ones."""
     values: list[Any] = [value]
     if accelerator.num_processes > 1:
-        patience.for_all(accelerator)
+        barrier.wait_for_all(accelerator)
         values = [None] * accelerator.num_processes
         torch.distributed.all_gather_object(values, value)
     return values
 
 
 def agree(accelerator: Any, error: UserError | None) -> None:
-    """Raise on every process the error that some process met, that of the lowest rank; call it on all of them.
+    """Raise the error of the lowest rank that has one, on every process. Every process must call this.
 
     Raises:
-        UserError: if any process brought one.
+        UserError: at least one process passed an `error`.
     """
     messages = gather(accelerator, str(error) if error else None)
     if message := next(filter(None, messages), None):
@@ -37,7 +37,7 @@ def agree(accelerator: Any, error: UserError | None) -> None:
 
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
-    """Call `function` on the main process only; every process gets its result, or its UserError, however late."""
+    """Call `function` on the main process only; return its result, or raise its UserError, on every process."""
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
@@ -45,7 +45,7 @@ def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
         except UserError as error:
             outcome[1] = str(error)
     if accelerator.num_processes > 1:
-        patience.for_all(accelerator)
+        barrier.wait_for_all(accelerator)
         torch.distributed.broadcast_object_list(outcome)
     if outcome[1]:
         raise UserError(outcome[1])

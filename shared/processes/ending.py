@@ -1,4 +1,4 @@
-"""How a process of a run ends: with one line and exit code 2, at once, or cleanly."""
+"""End a process of a run: with a one-line error and exit code 2, immediately, or with a clean shutdown."""
 
 import gc
 import os
@@ -10,38 +10,38 @@ from typing import NoReturn
 import torch
 
 from shared.errors import UserError
-from shared.processes import exit_reasons, folder_lock, patience, signals
+from shared.processes import barrier, exit_reasons, folder_lock, signals
 
 EXIT_USER_ERROR = 2
 
 
 def refuse(error: UserError) -> NoReturn:
-    """End this process with exit code 2; local rank 0 says why, the others are silent.
+    """End this process with exit code 2; local rank 0 prints the error, the others print nothing.
 
-    All wait up to 10 s for each other: once one process has ended, the launcher kills those that are still importing.
+    Processes of one machine wait up to 10 s for each other: after the first exit, the launcher kills the others.
     """
     here, deadline = exit_reasons.local_rank(), time.monotonic() + 10
-    signals.listen_no_more()
-    signal.signal(signal.SIGTERM, lambda *_: exit_now(EXIT_USER_ERROR))  # the launcher's, once another process has left
+    signals.stop_listening()
+    signal.signal(signal.SIGTERM, lambda *_: exit_now(EXIT_USER_ERROR))  # sent by the launcher after the first exit
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    exit_reasons.say("refused")
+    exit_reasons.record("refused")
     exit_reasons.tell_all_machines(EXIT_USER_ERROR, str(error))
     awaited = range(1, exit_reasons.local_processes()) if here == 0 else [0]
-    while not all(map(exit_reasons.ended, awaited)):
+    while not all(map(exit_reasons.has_ended, awaited)):
         if time.monotonic() > deadline:
             if here != 0:
-                print(f"error: {error}", file=sys.stderr, flush=True)  # only this process met the error
+                print(f"error: {error}", file=sys.stderr, flush=True)  # only this process has the error
             break
         time.sleep(0.05)
     exit_now(EXIT_USER_ERROR)
 
 
 def exit_now(code: int) -> NoReturn:
-    """End at once, without the interpreter's shutdown."""
+    """End immediately, without the interpreter's shutdown."""
     folder_lock.release_all()
     if code == signals.EXIT_PREEMPTED:
-        exit_reasons.say("preempted")
+        exit_reasons.record("preempted")
     exit_reasons.clean_up()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -49,17 +49,17 @@ def exit_now(code: int) -> NoReturn:
 
 
 def end() -> None:
-    """End the process group, so that two-process runs exit with 0.
+    """Destroy the process group, so that a run with several processes exits with 0.
 
-    A DDP model that is still alive when gloo's threads are torn down aborts one run in four ("terminate called without
-    an active exception"), so this is called when `main` has returned and its model is garbage.
+    Call it after `main` has returned and its model can be freed: if a DDP model is still alive when gloo's threads
+    stop, one run in four aborts ("terminate called without an active exception").
     """
     from accelerate import PartialState
 
     gc.collect()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        patience.for_all(PartialState())  # the main process may be uploading
+        barrier.wait_for_all(PartialState())  # the main process may be uploading
         torch.distributed.barrier()
-        patience.close()
+        barrier.close()
         exit_reasons.known.store = None
         PartialState().destroy_process_group()

@@ -1,7 +1,8 @@
-"""What the processes of a launch tell each other of why they end.
+"""Why the processes of a launch end: each process records its reason where the others can read it.
 
-Those of one machine have a file together. A launcher ends all processes as soon as one of them has, and whoever is
-ended by that has nothing to say. All machines have the store in which they met, as long as that process lives.
+A launcher ends all processes after the first one ends. The others then read the recorded reason and print no error of
+their own. Processes of one machine share a file. Processes of all machines share the store in which they met, which
+exists as long as the process that opened it.
 """
 
 import contextlib
@@ -22,25 +23,25 @@ import psutil
 from torch import distributed as dist
 
 REASONS = ("failed", "refused", "preempted")
-WORD = "accelerate-recipes/ended"  # the key in the store: what the first process to end has said, as JSON
-PATIENCE = 2.0  # seconds in which a process that has gone away is found out, once its connection has closed
+STORE_KEY = "accelerate-recipes/ended"  # its value: the reason of the first process that ended, as JSON
+SEARCH_SECONDS = 2.0  # how long to look for the process that ended, after a connection was lost
 LOST = re.compile(r"gloo/|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|NCCL|TCPStore|Socket")
 
 
 @dataclass
 class Launch:
-    """What this process knows of the others. There is one of these in a process: `known`."""
+    """What this process knows about the others. Each process has one instance: `known`."""
 
     store: Any = None
-    """The store in which the processes of all machines have met, if they have."""
+    """The store in which the processes of all machines have met; None before that."""
     processes: Sequence[Mapping[str, Any]] = ()
-    """Of each rank: host, machine, pid."""
+    """Host, machine and pid of each rank, as from `identity`."""
     file: int | None = None
     path: Path | None = None
 
 
 known = Launch()
-temporary: list[Path] = []  # folders that this process has made for itself, and that go with it
+temporary: list[Path] = []  # folders that this process made, to remove when it ends
 
 
 @dataclass(frozen=True)
@@ -50,21 +51,21 @@ class Peer:
     code: int
     """The exit code of this process, for that reason."""
     line: str
-    """What to say of it; empty if there is nothing to say."""
+    """The message to print; empty for none."""
 
 
 def local_rank() -> int:
-    """This process's number on its machine."""
+    """The rank of this process on its machine, from 0."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def local_processes() -> int:
-    """How many processes of this launch run on this machine."""
+    """The number of processes of this launch on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
 
 
-def me() -> dict[str, Any]:
-    """What tells this process from all others: its machine is what numbers processes, which a container does, too."""
+def identity() -> dict[str, Any]:
+    """Host, machine and pid of this process. `machine` is the PID namespace, since each container has its own pids."""
     boot, numbers = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     machine = ""
     with contextlib.suppress(OSError):
@@ -72,10 +73,11 @@ def me() -> dict[str, Any]:
     return {"host": socket.gethostname(), "machine": machine, "pid": os.getpid()}
 
 
-def join() -> int:
-    """The file that the processes of this machine have together, open. Each has a time in it for each reason to end.
+def open_file() -> int:
+    """Return the descriptor of the file that the processes of this machine share.
 
-    It has a name only until all have met (`forget`), and ends with the last process that has it open.
+    The file holds a time for each process and each reason to end. Its name is removed once all processes have opened it
+    (`unlink_file`); the kernel frees the file when the last process ends.
     """
     names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     launch = "-".join(re.sub(r"\W", "_", os.environ.get(name, "")) for name in names)
@@ -85,8 +87,8 @@ def join() -> int:
     return known.file
 
 
-def forget() -> None:
-    """Take the name from the file, which stays for the processes that have it open: all, once they have met."""
+def unlink_file() -> None:
+    """Remove the name of the shared file. Processes that have it open can still use it."""
     if known.file is not None and known.path is not None:
         with contextlib.suppress(OSError):
             if os.path.samestat(known.path.stat(), os.fstat(known.file)):
@@ -94,99 +96,99 @@ def forget() -> None:
 
 
 def clean_up() -> None:
-    """Remove what this process has put into the folder of temporary files; called as it ends, however it ends."""
-    forget()
+    """Remove the temporary files and folders of this process; call it whenever the process ends."""
+    unlink_file()
     while temporary:
         shutil.rmtree(temporary.pop(), ignore_errors=True)
 
 
-def say(what: str) -> None:
-    """Tell the other processes on this machine why this one ends."""
+def record(reason: str) -> None:
+    """Record why this process ends (one of REASONS), for the other processes on this machine."""
     with contextlib.suppress(OSError):
         if local_processes() > 1:
-            os.pwrite(join(), struct.pack("<d", time.time()), place_of(local_rank(), what))
+            os.pwrite(open_file(), struct.pack("<d", time.time()), offset_of(local_rank(), reason))
 
 
-def place_of(rank: int, what: str) -> int:
-    """Where in the file it stands when local process `rank` has ended for this reason."""
-    return 8 * (len(REASONS) * rank + REASONS.index(what))
+def offset_of(rank: int, reason: str) -> int:
+    """The byte offset in the shared file of the time at which local process `rank` ended for this reason."""
+    return 8 * (len(REASONS) * rank + REASONS.index(reason))
 
 
-def said(rank: int, what: str) -> bool:
-    """Whether local process `rank` of this launch ends for this reason."""
+def recorded(rank: int, reason: str) -> bool:
+    """Whether local process `rank` has recorded this reason; a time before our own start is from an earlier launch."""
     with contextlib.suppress(OSError):
-        word = os.pread(join(), 8, place_of(rank, what))
-        return len(word) == 8 and struct.unpack("<d", word)[0] > psutil.Process().create_time()  # an earlier launch's
+        time_ended = os.pread(open_file(), 8, offset_of(rank, reason))
+        return len(time_ended) == 8 and struct.unpack("<d", time_ended)[0] > psutil.Process().create_time()
     return False
 
 
-def ended(rank: int) -> bool:
-    """Whether local process `rank` has failed, or refused to go on."""
-    return said(rank, "failed") or said(rank, "refused")
+def has_ended(rank: int) -> bool:
+    """Whether local process `rank` has failed or ended with a UserError."""
+    return recorded(rank, "failed") or recorded(rank, "refused")
 
 
-def peer_said(what: str) -> bool:
-    """Whether another process on this machine ends for this reason."""
-    return any(said(rank, what) for rank in range(local_processes()) if rank != local_rank())
+def peer_recorded(reason: str) -> bool:
+    """Whether another process on this machine has recorded this reason."""
+    return any(recorded(rank, reason) for rank in range(local_processes()) if rank != local_rank())
 
 
 def peer_failed() -> bool:
-    """Whether another process on this machine has, so that a signal is the launcher's, which ends the rest."""
-    return peer_said("failed") or peer_said("refused")
+    """Whether another process on this machine has ended with an error; the launcher then signals the rest to end."""
+    return peer_recorded("failed") or peer_recorded("refused")
 
 
 def tell_all_machines(code: int, why: str) -> None:
-    """Leave in the store why this process ends, for those on other machines; the first one's word stays."""
+    """Write to the store why this process ends, for other machines; only the first process's reason is kept."""
     if known.store is not None:
-        word = json.dumps(me() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
-        with contextlib.suppress(RuntimeError):  # whoever had the store has ended
-            known.store.compare_set(WORD, "", word)
+        word = json.dumps(identity() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
+        with contextlib.suppress(RuntimeError):  # the process that opened the store has ended
+            known.store.compare_set(STORE_KEY, "", word)
 
 
-def of_peer(error: Exception) -> Peer | None:
-    """Why another process has ended, if that is why a call to torch raised `error` here; None if it is not."""
+def peer_behind(error: Exception) -> Peer | None:
+    """Return the process whose end made a call to torch raise `error` here; None if `error` has another cause."""
     lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and LOST.search(str(error)))
-    deadline = time.monotonic() + (PATIENCE if lost else 0)
+    deadline = time.monotonic() + (SEARCH_SECONDS if lost else 0)
     while True:
-        if peer := found():
+        if peer := ended_peer():
             return peer
         if time.monotonic() >= deadline:
             break
         time.sleep(0.05)
     if not lost:
         return None
-    return Peer(1, f"the connection to another process is lost ({str(error).splitlines()[0][:200]}): see what it says")
+    return Peer(1, f"the connection to another process is lost ({str(error).splitlines()[0][:200]}): see its output")
 
 
-def found() -> Peer | None:
-    """The process that has ended, as far as can be seen from here: by its word, or because it is gone."""
+def ended_peer() -> Peer | None:
+    """Return another process that has recorded a reason or no longer exists; None if this process can see none."""
     if known.store is not None:
         with contextlib.suppress(RuntimeError):
-            if known.store.check([WORD]):
-                word = json.loads(known.store.get(WORD))
+            if known.store.check([STORE_KEY]):
+                word = json.loads(known.store.get(STORE_KEY))
                 if word["pid"] != os.getpid() or word["host"] != socket.gethostname():
                     return Peer(word["code"], f"rank {word['rank']} on {word['host']} has ended: {word['why']}")
     others = [rank for rank in range(local_processes()) if rank != local_rank()]
-    for what, code in (("refused", 2), ("failed", 1)):
+    for reason, code in (("refused", 2), ("failed", 1)):
         for rank in others:
-            if said(rank, what):
-                first = int(os.environ.get("RANK", 0)) - local_rank()  # launchers number a machine's in a row
-                return Peer(code, f"rank {first + rank} on {socket.gethostname()} has ended: its output says why")
-    if peer_said("preempted"):  # with nothing to save, and so at once
+            if recorded(rank, reason):
+                first = int(os.environ.get("RANK", 0)) - local_rank()  # ranks of one machine are consecutive
+                return Peer(code, f"rank {first + rank} on {socket.gethostname()} has ended: see its output")
+    if peer_recorded("preempted"):  # it had nothing to save and ended immediately
         return Peer(143, "")
-    mine = me()
+    mine = identity()
     for rank, other in enumerate(known.processes):
-        if other["machine"] == mine["machine"] and other["pid"] != mine["pid"] and not lives(other["pid"]):
+        if other["machine"] == mine["machine"] and other["pid"] != mine["pid"] and not is_alive(other["pid"]):
             return Peer(
                 1,
-                f"rank {rank} (process {other['pid']} on {other['host']}) has ended without a word: it was killed, for "
-                "example for memory (see the kernel's log), or its output says why",
+                f"rank {rank} (process {other['pid']} on {other['host']}) has ended without a message: it was killed, "
+                "for example for lack of memory (see the kernel's log), or its output has the reason",
             )
     return None
 
 
-def lives(pid: int) -> bool:
-    """Whether a process of this machine is there and has not ended."""
+def is_alive(pid: int) -> bool:
+    """Whether process `pid` of this machine runs: it exists and is no zombie."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

@@ -20,7 +20,7 @@ from shared.errors import UserError
 from shared.processes import accelerate_state
 
 NAME = ".lock"
-PATIENCE = 60.0  # seconds to wait for a run that is about to end
+WAIT_SECONDS = 60.0  # seconds to wait for a run that is about to end
 POLL_INTERVAL = 0.2  # seconds
 # A soft lock is a file that exists: it would outlive a holder that was killed on another machine. Versions of filelock
 # without the argument have no such fallback.
@@ -39,15 +39,15 @@ def acquire(output_dir: str | Path) -> None:
         UserError: the folder is still in use after a minute; names the process.
     """
     path = Path(output_dir).resolve() / NAME
-    # thread_local: the thread that hears signals may release the lock.
+    # thread_local: the thread that receives signals may release the lock.
     lock = FileLock(path, thread_local=False, **NO_SOFT_LOCK)
     try:
         try:
             lock.acquire(blocking=False)
         except Timeout:
             if holder := holder_of(path):
-                print(f"{output_dir} is in use by {holder}: waiting {PATIENCE:.0f} s for its end", flush=True)
-            lock.acquire(timeout=PATIENCE, poll_interval=POLL_INTERVAL)
+                print(f"{output_dir} is in use by {holder}: waiting {WAIT_SECONDS:.0f} s for it to end", flush=True)
+            lock.acquire(timeout=WAIT_SECONDS, poll_interval=POLL_INTERVAL)
     except Timeout:
         raise UserError(
             f"--output_dir {output_dir} is in use by {holder_of(path) or 'another run'}: wait until it has ended, or "
@@ -60,34 +60,34 @@ def acquire(output_dir: str | Path) -> None:
 
 
 def holder_of(path: Path) -> str:
-    """What the lock file at `path` says of its holder; "" when it has ended just now."""
+    """Return the holder that the lock file at `path` names; "" if the file has just been removed."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_text().partition("\n")[0][:300]
     return ""
 
 
 def release_all() -> None:
-    """Release what this process holds, and remove the file."""
+    """Release all locks of this process and remove their files."""
     while _held:
         lock = _held.pop()
-        # Removed while locked: a waiting process then sees that what it locked is no longer the file of that name.
+        # Removed while locked: a waiting process then notices that its locked file no longer has this name.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
 @contextlib.contextmanager
 def freed_after(output_dir: str | Path) -> Iterator[None]:
-    """However the block ends, the folder that it locked is free again, and Accelerate's state is gone.
+    """When the block ends, normally or not, release its folder lock and reset Accelerate's state.
 
-    A folder that the block made is removed if nothing is in it, as after a dry run and a refusal. The process can then
-    start another run.
+    The process can then start another run. If the block made `output_dir` and left it empty, as a dry run or a user
+    error does, the folder is removed.
     """
     is_new = not Path(output_dir).exists()
     try:
         yield
     finally:
         release_all()
-        accelerate_state.forget()
+        accelerate_state.reset()
         if is_new:
             with contextlib.suppress(OSError):
                 Path(output_dir).rmdir()

@@ -1,6 +1,6 @@
-"""All processes agree that one of them was signalled: in training, and between the batches of an evaluation.
+"""Let all processes know that one of them received a signal: during training, and between batches of an evaluation.
 
-A decision that one process took alone would leave the others waiting in their next collective call.
+If one process stopped alone, the others would wait for it in their next collective call.
 """
 
 import time
@@ -14,21 +14,21 @@ from torch import distributed as dist
 
 from shared.compat import of_torch
 from shared.errors import Preempted
-from shared.processes import patience
-from shared.processes.patience import PROCESS_GROUP_TIMEOUT
+from shared.processes import barrier
+from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
 from shared.processes.signals import heard, write_marker
 
-LOOK_EVERY = 0.2  # seconds between looks at what the other processes say, during an evaluation
+CHECK_INTERVAL = 0.2  # seconds between checks of the store, during an evaluation
 CUT_SHORT = "accelerate-recipes/cut-short"  # a key in the group's store
 Batch = TypeVar("Batch")
 
 
 class Preemption:
-    """Whether the training loop is to save and end. Constructed on all processes.
+    """Tells the training loop whether to save and end. Every process must construct it.
 
     Args:
-        accelerator: gives the number of processes.
-        output_dir: folder of the run, where the marker is left.
+        accelerator: knows the number of processes.
+        output_dir: folder of the run, in which the marker file is written.
     """
 
     def __init__(self, accelerator: Any, output_dir: str) -> None:
@@ -39,11 +39,11 @@ class Preemption:
             self._group = dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT)
 
     def exchange_signals(self) -> bool:
-        """Whether some process was signalled, the same answer on all; every process calls this once per step.
+        """Return whether some process received a signal, the same on all; every process calls this once per step.
 
-        A signal that comes during one step is answered after the next: the maximum over processes is read a step later
-        than it was asked for, so that no step waits for it. One process knows at once, and all do after an evaluation
-        that was cut short. Before the first call there is nothing to save: a signal has ended the process by itself.
+        The maximum over processes is requested in one step and read in the next, so that no step waits for it: a signal
+        takes effect one step later. There is no such delay with a single process, or after an evaluation that was cut
+        short. Before the first call there is nothing to save, and a signal ends its process immediately.
         """
         heard.something_to_save = True
         if self._group is None:
@@ -58,12 +58,12 @@ class Preemption:
         return answer
 
     def end_run(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
-        """End the run once its checkpoint of `step`, under way, is complete; every process calls this.
+        """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
 
-        What a profile has found so far is written after that.
+        The profile collected so far is written after the checkpoint.
 
         Raises:
-            Preempted: always, or
+            Preempted: in every other case.
             UserError: the checkpoint could not be saved.
         """
         saver.finish()
@@ -72,17 +72,17 @@ class Preemption:
             dist.all_gather_object(received, heard.signal, group=self._group)
         if self._accelerator.is_main_process:
             write_marker(self._output_dir, step, {rank: number for rank, number in enumerate(received) if number})
-            print(f"interrupted at step {step}: checkpoint saved, start again to go on", flush=True)
+            print(f"interrupted at step {step}: checkpoint saved, start again to resume", flush=True)
         monitor.close()
-        tracker.close()  # last, because an upload may outlast what the scheduler allows
-        patience.for_all(self._accelerator)  # the launcher ends the others as soon as one has left
+        tracker.close()  # last: an upload may take longer than the scheduler allows
+        barrier.wait_for_all(self._accelerator)  # the launcher ends all processes after the first exit
         raise Preempted
 
     def all_saved(self) -> None:
-        """From here on, the loop over and its last checkpoint written, a signal ends each process at once.
+        """Let signals end each process immediately from now on; call it when the last checkpoint is written.
 
         Raises:
-            Preempted: one has come already.
+            Preempted: this process has already received a signal.
         """
         heard.something_to_save = False
         if heard.signal:
@@ -91,19 +91,20 @@ class Preemption:
 
 
 def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Pass on the batches of an evaluation until some process has been signalled; `cut_short` then says so.
+    """Yield the batches of an evaluation until some process receives a signal; `cut_short` then returns True.
 
-    Processes have different numbers of batches, so there is no collective call: one that was signalled says so in the
-    group's store. Under FSDP the numbers are equal, each forward pass waits for all, and so all have to stop at once.
+    Processes have different numbers of batches, so a collective call is not possible: a process that receives a signal
+    sets a key in the group's store. Under FSDP all processes have the same number of batches, each forward pass waits
+    for all of them, and so all must stop at the same batch.
     """
     heard.cut_short = False
-    looked = time.monotonic()
+    checked = time.monotonic()
     for batch in batches:
         stop = heard.signal > 0
         if accelerator.is_fsdp2:
             stop = on_any(accelerator, stop)
-        elif accelerator.num_processes > 1 and (stop or time.monotonic() - looked >= LOOK_EVERY):
-            looked = time.monotonic()
+        elif accelerator.num_processes > 1 and (stop or time.monotonic() - checked >= CHECK_INTERVAL):
+            checked = time.monotonic()
             store = of_torch.default_store()
             if stop:
                 store.set(CUT_SHORT, "1")
@@ -115,11 +116,11 @@ def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def cut_short(accelerator: Any) -> bool:
-    """Whether the evaluation just watched is incomplete on some process, the same answer on all; all call it."""
+    """Return whether the last evaluation is incomplete on some process, the same on all; every process calls this."""
     heard.cut_short = on_any(accelerator, heard.cut_short)
     return heard.cut_short
 
 
 def on_any(accelerator: Any, flag: bool) -> bool:
-    """Whether `flag` is set on some process; all call it."""
+    """Return whether `flag` is True on some process, the same on all; every process calls this."""
     return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), reduction="sum") > 0)

@@ -1,7 +1,7 @@
-"""What the outside tells a process: SIGTERM, SIGINT, SIGUSR1, SIGHUP, who may ignore them, and the marker they leave.
+"""Handling of SIGTERM, SIGINT, SIGUSR1 and SIGHUP, and the marker file that an interrupted run leaves.
 
-While there is nothing to save, a signal ends the process at once. In training it is only noted, and the loop asks
-`shared.processes.preemption`, which brings all processes to the same answer. The exit code is 143 either way.
+While there is nothing to save, a signal ends the process immediately. During training the signal is only recorded: the
+loop asks `shared.processes.preemption`, which gives all processes the same answer. The exit code is 143 in both cases.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ EXIT_FAILED = 1
 EXIT_PREEMPTED = 143
 MARKER = "PREEMPTED"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-SET_BY_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_MODE")  # and by no user
-SAME_SIGNAL = 5.0  # seconds in which launchers pass on what the scheduler has sent to everybody already
+SET_BY_LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_MODE")  # users do not set these
+SAME_SIGNAL = 5.0  # seconds in which a launcher may forward a signal that the scheduler sent to all processes
 
 
 class Heard:
-    """The signal that this process got, if any. There is one of these in a process: `heard`."""
+    """The signal that this process received, if any. Each process has one instance: `heard`."""
 
     def __init__(self) -> None:
-        self.signal = 0  # number of the first one
+        self.signal = 0  # number of the first signal; 0: none
         self.first = 0.0  # when it came, on the monotonic clock
-        self.cut_short = False  # whether an evaluation was left for it: this process's answer, then everybody's
-        self.something_to_save = False  # set by the training loop, which then sees to the end itself
-        self.output_dir: Path | None = None  # for the marker; None in a dry run, which leaves nothing
-        self.peer_failed: Callable[[], bool] = lambda: False  # whether the signal is only the launcher clearing up
+        self.cut_short = False  # whether a signal ended an evaluation: on this process, then on any
+        self.something_to_save = False  # set by the training loop, which then ends the run itself
+        self.output_dir: Path | None = None  # for the marker; None in a dry run, which writes none
+        self.peer_failed: Callable[[], bool] = lambda: False  # whether the launcher sent the signal because of it
 
     def hear(self, number: int, now: float) -> int | None:
-        """Take in a signal that came at `now`; the exit code if it ends this process at once."""
+        """Record a signal received at `now`; return the exit code if it ends this process immediately."""
         if self.peer_failed():
-            return EXIT_FAILED  # nobody was preempted, and a step that waits for that process never ends
+            return EXIT_FAILED  # not a preemption; a step that waits for the failed process never ends
         if not self.signal:
             self.signal, self.first = number, now
             if not self.something_to_save:
@@ -51,23 +51,23 @@ class Heard:
         return EXIT_PREEMPTED if now - self.first > SAME_SIGNAL else None
 
     def mark(self) -> None:
-        """Leave the marker of a process that ends where there is nothing to save."""
+        """Write the marker of a process that ends with nothing to save, and print a line."""
         rank = int(os.environ.get("RANK", 0))
         if self.output_dir:
             write_marker(self.output_dir, None, {rank: self.signal})
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-            print("interrupted with nothing to save: start again to go on", file=sys.stderr, flush=True)
+            print("interrupted with nothing to save: start again to resume", file=sys.stderr, flush=True)
 
 
 heard = Heard()
 
 
 def listen(output_dir: str | None, leave: Callable[[int], object], peer_failed: Callable[[], bool]) -> None:
-    """Hear signals from now on; `leave(code)` is called, in another thread, where one ends the process at once.
+    """Start handling signals; a separate thread calls `leave(code)` when one ends the process immediately.
 
-    A thread of its own reads them, because Python's handlers run in the main thread, and that one may be inside a
-    collective call for minutes. Children that this process forks take signals as any process does. SIGHUP, from a
-    terminal that was closed, stays ignored where nohup has had it ignored.
+    Python runs signal handlers in the main thread, which may be in a collective call for minutes; so a separate thread
+    reads the signals. Forked children have the default handlers. SIGHUP, which a closed terminal sends, stays ignored
+    under nohup.
     """
     heard.output_dir, heard.peer_failed = Path(output_dir) if output_dir else None, peer_failed
     incoming, outgoing = os.pipe()
@@ -76,71 +76,71 @@ def listen(output_dir: str | None, leave: Callable[[int], object], peer_failed: 
 
     def read() -> None:
         while numbers := os.read(incoming, 64):
-            for number in numbers:  # other signals that have a handler come by here as well
+            for number in numbers:  # may include other signals that have a handler
                 if number == signal.SIGHUP:
-                    let_go_of(terminals)
+                    redirect_if_closed(terminals)
                 if number in SIGNALS and (code := heard.hear(number, time.monotonic())) is not None:
                     leave(code)
 
     threading.Thread(target=read, name="signals", daemon=True).start()
     signal.set_wakeup_fd(outgoing, warn_on_full_buffer=False)
-    for number in not_ignored():
-        signal.signal(number, lambda *_: None)  # the handler only makes the interpreter write to the pipe
-    # Until it has its own handlers, a child's signals would go to the pipe, and so to this process.
+    for number in handled_signals():
+        signal.signal(number, lambda *_: None)  # with any handler, the interpreter writes the number to the pipe
+    # Until its handlers are reset, a child would write its signals to this process's pipe.
     os.register_at_fork(
         before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS),
         after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS),
-        after_in_child=start_child,
+        after_in_child=reset_forked_child,
     )
 
 
-def listen_no_more() -> None:
-    """Take signals as any process does."""
+def stop_listening() -> None:
+    """Restore the default signal handlers."""
     signal.set_wakeup_fd(-1)
-    for number in not_ignored():
+    for number in handled_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def not_ignored() -> list[signal.Signals]:
-    """SIGNALS without an ignored SIGHUP. SIGINT is ignored in the background of a script, and heard all the same."""
+def handled_signals() -> list[signal.Signals]:
+    """SIGNALS, without SIGHUP if it is ignored. SIGINT is handled even if a shell ignores it for a background job."""
     nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in SIGNALS if not (nohup and number == signal.SIGHUP)]
 
 
-def let_go_of(terminals: list[int]) -> None:
-    """Send the output of these streams nowhere, if their terminal is gone: writing there would be an error."""
+def redirect_if_closed(terminals: list[int]) -> None:
+    """Redirect to /dev/null those of these streams whose terminal is closed: writing to it would raise an error."""
     for stream in terminals:
         if not os.isatty(stream):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream)
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream)
+            os.close(null)
 
 
-def start_child() -> None:
-    """What a process does first that was forked from one that listens."""
-    listen_no_more()
+def reset_forked_child() -> None:
+    """Restore default signal handling in a forked child."""
+    stop_listening()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def ignore_in_child() -> None:
-    """Leave signals to the parent, which decides, and end with it. Called in a process that multiprocessing started."""
+    """In a process that multiprocessing started: ignore signals, which the parent handles, and end with the parent."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(signal.SIGKILL)
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid != os.getppid():
-        os._exit(1)  # it ended before the kernel was asked
+        os._exit(1)  # the parent ended before the call to prctl
 
 
 def die_with_launcher() -> None:
-    """Take the death of the launcher for a SIGTERM; if it has died already, end.
+    """Receive SIGTERM when the launcher dies; end immediately if it is already dead.
 
-    The workers of a killed torchrun would otherwise train on, and `accelerate launch` with one process passes no signal
-    on to it. A process that was started seconds ago, and has been importing, is told nothing of an earlier death.
+    Otherwise the workers of a killed torchrun would keep training, and so would the single process of a killed
+    `accelerate launch`, which forwards no signals. The kernel does not report a death before this call.
     """
     if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(signal.SIGTERM)
-    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # which a user may have exported, in a shell that may end
+    elif "ACCELERATE_MIXED_PRECISION" in os.environ:  # a user may have exported it: the parent may be a shell
         with contextlib.suppress(psutil.Error):
             if "accelerate" in " ".join(psutil.Process(os.getppid()).cmdline()):
                 die_with_parent(signal.SIGTERM)
@@ -150,23 +150,23 @@ def die_with_launcher() -> None:
 
 
 def launcher_lives() -> bool:
-    """Whether some process above this one is Python; a shell may be in between, and orphans are given to init."""
+    """Whether an ancestor runs Python, as launchers do. A shell may be in between; init, not Python, adopts orphans."""
     try:
         above = [" ".join(process.cmdline()) for process in psutil.Process().parents()]
-    except psutil.Error:  # one that may not be looked at, or has ended just now, of which the kernel tells
+    except psutil.Error:  # a process of another user, or one that has just ended, which the kernel reports
         return True
     return any(word in command for command in above for word in ("python", "torchrun", "accelerate"))
 
 
 def die_with_parent(number: int) -> None:
-    """Ask the kernel to send this process a signal when its parent has ended."""
+    """Ask the kernel to send signal `number` to this process when its parent ends (Linux only)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, number)
 
 
 def write_marker(output_dir: Path, step: int | None, received: Mapping[int, int]) -> None:
-    """Leave PREEMPTED in the output folder: JSON with the step saved (null: none), when, and each rank's signal."""
+    """Write PREEMPTED to the output folder: JSON with the saved step (null: none), the time and each rank's signal."""
     content = {
         "step": step,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -178,10 +178,10 @@ def write_marker(output_dir: Path, step: int | None, received: Mapping[int, int]
         partial = output_dir / f"{MARKER}.partial-{os.getpid()}"
         partial.write_text(json.dumps(content) + "\n")
         partial.rename(output_dir / MARKER)
-    except OSError as error:  # the run ends all the same
-        print(f"{output_dir / MARKER} could not be written: {error}", file=sys.stderr)
+    except OSError as error:  # the run ends anyway
+        print(f"{output_dir / MARKER} could not be written ({error}): the run ends anyway", file=sys.stderr)
 
 
 def remove_marker(output_dir: str | Path) -> None:
-    """A run that has started, or has finished, is not preempted."""
+    """Remove the marker: the run has started again or has finished."""
     (Path(output_dir) / MARKER).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which processes write the output folder: the main one, or with --save_on_each_node one of each machine."""
+"""Which processes write to the output folder: the main process, or with --save_on_each_node one per machine."""
 
 import time
 import uuid
@@ -10,19 +10,19 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes.collectives import gather, on_main_process
 
-SECONDS_TO_APPEAR = 5.0  # of a file that another machine wrote, in a shared folder
+SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in a shared folder
 
 
 def writes(accelerator: Any, config: Options) -> bool:
-    """Whether this process writes checkpoints: the main one of the run, or with --save_on_each_node of its machine."""
+    """Whether this process writes checkpoints: the main process, or with --save_on_each_node that of each machine."""
     return accelerator.is_local_main_process if config.save_on_each_node else accelerator.is_main_process
 
 
 def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -> list[Any]:
-    """Call `function` on the processes that write; every process gets the results of all of them, by rank.
+    """Call `function` on the processes that write; return their results, by rank, on every process.
 
     Raises:
-        UserError: the first one that any of them met, on every process.
+        UserError: `function` raised one; every process raises that of the lowest rank.
     """
     outcome: tuple[Any, str | None] | None = None
     if writes(accelerator, config):
@@ -38,12 +38,13 @@ def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -
 
 
 def check_shared(accelerator: Any, config: Options) -> None:
-    """Find out whether the machines share the output folder; call it on every process, once the folder is there.
+    """Check that --save_on_each_node is given exactly when the machines do not share the output folder.
 
-    The main process writes a token, and one process of each machine looks for it.
+    The main process writes a token file, and one process of each machine checks whether it sees the file. Call this on
+    every process, once the folder exists.
 
     Raises:
-        UserError: --save_on_each_node does not say what is the case.
+        UserError: --save_on_each_node is given with a shared folder, or missing without one.
     """
     if sum(gather(accelerator, accelerator.is_local_main_process)) == 1:
         if config.save_on_each_node:
@@ -53,25 +54,25 @@ def check_shared(accelerator: Any, config: Options) -> None:
     name = on_main_process(accelerator, lambda: f".shared-{uuid.uuid4().hex}")
     if accelerator.is_main_process:
         (output_dir / name).touch()
-    gather(accelerator, None)  # it is there now
-    sees = _appears(output_dir / name) if accelerator.is_local_main_process else None
-    seen = [each for each in gather(accelerator, sees) if each is not None]
+    gather(accelerator, None)  # waits until the token exists
+    visible = _appears(output_dir / name) if accelerator.is_local_main_process else None
+    seen = [each for each in gather(accelerator, visible) if each is not None]
     if accelerator.is_main_process:
         (output_dir / name).unlink()
     if config.save_on_each_node and any(seen[1:]):
         raise UserError(
-            f"--save_on_each_node, but --output_dir {output_dir} is a folder that machines share: leave the flag out, "
-            "or name a folder that each machine has for itself"
+            f"--save_on_each_node, but --output_dir {output_dir} is shared by several machines: leave the flag out, or "
+            "name a folder on each machine's own disk"
         )
     if not config.save_on_each_node and not all(seen):
         raise UserError(
             f"--output_dir {output_dir} is not shared, {seen.count(False)} of {len(seen)} machines do not see what the "
-            "main one writes there: name a folder on a shared file system, or give --save_on_each_node"
+            "main process writes: name a folder on a shared file system, or give --save_on_each_node"
         )
 
 
 def _appears(file: Path) -> bool:
-    """Whether a file is there, or appears within the time that network file systems take."""
+    """Whether a file exists or appears within SECONDS_TO_APPEAR, the delay of network file systems."""
     deadline = time.monotonic() + SECONDS_TO_APPEAR
     while not file.exists():
         if time.monotonic() > deadline:

@@ -28,7 +28,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     try:
         require_numbers()
         if exit_reasons.local_processes() > 1:
-            exit_reasons.join()
+            exit_reasons.open_file()
         config = options.parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, exit_now, exit_reasons.peer_failed)
         main(config)
@@ -41,13 +41,13 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
             raise
         refuse(UserError(f"the disk is full ({error}): free space and start again; a run goes on from its checkpoint"))
     except Exception as error:
-        if peer := exit_reasons.of_peer(error):  # this process has only lost the connection to it
+        if peer := exit_reasons.peer_behind(error):  # this process has only lost the connection to it
             if peer.line:
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
-            exit_reasons.say("failed")
+            exit_reasons.record("failed")
             exit_now(peer.code)
-        exit_reasons.say("failed")
-        exit_reasons.forget()
+        exit_reasons.record("failed")
+        exit_reasons.unlink_file()
         if not memory_budget.ran_out(error):
             exit_reasons.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
             raise

@@ -205,7 +205,7 @@ def full_disk(name, scene, table):
         runs.unmount(folder)
 
 
-WAITING = "waiting 60 s for its end"
+WAITING = "waiting 60 s for it to end"
 
 
 def two_at_once(scene, how, row):

@@ -47,9 +47,9 @@ def test_machines_that_can_meet_are_ready(hosts):
 def test_an_address_that_no_machine_has(hosts):
     said, codes = preflight(hosts, "10.77.0.9", "10.77.0.9")
     assert codes == [2, 2], said
-    assert "MASTER_ADDR 10.77.0.9 is no address of" in said[0]
-    assert "or give one of 10.77.0.1 on all" in said[0]
-    assert "no way to 10.77.0.9:29512 (No route to host): a wrong MASTER_ADDR" in said[1]
+    assert "MASTER_ADDR 10.77.0.9 is not an address of" in said[0]
+    assert "or use one of 10.77.0.1 on all machines" in said[0]
+    assert "no route to 10.77.0.9:29512 (No route to host): correct MASTER_ADDR" in said[1]
 
 
 def test_a_firewall(hosts):
@@ -65,7 +65,7 @@ def test_a_firewall(hosts):
     finally:
         subprocess.run([*nft, "delete table inet t"], check=True)
     assert codes == [2, 2], said
-    assert "rank 1 did not come to 10.77.0.1:29512" in said[0]
+    assert "rank 1 did not connect to 10.77.0.1:29512" in said[0]
     assert "no answer from 10.77.0.1:29512" in said[1]
     assert "a firewall drops the packets" in said[1]
 

@@ -20,26 +20,26 @@ def recipe_fields() -> list[dict[str, Any]]:
 
 def test_names_of_other_programs_lead_to_flags_that_there_are() -> None:
     recipes = recipe_fields()
-    for name, texts in foreign_flags.OURS.items():
+    for name, texts in foreign_flags.EQUIVALENTS.items():
         assert not [fields for fields in recipes if name in fields], f"{name} is a flag of ours"
-        said = {foreign_flags.ours(name, fields) for fields in recipes} - {None}
+        said = {foreign_flags.equivalent(name, fields) for fields in recipes} - {None}
         assert len(said) >= len(texts), f"{name}: {said}"  # each text is said by some recipe
     for name, advice in {
         "epochs": "use --num_train_epochs N",
         "lr": "use --learning_rate RATE",
         "bf16": "use --mixed_precision bf16",
-        "resume": "the same command goes on with its run; --resume_from_checkpoint PATH takes a certain one",
+        "resume": "the same command resumes its run; --resume_from_checkpoint PATH resumes from a certain checkpoint",
         "model": "use --model_name_or_path NAME",
     }.items():
         for recipe in ("nlp", "image_classification"):
             with pytest.raises(UserError, match=re.escape(f"unknown flag --{name}: {advice}")):
                 parse(runs.load_recipe(recipe).Config, [f"--{name}", "3"])
-    said_of_evaluation = "evaluation takes its batches from the budget of training, --max_tokens_per_micro_batch or"
+    said_of_evaluation = "evaluation uses the batch limits of training, --max_tokens_per_micro_batch and"
     with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {said_of_evaluation}"):
         parse(runs.load_recipe("mlm").Config, ["--per-device-eval-batch-size=8"])
 
 
 def test_a_line_of_yaml_with_a_name_of_another_program_is_answered_alike(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("per_device_eval_batch_size: 8")
-    with pytest.raises(UserError, match="per_device_eval_batch_size is no setting: evaluation takes its batches from"):
+    with pytest.raises(UserError, match="per_device_eval_batch_size is not a setting: evaluation uses the batch"):
         parse(Config, ["--config", str(tmp_path / "run.yaml")])

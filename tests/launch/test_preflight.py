@@ -47,7 +47,7 @@ def test_a_port_in_use_is_named_with_its_owner(listener):
 
 
 def test_an_address_that_is_no_name():
-    with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid is no name that \S+ knows: give .* IP address"):
+    with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid cannot be resolved on \S+: give .* IP address"):
         rendezvous.meet(place(1, 29500, address="node-0.invalid"), 0.5)
 
 
@@ -73,7 +73,7 @@ def test_a_network_that_leads_nowhere(monkeypatch):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    with pytest.raises(UserError, match=r"no way to 10.1.2.3:29500 \(Network is unreachable\): a wrong MASTER_ADDR"):
+    with pytest.raises(UserError, match=r"no route to 10.1.2.3:29500 \(Network is unreachable\): correct MASTER_ADDR"):
         rendezvous.meet(place(1, 29500, address="10.1.2.3"), 0.5)
 
 
@@ -94,12 +94,12 @@ def test_a_rank_that_does_not_come():
     port = runs.free_port()
     alone = place(0, port, processes=3)
     store = rendezvous.meet(alone, 5)
-    with pytest.raises(UserError, match=r"of 3 processes rank 1, 2 did not come to 127.* within 0.5 s \(rank 0 did\)"):
+    with pytest.raises(UserError, match=r"of 3 processes, rank 1, 2 did not connect to .* within 0.5 s \(rank 0 did\)"):
         rendezvous.exchange(store, alone, {}, 0.5)
 
 
 def test_an_address_that_is_not_rank_0s_own():
-    with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is no address of \S+, where rank 0 runs: .* give"):
+    with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is not an address of \S+, where rank 0 runs: .* use"):
         rendezvous.meet(place(0, runs.free_port(), address="192.0.2.1"), 5)
 
 
@@ -107,7 +107,7 @@ def test_two_processes_of_one_rank():
     port = runs.free_port()
     first = place(0, port)
     store = rendezvous.meet(first, 5)
-    with pytest.raises(UserError, match="did not come"):
+    with pytest.raises(UserError, match="did not connect"):
         rendezvous.exchange(store, first, {}, 0.2)
     with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
         rendezvous.exchange(store, first, {}, 0.2)
@@ -123,11 +123,11 @@ def test_processes_that_met_and_cannot_connect(monkeypatch):
 
 def test_a_host_whose_name_is_a_loopback_address_in_its_own_file(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
-    assert "is a loopback address in its own /etc/hosts" in rendezvous.unconnected()
+    assert "is a loopback address in its own /etc/hosts" in rendezvous.connection_advice()
 
 
 def test_a_call_that_never_ends_is_ended():
-    script = "from shared import preflight\nimport time\nwith preflight.ended_after(0.2, 'stood still'): time.sleep(60)"
+    script = "from shared import preflight\nimport time\nwith preflight.time_limit(0.2, 'stood still'): time.sleep(60)"
     done = runs.run([sys.executable, "-c", script])
     assert (done.returncode, done.stderr) == (2, "error: stood still\n")
 
@@ -196,9 +196,9 @@ def in_a_launch(accelerator, folder):
         "precision": ({"mixed_precision": "bf16"}, {}),
     }
     for name, settings in cases.items():
-        me = exit_reasons.me() | ({"host": f"machine-{rank}"} if name == "own folders" else {})
+        me = exit_reasons.identity() | ({"host": f"machine-{rank}"} if name == "own folders" else {})
         with pytest.MonkeyPatch.context() as changed:
-            changed.setattr(exit_reasons, "me", lambda me=me: me)
+            changed.setattr(exit_reasons, "identity", lambda me=me: me)
             if name == "precision":
                 changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
             told[name] = compared(Options(**settings[rank]))
@@ -211,7 +211,7 @@ def in_a_launch(accelerator, folder):
 
 def compared(config):
     try:
-        agreement.compare(*rendezvous.place_met(), config, "cpu", 30)
+        agreement.compare(*rendezvous.of_existing_group(), config, "cpu", 30)
     except UserError as error:
         return str(error)
     return None
@@ -243,7 +243,7 @@ def test_the_code_of_a_run_is_its_recipe_and_shared_and_a_cell_of_a_notebook_has
 
 
 def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "WHOLE", 8)
+    monkeypatch.setattr(preflight, "COMPARED", 8)
     file = tmp_path / "data"
     seen = set()
     for content in (b"0" * 12, b"1" + b"0" * 11, b"0" * 11 + b"1", b"0" * 13, b"0" * 20, b"0" * 19 + b"1"):
@@ -261,7 +261,7 @@ def test_machines_are_listed_with_their_ranks():
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(["--timeout", "soon"], "--timeout: give the seconds"), (["no.py"], "no.py is no file: python -m shared.pre")],
+    [(["--timeout", "soon"], "--timeout: give the seconds"), (["no.py"], "no.py is not a file: python -m shared.pre")],
 )
 def test_a_command_line_that_is_wrong(argv, said):
     with pytest.raises(UserError, match=said):
@@ -385,7 +385,7 @@ def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout():
     alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "CUDA_VISIBLE_DEVICES": ""}
     done = runs.run([sys.executable, "-m", "shared.preflight", "--timeout", "2"], timeout=120, **alone)
     assert done.returncode == 2
-    assert "rank 1 did not come" in done.stderr
+    assert "rank 1 did not connect" in done.stderr
 
 
 def test_a_launch_of_one_process_is_ready_at_once():

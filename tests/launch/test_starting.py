@@ -69,7 +69,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
             {},
             r'bf16 of notebook_launcher .*Config\(mixed_precision="bf16"',
         ),
-        (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no, or bf16"),
+        (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no or bf16"),
         (0, {}, {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
         (0, FSDP, {}, "FSDP needs a GPU .*multi_cpu.yaml"),
@@ -82,7 +82,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (1, {"LOCAL_RANK": "1"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (0, ALONE_OF_TWO, {}, "WORLD_SIZE is 2 without LOCAL_RANK: .*torchrun"),
-        (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as mpirun and srun set it.*torchrun"),
+        (0, {"OMPI_COMM_WORLD_SIZE": "4"}, {}, "OMPI_COMM_WORLD_SIZE is 4, as set by mpirun or srun.*torchrun"),
         (1, {"SLURM_STEP_NUM_TASKS": "2"}, {}, "SLURM_STEP_NUM_TASKS is 2"),
         (0, {"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
     ],
@@ -145,7 +145,7 @@ def test_processes_that_each_believe_they_are_alone_are_refused(monkeypatch):
     for name, value in (ALONE_OF_TWO | {"LOCAL_RANK": "0"}).items():
         monkeypatch.setenv(name, value)
     stand_in(monkeypatch, processes=1)
-    with pytest.raises(UserError, match="WORLD_SIZE says 2 processes, Accelerate says 1: each would train alone"):
+    with pytest.raises(UserError, match=r"WORLD_SIZE is 2, but Accelerate has 1 process\(es\): each would train alone"):
         starting.start(Options())
 
 

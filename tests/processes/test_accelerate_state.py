@@ -20,7 +20,7 @@ def a_new_process_without_a_gpu(monkeypatch):
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(accelerate_state, "_ran_in", set())
+    monkeypatch.setattr(accelerate_state, "_pids_with_runs", set())
     reset()
     yield
     reset()
@@ -64,5 +64,5 @@ def test_processes_forked_after_a_run_are_told_what_comes_first(monkeypatch, tmp
     main(config)
     here = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: here + 1)
-    with pytest.raises(UserError, match=r"notebook_launcher has to come first: .*restart the kernel"):
+    with pytest.raises(UserError, match=r"notebook_launcher must come first: .*restart the kernel"):
         main(config)

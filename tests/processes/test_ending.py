@@ -165,15 +165,15 @@ def of_rank(monkeypatch, rank, what):
     """Local process `rank` says why it ends."""
     with monkeypatch.context() as there:
         there.setenv("LOCAL_RANK", str(rank))
-        exit_reasons.say(what)
+        exit_reasons.record(what)
 
 
 @pytest.mark.parametrize(
     ("what", "code", "line"),
     [
         ("preempted", 143, ""),
-        ("failed", 1, "error: rank 1 on {} has ended: its output says why\n"),
-        ("refused", 2, "error: rank 1 on {} has ended: its output says why\n"),
+        ("failed", 1, "error: rank 1 on {} has ended: see its output\n"),
+        ("refused", 2, "error: rank 1 on {} has ended: see its output\n"),
     ],
 )
 def test_a_process_whose_peer_ended_ends_like_it_and_names_it(leaving, monkeypatch, capsys, what, code, line):
@@ -193,30 +193,31 @@ def test_a_process_whose_peer_ended_ends_like_it_and_names_it(leaving, monkeypat
 
 def test_a_lost_connection_is_explained_by_who_is_gone_and_otherwise_said_in_one_line(monkeypatch):
     gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:24601\nframe #0")
-    monkeypatch.setattr(exit_reasons, "PATIENCE", 0.1)
+    monkeypatch.setattr(exit_reasons, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(exit_reasons, "known", exit_reasons.Launch())
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert exit_reasons.of_peer(ValueError("Connection closed by peer")) is None
-    assert exit_reasons.of_peer(RuntimeError("a shape that does not fit")) is None
-    peer = exit_reasons.of_peer(gloo)
+    assert exit_reasons.peer_behind(ValueError("Connection closed by peer")) is None
+    assert exit_reasons.peer_behind(RuntimeError("a shape that does not fit")) is None
+    peer = exit_reasons.peer_behind(gloo)
     assert peer.code == 1
     assert re.fullmatch(r"the connection to another process is lost \(.*Connection closed .*\): see .*", peer.line)
 
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    exit_reasons.known.processes = [exit_reasons.me(), exit_reasons.me() | {"pid": dead.pid, "host": "there"}]
-    peer = exit_reasons.of_peer(gloo)
+    own = exit_reasons.identity()
+    exit_reasons.known.processes = [own, own | {"pid": dead.pid, "host": "there"}]
+    peer = exit_reasons.peer_behind(gloo)
     assert peer.code == 1
-    assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a word: it was killed")
+    assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a message: it was killed")
     exit_reasons.known.processes[1]["machine"] = "another"  # where that number is another process's
-    assert exit_reasons.of_peer(gloo).line.startswith("the connection to another process is lost")
+    assert exit_reasons.peer_behind(gloo).line.startswith("the connection to another process is lost")
 
     exit_reasons.known.store = torch.distributed.HashStore()
     exit_reasons.tell_all_machines(2, "--seed x: give a number")
-    assert exit_reasons.found() is None, "it was this process's own word"
-    word = exit_reasons.me() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
-    exit_reasons.known.store.set(exit_reasons.WORD, json.dumps(word))
-    peer = exit_reasons.of_peer(gloo)
+    assert exit_reasons.ended_peer() is None, "it was this process's own word"
+    word = exit_reasons.identity() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
+    exit_reasons.known.store.set(exit_reasons.STORE_KEY, json.dumps(word))
+    peer = exit_reasons.peer_behind(gloo)
     assert (peer.code, peer.line) == (2, "rank 3 on there has ended: --train_file a.csv does not exist")
 
 
@@ -227,13 +228,13 @@ def test_a_process_that_was_told_to_end_says_so_to_its_peers_and_leaves_no_file(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    exit_reasons.join()
+    exit_reasons.open_file()
     (tmp_path / "copies").mkdir()
     exit_reasons.temporary.append(tmp_path / "copies")
     ending.exit_now(code)
     assert ended == [code]
-    assert exit_reasons.said(1, "preempted") == (code == 143)
+    assert exit_reasons.recorded(1, "preempted") == (code == 143)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert exit_reasons.peer_said("preempted") == (code == 143)
+    assert exit_reasons.peer_recorded("preempted") == (code == 143)
     assert not exit_reasons.peer_failed()
     assert not list(tmp_path.iterdir())

@@ -64,14 +64,14 @@ def test_the_file_says_who_and_is_gone_in_the_end(tmp_path):
 
 
 def test_a_holder_that_lives_is_waited_for_said_once_and_then_refused(holder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(folder_lock, "PATIENCE", 0.5)
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.5)
     with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder.pid} on .*another folder"):
         folder_lock.acquire(tmp_path)
     assert capsys.readouterr().out.count("is in use by process") == 1
 
 
 def test_a_run_in_a_folder_in_use_is_refused_and_changes_nothing(holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_lock, "PATIENCE", 0.0)
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.0)
     alone = SimpleNamespace(
         num_processes=1, is_main_process=True, is_local_main_process=True, mixed_precision="no", print=print
     )

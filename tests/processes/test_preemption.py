@@ -44,7 +44,7 @@ NOTHING = SimpleNamespace(finish=lambda: None, close=lambda: None)  # to save, a
 def together(accelerator, folder):
     """What two processes say of signals that only rank 1 gets."""
     rank, found = accelerator.process_index, {}
-    preemption.LOOK_EVERY = 0.0
+    preemption.CHECK_INTERVAL = 0.0
     endless = (time.sleep(0.002) or n for n in range(10_000))
     found["all batches"] = [*preemption.watch(accelerator, range(3 + rank)), preemption.cut_short(accelerator)]
 
@@ -110,7 +110,7 @@ def test_one_process_knows_at_once(tmp_path, capsys):
     with pytest.raises(Preempted):
         loop.end_run(3, NOTHING, NOTHING, monitor)
     assert closed == ["profile"]
-    assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to go on\n"
+    assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to resume\n"
 
 
 def test_the_marker_is_there_before_the_tracker_uploads_what_it_has(tmp_path):
@@ -272,7 +272,7 @@ def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path
     finally:
         runs.end(launcher)
     assert launcher.returncode == 0, err
-    assert out.count(": checkpoint saved, start again to go on") == 1
+    assert out.count(": checkpoint saved, start again to resume") == 1
     step = int(out.split("interrupted at step ")[1].split(":")[0])
     assert f"resumed from step_{step:08d}" in out
     assert [line["step"] for line in runs.training_lines(tmp_path)] == list(range(1, steps + 1))

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from shared.errors import UserError
-from shared.processes import collectives, patience
+from shared.processes import barrier, collectives
 
 
 def test_every_process_raises_the_error_of_the_lowest_rank_that_met_one(monkeypatch):
     def gather(messages, mine):
         messages[:] = [None, mine, "of rank 2"]
 
-    monkeypatch.setattr(patience, "for_all", lambda _: None)
+    monkeypatch.setattr(barrier, "wait_for_all", lambda _: None)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     three = SimpleNamespace(num_processes=3)
     with pytest.raises(UserError, match="of rank 2"):
@@ -46,7 +46,7 @@ def test_what_the_main_process_finds_every_process_gets(monkeypatch, main):
     def never():
         raise AssertionError("called on a process that is not the main one")
 
-    monkeypatch.setattr(patience, "for_all", lambda _: None)
+    monkeypatch.setattr(barrier, "wait_for_all", lambda _: None)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
     sent.append([7, None])
     assert collectives.on_main_process(two, (lambda: 7) if main else never) == 7

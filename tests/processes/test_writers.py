@@ -118,11 +118,11 @@ def test_a_folder_that_is_not_shared_needs_the_flag_and_a_shared_one_refuses_it(
         assert machine["own, given"] is None
         assert machine["shared, not given"] is None
         assert machine["own, not given"] == (
-            f"--output_dir {said[2]}/own-{rank} is not shared, 1 of 2 machines do not see what the main one writes "
-            "there: name a folder on a shared file system, or give --save_on_each_node"
+            f"--output_dir {said[2]}/own-{rank} is not shared, 1 of 2 machines do not see what the "
+            "main process writes: name a folder on a shared file system, or give --save_on_each_node"
         )
         assert machine["shared, given"].startswith(
-            f"--save_on_each_node, but --output_dir {said[2]}/shared is a folder"
+            f"--save_on_each_node, but --output_dir {said[2]}/shared is shared by several machines"
         )
         assert machine["left"] == []
         assert machine["writers"] == [[0], [0, 1]]

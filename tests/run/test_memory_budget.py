@@ -79,17 +79,17 @@ def test_the_search_finds_the_largest_that_fits_in_few_trials(most, limit):
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "environment", "reason"), [(True, "false", "no hard limit"), (False, "true", "under FSDP")]
+    ("on_cpu", "environment", "reason"), [(True, "false", "no fixed memory limit"), (False, "true", "under FSDP")]
 )
 def test_where_it_cannot_be_found_the_search_is_refused(monkeypatch, on_cpu, environment, reason):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", environment)
-    with pytest.raises(UserError, match=f"--auto_micro_batch needs GPUs and DDP .*{reason}.*give the budget"):
+    with pytest.raises(UserError, match=f"--auto_micro_batch needs GPUs and DDP .*{reason}.*set the budget"):
         starting.check_environment(Options(auto_micro_batch=True), on_cpu)
 
 
 def test_with_synchronized_batch_norm_the_search_is_refused(monkeypatch):
     config = SimpleNamespace(**vars(Options(auto_micro_batch=True)), sync_batchnorm=True)
-    with pytest.raises(UserError, match=r"--auto_micro_batch does not work with --sync_batchnorm, .*leave one of them"):
+    with pytest.raises(UserError, match=r"--auto_micro_batch does not work with --sync_batchnorm .*leave one of them"):
         starting.check_environment(config, on_cpu=False)
     config.sync_batchnorm = False
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)

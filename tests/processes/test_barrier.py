@@ -14,7 +14,7 @@ import torch
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
-from shared.processes import collectives, patience
+from shared.processes import barrier, collectives
 
 TIMEOUT, LATE = 4.0, 6.0  # seconds: of the group, and of the work of one process
 
@@ -23,31 +23,31 @@ def together(accelerator, folder):
     """What two processes say when one is late, and when one has stopped."""
     rank, found = accelerator.process_index, {}
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    patience.SIGN_EVERY, patience.SILENT = 0.2, TIMEOUT
-    patience.for_all(accelerator)
+    barrier.HEARTBEAT_INTERVAL, barrier.HEARTBEAT_TIMEOUT = 0.2, TIMEOUT
+    barrier.wait_for_all(accelerator)
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT), torch.distributed.group.WORLD)
     found["main"] = collectives.on_main_process(accelerator, lambda: time.sleep(LATE) or "late")
 
-    found["before"] = patience._rooms[0].meetings
+    found["before"] = barrier._barriers[0].calls
     found["gathered"] = collectives.gather(accelerator, rank)
     collectives.agree(accelerator, None)
     model = torch.nn.Linear(2, 2)
     model, _ = collectives.prepare(accelerator, model, make_optimizer(model, Options()))
-    found["after"] = patience._rooms[0].meetings
+    found["after"] = barrier._barriers[0].calls
 
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-        patience.for_all(accelerator)
+        barrier.wait_for_all(accelerator)
     else:
         other = psutil.Process(int((folder / "pid-1").read_text()))
         try:
-            patience.for_all(accelerator)
+            barrier.wait_for_all(accelerator)
         except UserError as error:
             found["lost"] = str(error)
         other.send_signal(signal.SIGCONT)
     del model
     accelerator.free_memory()
-    patience.close()
+    barrier.close()
     return found
 
 
@@ -66,9 +66,9 @@ def test_all_meet_before_they_tell_each_other_something_and_before_ddp(found):
         assert (rank["before"], rank["after"]) == (2, 5)
 
 
-def test_a_process_without_a_sign_of_life_is_named_and_not_waited_for(found):
-    assert found[0]["lost"].startswith("process 1 has given no sign of life for 4 s: ")
+def test_a_process_without_heartbeats_is_named_and_not_waited_for(found):
+    assert found[0]["lost"].startswith("process 1 has sent no heartbeat for 4 s: ")
 
 
 def test_one_process_waits_for_nobody():
-    patience.for_all(SimpleNamespace(num_processes=1))  # there is no group to ask
+    barrier.wait_for_all(SimpleNamespace(num_processes=1))  # there is no group to ask

@@ -78,8 +78,8 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     place = rendezvous.Place.of_environment()
     starting.check_environment(config, starting.cpu_requested() or not torch.accelerator.is_available())
     if place.processes > 1:
-        with time_limit(seconds + 5, f"the processes met at {place.where}, then one stopped"):
-            store = rendezvous.meet(place, seconds)
+        with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
+            store = rendezvous.open_store(place, seconds)
             facts = rendezvous.exchange(store, place, own_facts(recipe, config), seconds)
             agreement.refuse_differences(facts)
             rendezvous.connect(store, place, seconds)
@@ -88,7 +88,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         rows = launch_card.hardware(accelerator)
         if place.processes > 1:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
-            rows |= {"machines": launch_card.machines(hosts), "meet at": place.where}
+            rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}
         if recipe:
             rows |= resolved(accelerator, config)
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())

@@ -40,15 +40,15 @@ def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
     if not {"-h", "--help"}.isdisjoint(argv):
         _print_help(config_class)
     hints = field_types(config_class)
-    flags = _words(argv, hints | {"config": str})
+    flags = _split(argv, hints | {"config": str})
     if "config" in flags:
         path = flags.pop("config")
-        yield _values(read_yaml(path, _WordLoader), hints, f"{path}: ")
-    yield _values(flags, hints, "--")
+        yield _convert_all(read_yaml(path, _StringLoader), hints, f"{path}: ")
+    yield _convert_all(flags, hints, "--")
 
 
 def field_types(config_class: type) -> dict[str, Any]:
-    """The type of each field: str, int, float, bool, a Literal of texts, or a tuple[X, ...] of these; or | None."""
+    """The type of each field: str, int, float, bool, a Literal of strings, or a tuple[X, ...] of these; or | None."""
     hints = typing.get_type_hints(config_class)
     return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
 
@@ -60,7 +60,7 @@ def tuple_fields(config_class: type) -> tuple[str, ...]:
 
 
 def kind(hint: Any) -> Any:
-    """`hint` without None."""
+    """The type `hint` without `| None`."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         (hint,) = (choice for choice in typing.get_args(hint) if choice is not types.NoneType)
     return hint
@@ -113,7 +113,7 @@ def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
     """Write `values` in their order so that --config PATH reads the same values; never leaves an incomplete file."""
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    text = yaml.dump(dict(values), Dumper=_WordDumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    text = yaml.dump(dict(values), Dumper=_StringDumper, sort_keys=False, allow_unicode=True, width=math.inf)
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
@@ -127,7 +127,7 @@ def _is_optional(hint: Any) -> bool:
     return types.NoneType in typing.get_args(hint)
 
 
-def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+def _split(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Split `argv` into {name: string, or list of strings for a tuple}; None for the word None in optional fields.
 
     The last use of a repeated flag counts, so that flags appended to a command override earlier ones.
@@ -162,23 +162,23 @@ def _words(argv: Sequence[str], hints: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _values(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _convert_all(words: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Convert `words`, from flags or a file, to values; error messages begin with `where` and the name."""
     values = {}
     for name, word in words.items():
         if name not in hints:
             raise UserError(f"{where}{name} is not a setting: {_suggestion(str(name), hints)}")
-        values[name] = _value(word, hints[name])
+        values[name] = _convert(word, hints[name])
         if not fits(values[name], hints[name]):
             raise UserError(f"{where}{name} {word!r}: expected {expected(hints[name])}")
     return values
 
 
-def _value(word: Any, hint: Any) -> Any:
+def _convert(word: Any, hint: Any) -> Any:
     """Convert `word` (a str, a list of them, or None) to type `hint`; return it unchanged if that is impossible."""
     what = kind(hint)
     if is_tuple(hint) and isinstance(word, (str, list)):
-        return tuple(_value(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
+        return tuple(_convert(one, typing.get_args(what)[0]) for one in ([word] if isinstance(word, str) else word))
     if not isinstance(word, str):
         return word
     if what is bool:
@@ -196,7 +196,7 @@ def _suggestion(name: str, names: Mapping[str, Any], prefix: str = "") -> str:
     return f"did you mean {prefix}{close[0]}?" if close else "--help lists all settings"
 
 
-class _WordLoader(yaml.SafeLoader):
+class _StringLoader(yaml.SafeLoader):
     """Loads all values as strings or None, because YAML 1.1 reads 1e-3 as a string and `no` as False."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
@@ -208,18 +208,18 @@ class _WordLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _WordDumper(yaml.SafeDumper):
-    """Writes strings so that `_WordLoader` reads the same: "None" in quotes, and rare line breaks escaped."""
+class _StringDumper(yaml.SafeDumper):
+    """Writes strings so that `_StringLoader` reads the same: "None" in quotes, and rare line breaks escaped."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
 _NO_VALUE = ("tag:yaml.org,2002:null", re.compile("^(?:~|null|Null|NULL|None|)$"), ["~", "n", "N", ""])
-_WordLoader.yaml_implicit_resolvers = {}
-_WordLoader.add_implicit_resolver(*_NO_VALUE)
-_WordDumper.add_implicit_resolver(*_NO_VALUE)
-_WordDumper.add_representer(str, _WordDumper.represent_str)
+_StringLoader.yaml_implicit_resolvers = {}
+_StringLoader.add_implicit_resolver(*_NO_VALUE)
+_StringDumper.add_implicit_resolver(*_NO_VALUE)
+_StringDumper.add_representer(str, _StringDumper.represent_str)
 
 
 def _print_help(config_class: type) -> typing.NoReturn:

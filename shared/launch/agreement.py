@@ -30,7 +30,7 @@ def compare(store: dist.Store, place: rendezvous.Place, config: options.Options,
     """Check that all processes of the launch have the same facts (`own_facts`). All must call this equally often.
 
     Args:
-        store: the store in which the processes met.
+        store: the store to which the processes are connected.
         place: the place of this process in the launch.
         config: the settings of this process.
         device: "cpu" or "gpu".

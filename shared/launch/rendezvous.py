@@ -60,7 +60,7 @@ def of_existing_group() -> tuple[dist.Store, Place]:
     return of_torch.default_store(), place
 
 
-def meet(place: Place, seconds: float) -> dist.TCPStore:
+def open_store(place: Place, seconds: float) -> dist.TCPStore:
     """Return the store at MASTER_ADDR:MASTER_PORT, which rank 0 or the launcher opens, within `seconds`.
 
     Raises:
@@ -260,7 +260,9 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
             timeout=timedelta(seconds=seconds),
         )
     except (dist.DistError, RuntimeError) as error:
-        raise UserError(f"the processes met at {place.where}, but {first_line(error)}: {connection_advice()}") from None
+        raise UserError(
+            f"the processes connected to {place.where}, but {first_line(error)}: {connection_advice()}"
+        ) from None
 
 
 def connection_advice() -> str:

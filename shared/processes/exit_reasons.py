@@ -1,7 +1,7 @@
 """Why the processes of a launch end: each process records its reason where the others can read it.
 
 A launcher ends all processes after the first one ends. The others then read the recorded reason and print no error of
-their own. Processes of one machine share a file. Processes of all machines share the store in which they met, which
+their own. Processes of one machine share a file. Processes of all machines share the store of the rendezvous, which
 exists as long as the process that opened it.
 """
 
@@ -33,7 +33,7 @@ class Launch:
     """What this process knows about the others. Each process has one instance: `known`."""
 
     store: Any = None
-    """The store in which the processes of all machines have met; None before that."""
+    """The store of the rendezvous of all machines; None before the rendezvous."""
     processes: Sequence[Mapping[str, Any]] = ()
     """Host, machine and pid of each rank, as from `identity`."""
     file: int | None = None

@@ -40,7 +40,7 @@ def preflight(hosts, first, second):
 def test_machines_that_can_meet_are_ready(hosts):
     said, codes = preflight(hosts, "10.77.0.1", "10.77.0.1")
     assert codes == [0, 0], said
-    assert "meet at     10.77.0.1:29512" in said[0]
+    assert "rendezvous  10.77.0.1:29512" in said[0]
     assert "ready: 2 processes" in said[0]
 
 

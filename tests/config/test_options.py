@@ -106,7 +106,7 @@ def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(
     assert shown.stdout.startswith("A recipe.\n")
     for name in [*NAMES, "max_length"]:
         assert f"--{name} " in shown.stdout
-    assert "Weight decay, with adamw decoupled; biases and norms have none. (default: 0.01)" in shown.stdout
+    assert "Weight decay, decoupled with adamw; not applied to biases and norms. (default: 0.01)" in shown.stdout
     assert {len(line) for line in shown.stdout.splitlines() if line.startswith("│")} == {100}
     assert ran.stdout == "set()\n"
 

@@ -173,7 +173,7 @@ REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         FSDP | {"fsdp_config": FSDP2 | {"fsdp_state_dict_type": "FULL_STATE_DICT"}},
-        "FSDP_STATE_DICT_TYPE is FULL_STATE_DICT .*: give SHARDED",
+        "FSDP_STATE_DICT_TYPE is FULL_STATE_DICT .*: set SHARDED",
     ),
     (FSDP | {"fsdp_config": FSDP2 | {"fsdp_sharding_strategy": "SHARD_GRAD_OP"}}, "FSDP_SHARDING_STRATEGY .*ignores"),
     (

@@ -43,18 +43,18 @@ def place(rank, port, processes=2, address="127.0.0.1"):
 def test_a_port_in_use_is_named_with_its_owner(listener):
     port = listener.getsockname()[1]
     with pytest.raises(UserError, match=rf"port {port} is in use on \S+ by process {os.getpid()} \(.*choose another"):
-        rendezvous.meet(place(0, port), 5)
+        rendezvous.open_store(place(0, port), 5)
 
 
 def test_an_address_that_is_no_name():
     with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid cannot be resolved on \S+: give .* IP address"):
-        rendezvous.meet(place(1, 29500, address="node-0.invalid"), 0.5)
+        rendezvous.open_store(place(1, 29500, address="node-0.invalid"), 0.5)
 
 
 def test_a_port_on_which_nobody_listens():
     port = runs.free_port()
     with pytest.raises(UserError, match=f"nothing listens at 127.0.0.1:{port}, seen from .*: start rank 0"):
-        rendezvous.meet(place(1, port), 0.5)
+        rendezvous.open_store(place(1, port), 0.5)
 
 
 def test_packets_that_are_dropped(listener):
@@ -65,7 +65,7 @@ def test_packets_that_are_dropped(listener):
             full.setblocking(False)
             full.connect_ex(listener.getsockname())
         with pytest.raises(UserError, match=r"no answer from 127.0.0.1:\d+ to .*: a firewall drops the packets"):
-            rendezvous.meet(place(1, listener.getsockname()[1]), 0.5)
+            rendezvous.open_store(place(1, listener.getsockname()[1]), 0.5)
 
 
 def test_a_network_that_leads_nowhere(monkeypatch):
@@ -74,7 +74,7 @@ def test_a_network_that_leads_nowhere(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(UserError, match=r"no route to 10.1.2.3:29500 \(Network is unreachable\): correct MASTER_ADDR"):
-        rendezvous.meet(place(1, 29500, address="10.1.2.3"), 0.5)
+        rendezvous.open_store(place(1, 29500, address="10.1.2.3"), 0.5)
 
 
 def test_something_else_that_answers_at_the_port(listener):
@@ -86,27 +86,27 @@ def test_something_else_that_answers_at_the_port(listener):
 
     threading.Thread(target=serve, daemon=True).start()
     with pytest.raises(UserError, match=r"something answers at .*, but it is not rank 0 of this launch"):
-        rendezvous.meet(place(1, listener.getsockname()[1]), 3)
+        rendezvous.open_store(place(1, listener.getsockname()[1]), 3)
     listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_a_rank_that_does_not_come():
     port = runs.free_port()
     alone = place(0, port, processes=3)
-    store = rendezvous.meet(alone, 5)
+    store = rendezvous.open_store(alone, 5)
     with pytest.raises(UserError, match=r"of 3 processes, rank 1, 2 did not connect to .* within 0.5 s \(rank 0 did\)"):
         rendezvous.exchange(store, alone, {}, 0.5)
 
 
 def test_an_address_that_is_not_rank_0s_own():
     with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is not an address of \S+, where rank 0 runs: .* use"):
-        rendezvous.meet(place(0, runs.free_port(), address="192.0.2.1"), 5)
+        rendezvous.open_store(place(0, runs.free_port(), address="192.0.2.1"), 5)
 
 
 def test_two_processes_of_one_rank():
     port = runs.free_port()
     first = place(0, port)
-    store = rendezvous.meet(first, 5)
+    store = rendezvous.open_store(first, 5)
     with pytest.raises(UserError, match="did not connect"):
         rendezvous.exchange(store, first, {}, 0.2)
     with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
@@ -116,8 +116,8 @@ def test_two_processes_of_one_rank():
 def test_processes_that_met_and_cannot_connect(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
     alone = place(0, runs.free_port(), processes=1)
-    store = rendezvous.meet(alone, 5)
-    with pytest.raises(UserError, match=r"the processes met at 127.*, but .*no-such-card.*: open all ports .*IFNAME"):
+    store = rendezvous.open_store(alone, 5)
+    with pytest.raises(UserError, match=r"processes connected to 127.*, but .*no-such-card.*: open all ports .*IFNAME"):
         rendezvous.connect(store, alone, 5)
 
 
@@ -204,7 +204,7 @@ def in_a_launch(accelerator, folder):
             told[name] = compared(Options(**settings[rank]))
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(agreement, "versions", lambda: {"torch": f"2.1{rank}"})
-        changed.setattr(agreement, "code", lambda _: {"shared/run/launch_card.py": "ab"[rank]})
+        changed.setattr(agreement, "code_digests", lambda _: {"shared/run/launch_card.py": "ab"[rank]})
         told["version and code"] = compared(Options())
     return told
 

@@ -2,8 +2,7 @@
 
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/image_classification.py
 
-Without arguments it trains on scikit-learn's digits. With your own images, in one folder per class, and a pretrained
-model:
+Without arguments it trains on scikit-learn's digits. With your own images, a folder per class, and a pretrained model:
 
     ... recipes/image_classification.py --train_dir photos --model_name_or_path microsoft/resnet-18 --freeze_backbone
 

@@ -30,7 +30,7 @@ class ImageOptions(Options):
     from_scratch: bool = False
     """Use the config of --model_name_or_path with new weights."""
     freeze_backbone: bool = False
-    """Train only the last layer; all other weights keep their pretrained values."""
+    """Train only the classification head; all other weights keep their pretrained values."""
     embedding_size: int = 16
     """Channels of a new ResNet's first convolution."""
     hidden_sizes: tuple[int, ...] = (32, 64)

@@ -235,11 +235,11 @@ def test_processes_of_one_launch_that_would_train_a_mixture_are_refused_before_t
 
 
 def test_the_code_of_a_run_is_its_recipe_and_shared_and_a_cell_of_a_notebook_has_no_file():
-    found = agreement.code(runs.load_recipe("nlp").Config())
+    found = agreement.code_digests(runs.load_recipe("nlp").Config())
     assert {"nlp.py", "shared/launch/starting.py", "shared/text/tokenized.py"} <= found.keys()
-    assert not [name for name in agreement.code(Options()) if not name.startswith("shared/")]
+    assert not [name for name in agreement.code_digests(Options()) if not name.startswith("shared/")]
     cell = type("Config", (Options,), {"__module__": "a notebook"})
-    assert agreement.code(cell()) == agreement.code(Options())
+    assert agreement.code_digests(cell()) == agreement.code_digests(Options())
 
 
 def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):

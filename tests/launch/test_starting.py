@@ -132,7 +132,7 @@ def stand_in(monkeypatch, processes, kind="NO"):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (Options(output_dir=""), "--output_dir '' would be the working folder"),
+        (Options(output_dir=""), "--output_dir '' would be the working directory"),
         (Options(global_batch_size=0), "--global_batch_size 0: must be at least 1"),  # as a notebook could give it
     ],
 )

@@ -57,7 +57,7 @@ class TokenOptions(Options):
     ],
 )
 def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
-    monkeypatch.setattr(loading.fed, "batch", None)
+    monkeypatch.setattr(loading.current_batch, "batch", None)
     assert "before the first micro-batch" in memory_budget.advice(config)
     loading.fed.note({"labels": torch.zeros(7), "input_ids": torch.zeros(7, 24)})
     assert "ran out of memory on a micro-batch of 7 x 24: " + fix in memory_budget.advice(config)
@@ -164,7 +164,7 @@ def test_processes_settle_on_what_fits_on_each_and_everything_is_as_before(tmp_p
     assert zero == one
     assert zero["all fit"] == 24 * 30  # the whole global batch: it cannot become larger
     assert zero["one has less"] == (13 - 2) * 30  # an eighth, rounded up, is kept free
-    assert "--auto_micro_batch: not even one sample, of length 30, fits" in zero["none"]
+    assert "--auto_micro_batch: the longest sample, of length 30, does not fit into memory" in zero["none"]
     for name in ("all fit", "one has less", "none"):
         assert zero[f"{name}, as before"] == [True] * 4, name
 

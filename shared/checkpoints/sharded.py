@@ -41,7 +41,7 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
 
 
 def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
-    """Read this process's shard, from files of any number of processes; call it on every process."""
+    """Read this process's part, whatever the number of processes that wrote it; call it on every process."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 

@@ -105,7 +105,7 @@ def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_pa
     assert "step_00000002 belongs to a run with other settings (--learning_rate was 0.001, is 0.5)" in message
     assert message.endswith(
         "use the old values to resume it, or leave out --resume_from_checkpoint for a new run, which can start "
-        "with the model/ of that one as --model_name_or_path"
+        "from the model/ of the old one with --model_name_or_path"
     )
 
 

@@ -94,7 +94,9 @@ def apply_largest_budget(
 
     tensors = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    with torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
+    # Layers that compile for each number of rows (images) run eagerly in the trials, which takes more memory.
+    stance = torch.compiler.set_stance("force_eager" if searched_field(config) == SAMPLES else "default")
+    with stance, torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
         # Allocate gradients, then optimizer state; the inner optimizer, because Accelerate's loss scaler counts steps.
         rows = largest(most, fits) if fits(1) and succeeds_on_all(optimizer.optimizer.step) else 0
     optimizer.optimizer.state.clear()

@@ -1,4 +1,4 @@
-"""What `python -m shared.compare` promises: it names the first step at which two runs differ, and in what."""
+"""What `python -m shared.compare` promises: it names the first step at which two runs part, and in what."""
 
 import json
 import math

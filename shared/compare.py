@@ -1,7 +1,7 @@
-"""Where two runs part: `python -m shared.compare RUN_A RUN_B` compares what two run folders logged and saved.
+"""Finds the first difference of two runs: `python -m shared.compare RUN_A RUN_B` compares two run folders.
 
-Samples, learning rate and loss are compared step by step, weights wherever both runs have a checkpoint of the same step
-and at the end. The exit code is 0 when they are the same run, 1 when they part, 2 when they cannot be compared.
+It compares samples, learning rate and loss at each logged step, and weights at the end and at each step of which both
+runs have a checkpoint. The exit code is 0 if the runs are the same, 1 if they differ, 2 if they cannot be compared.
 """
 
 import argparse
@@ -22,30 +22,30 @@ Lines = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Finding:
-    """A row of the table: something that both runs have, at the steps `compared`.
+    """A row of the table: a quantity of both runs, at the steps `compared`.
 
-    `difference` is the largest one in words. `parted` is the first step at which it is more than it may be, and `words`
-    says what it is there.
+    `difference` describes the largest difference. `differs_at` is the first step at which the difference exceeds its
+    tolerance, and `words` describes the difference at that step.
     """
 
     what: str
     compared: str
     difference: str = ""
-    parted: int | None = None
+    differs_at: int | None = None
     words: str = ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the comparison that the command line asks for; return the exit code."""
+    """Compare the two runs of the command line, print the result, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run_a", type=Path, metavar="RUN_A", help="output folder of a run")
-    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="output folder of another")
-    parser.add_argument("--loss_tolerance", type=float, default=1e-4, help="relative (default: %(default)s)")
+    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="output folder of another run")
+    parser.add_argument("--loss_tolerance", type=float, default=1e-4, help="relative, of losses (default: %(default)s)")
     parser.add_argument(
         "--weight_tolerance",
         type=float,
         default=1e-5,
-        help="relative, all weights as one vector (default: %(default)s)",
+        help="relative, of all weights as one vector (default: %(default)s)",
     )
     given = parser.parse_args(arguments)
     a, b = given.run_a, given.run_b
@@ -68,25 +68,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print_table(findings)
     print(verdict(findings))
-    return 0 if all(finding.parted is None for finding in findings) else 1
+    return 0 if all(finding.differs_at is None for finding in findings) else 1
 
 
 def training_lines(run: Path) -> Lines:
     """The training lines of a run's metrics.jsonl.
 
     Raises:
-        UserError: there is no run, or it has logged no step.
+        UserError: the folder has no metrics.jsonl, or the run has logged no step.
     """
     if not (run / "metrics.jsonl").is_file():
-        raise UserError(f"{run}: no metrics.jsonl there; give the --output_dir of a run")
+        raise UserError(f"{run}: the folder has no metrics.jsonl; give the --output_dir of a run")
     lines = [line for line in read_metrics(run / "metrics.jsonl") if "loss" in line]
     if not lines:
-        raise UserError(f"{run}: metrics.jsonl has no training step yet")
+        raise UserError(f"{run}: metrics.jsonl has no training step yet; let the run log a step first")
     return lines
 
 
 def differing_settings(a: Path, b: Path) -> list[str]:
-    """The settings in the two config.yaml that can matter and differ, as "seed 1 | 2"."""
+    """The settings that can affect the result and differ between the two config.yaml, as "seed 1 | 2"."""
     if not ((a / "config.yaml").is_file() and (b / "config.yaml").is_file()):
         return []
     settings_a, settings_b = load(a / "config.yaml"), load(b / "config.yaml")
@@ -98,22 +98,23 @@ def differing_settings(a: Path, b: Path) -> list[str]:
 
 
 def compare_samples(lines_a: Lines, lines_b: Lines) -> Finding:
-    """Compare the running digests of the samples fed."""
+    """Compare the running digests of the samples that went through the models."""
     a, b = ({line["step"]: line["samples"] for line in lines if "samples" in line} for lines in (lines_a, lines_b))
     steps = sorted(a.keys() & b.keys())
     if not steps:
         return Finding("samples", "not compared: not logged at the same steps")
-    apart = [step for step in steps if a[step] != b[step]]
-    if not apart:
+    different = [step for step in steps if a[step] != b[step]]
+    if not different:
         return Finding("samples", span(steps), "equal")
-    first = apart[0]
-    return Finding("samples", span(steps), f"at {len(apart)} steps", first, f"{a[first]} against {b[first]}")
+    first = different[0]
+    return Finding("samples", span(steps), f"at {len(different)} steps", first, f"{a[first]} against {b[first]}")
 
 
 def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float) -> Finding:
-    """Compare one number of the training lines, relative to the greater one.
+    """Compare one number of the training lines, relative to the greater value.
 
-    A loss is a mean since the line before, so it is compared only where that line, too, is of the same step.
+    A logged loss is the mean since the previous line, so two losses are compared only if both lines have the same step
+    and their previous lines do, too.
     """
     a, b = (
         {
@@ -138,20 +139,20 @@ def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float) 
 
 
 def against(a: float, b: float) -> str:
-    """Two numbers with as many digits as tell them apart."""
+    """Two numbers, with all digits if six do not show the difference."""
     short = f"{a:.6g}", f"{b:.6g}"
     return " against ".join(short if short[0] != short[1] else (repr(a), repr(b)))
 
 
 def relative(a: float, b: float) -> float:
-    """The difference of two numbers relative to the greater one; NaN equals NaN, and nothing else is near it."""
+    """The difference of two numbers relative to the greater one; NaN equals NaN and is infinitely far from numbers."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     return abs(a - b) / max(abs(a), abs(b)) if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
 def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float) -> Finding:
-    """Compare the weights of every checkpoint that both runs have kept."""
+    """Compare the weights at each step of which both runs have a checkpoint."""
     a, b = complete(run_a), complete(run_b)
     steps = [step for step in sorted(a.keys() & b.keys()) if tensors(a[step]) and tensors(b[step])]
     if not steps:
@@ -177,10 +178,10 @@ def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance
 
 
 def weight_difference(folder_a: Path, folder_b: Path) -> tuple[float, str]:
-    """Compare two saved models, one tensor of each in memory at a time.
+    """Compare two saved models, with one tensor of each in memory at a time.
 
-    Returns the norm of the difference over the norm of the weights, all tensors as one vector, and the same in words,
-    with the tensor that differs most. Models with other tensors, or values that are not finite, are infinitely apart.
+    Returns the norm of the difference divided by the norm of the weights, all tensors as one vector, and a description
+    with the tensor that differs most. The difference is infinite if names or shapes differ or a value is not finite.
     """
     import torch
     from safetensors import safe_open
@@ -189,7 +190,7 @@ def weight_difference(folder_a: Path, folder_b: Path) -> tuple[float, str]:
     if odd := files_a.keys() ^ files_b.keys():
         return math.inf, f"only one has {min(odd)}"
     squared_difference = squared_norm = 0.0
-    apart = {}  # relative difference of each tensor that is not the same byte for byte
+    differing = {}  # name: relative difference, of the tensors that are not the same byte for byte
     for name in sorted(files_a):
         with safe_open(files_a[name], framework="pt") as file_a, safe_open(files_b[name], framework="pt") as file_b:
             a, b = file_a.get_tensor(name), file_b.get_tensor(name)
@@ -197,7 +198,7 @@ def weight_difference(folder_a: Path, folder_b: Path) -> tuple[float, str]:
             return math.inf, f"{name} has shape {list(a.shape)} against {list(b.shape)}"
         same = a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
         if not (a.is_floating_point() and b.is_floating_point()):
-            if not same:  # a counter or an index: no rounding makes it differ, and its size would hide the weights'
+            if not same:  # rounding does not change a counter or an index, and its size would mask the weights
                 return math.inf, f"{name} differs"
             continue
         norm = max(a.double().norm().item(), b.double().norm().item())
@@ -205,18 +206,18 @@ def weight_difference(folder_a: Path, folder_b: Path) -> tuple[float, str]:
         if not same:
             difference = (a.double() - b.double()).norm().item()
             squared_difference += difference**2
-            apart[name] = difference / norm if norm else 0.0  # no norm: zeros of two kinds, of sign or of type
-    if not apart:
+            differing[name] = difference / norm if norm else 0.0  # no norm: zeros that differ in sign or dtype
+    if not differing:
         return 0.0, "byte for byte"
     total = math.sqrt(squared_difference / squared_norm) if squared_norm else 0.0
     if not math.isfinite(total):
         return math.inf, "values that are not finite"
-    worst = max(apart, key=lambda name: apart[name])
-    return total, f"off by {total:.1e} ({apart[worst]:.1e} in {worst})"
+    worst = max(differing, key=lambda name: differing[name])
+    return total, f"off by {total:.1e} ({differing[worst]:.1e} in {worst})"
 
 
 def tensors(folder: Path) -> dict[str, Path]:
-    """The file that holds each tensor of a saved model, which may be cut into several files."""
+    """The file of each tensor of a saved model, which may consist of several files: {name of the tensor: file}."""
     from safetensors import safe_open
 
     found = {}
@@ -227,15 +228,15 @@ def tensors(folder: Path) -> dict[str, Path]:
 
 
 def span(steps: Sequence[int]) -> str:
-    """Steps in few words."""
+    """A short description of a list of steps."""
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
 
 
 def print_table(findings: Sequence[Finding]) -> None:
     """One aligned row for each finding."""
-    rows = [("", "compared", "relative difference", "part at")]
+    rows = [("", "compared", "relative difference", "differs at")]
     for finding in findings:
-        where = "" if not finding.difference else "-" if finding.parted is None else f"step {finding.parted}"
+        where = "" if not finding.difference else "-" if finding.differs_at is None else f"step {finding.differs_at}"
         rows.append((finding.what, finding.compared, finding.difference, where))
     widths = [max(len(row[column]) for row in rows if row[2] or not column) for column in range(3)]
     for what, compared, difference, where in rows:
@@ -243,11 +244,11 @@ def print_table(findings: Sequence[Finding]) -> None:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One sentence. Of what parts at the same step, the first finding is named: causes stand before consequences."""
-    steps = [finding.parted for finding in findings if finding.parted is not None]
+    """One sentence. It names the first finding at the first step with a difference: causes come before consequences."""
+    steps = [finding.differs_at for finding in findings if finding.differs_at is not None]
     if steps:
-        first = next(finding for finding in findings if finding.parted == min(steps))
-        return f"the runs part at step {first.parted} in {first.what}: {first.words}"
+        first = next(finding for finding in findings if finding.differs_at == min(steps))
+        return f"the runs first differ at step {first.differs_at} in {first.what}: {first.words}"
     compared = [finding for finding in findings if finding.difference]
     return f"the same run: {compared[0].compared} ({', '.join(f'{it.what} {it.difference}' for it in compared)})"
 

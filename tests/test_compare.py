@@ -90,13 +90,13 @@ def test_equal_runs_are_the_same_run_byte_for_byte(make_run, capsys):
 @pytest.mark.parametrize(
     ("change", "verdict"),
     [
-        (set_line(2, loss=0.07), "the runs part at step 30 in loss: 0.0666667 against 0.07"),
+        (set_line(2, loss=0.07), "the runs first differ at step 30 in loss: 0.0666667 against 0.07"),
         (
             set_line(1, learning_rate=math.nextafter(5e-5, 1)),
-            "the runs part at step 20 in learning rate: 5e-05 against 5.000000000000001e-05",
+            "the runs first differ at step 20 in learning rate: 5e-05 against 5.000000000000001e-05",
         ),
-        (set_line(3, samples="00"), "the runs part at step 40 in samples: 0000000000000028 against 00"),
-        (set_line(1, loss="NaN"), "the runs part at step 20 in loss: 0.1 against nan"),
+        (set_line(3, samples="00"), "the runs first differ at step 40 in samples: 0000000000000028 against 00"),
+        (set_line(1, loss="NaN"), "the runs first differ at step 20 in loss: 0.1 against nan"),
     ],
 )
 def test_the_first_step_that_differs_is_named(make_run, capsys, change, verdict):
@@ -107,7 +107,7 @@ def test_the_first_step_that_differs_is_named(make_run, capsys, change, verdict)
 
 def test_of_one_step_the_cause_is_named_before_its_consequences(make_run, capsys):
     _, out, _ = compare(capsys, make_run("a"), make_run("b", set_line(1, loss=9.0, samples="00", learning_rate=1.0)))
-    assert out[-1].startswith("the runs part at step 20 in samples")
+    assert out[-1].startswith("the runs first differ at step 20 in samples")
     table = "\n".join(out)
     assert re.search(r"^learning rate +4 steps, 10 to 40 +off by 1.0e\+00 at step 20 +step 20$", table, re.MULTILINE)
     assert re.search(r"^loss +4 steps, 10 to 40 +off by 9.9e-01 at step 20 +step 20$", table, re.MULTILINE)
@@ -138,7 +138,8 @@ def test_weights_that_differ_are_named_with_the_worst_tensor(make_run, weights, 
     code, out, _ = compare(capsys, make_run("a"), make_run("b", model=moved(weights, 1e-3)))
     assert code == 1
     expected = 1e-3 * math.sqrt(1 / (1 + (weights["layer.bias"].norm() / weights["layer.weight"].norm() / 1.001) ** 2))
-    assert out[-1] == (f"the runs part at step 20 in checkpoints: off by {expected:.1e} (1.0e-03 in layer.weight)")
+    where = "at step 20 in checkpoints"
+    assert out[-1] == f"the runs first differ {where}: off by {expected:.1e} (1.0e-03 in layer.weight)"
 
 
 def test_weights_within_the_tolerance_are_the_same_run_but_not_byte_for_byte(make_run, weights, capsys):
@@ -176,7 +177,7 @@ def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_pat
     a = make_run("a")
     code, out, error = compare(capsys, a, tmp_path / "missing")
     assert (code, out) == (2, [])
-    assert error == f"error: {tmp_path}/missing: no metrics.jsonl there; give the --output_dir of a run\n"
+    assert error == f"error: {tmp_path}/missing: the folder has no metrics.jsonl; give the --output_dir of a run\n"
 
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -230,4 +231,4 @@ def test_the_module_is_a_command_and_its_exit_code_tells(make_run, monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("shared.compare", run_name="__main__")
     assert ended.value.code == 1
-    assert capsys.readouterr().out.splitlines()[-1].startswith("the runs part at step 30 in loss")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("the runs first differ at step 30 in loss")

@@ -1,8 +1,8 @@
 """The large files of a checkpoint, laid out once in shared memory: a save copies the tensors over their old values.
 
-The memory has no name, so that nothing of it can outlive the process, and no limit but that of the machine's memory
-(/dev/shm of a container often has 64 MB). Its content is a file as Accelerate writes it, so that whoever writes it to
-disk needs to know nothing of tensors.
+The memory is anonymous, so it is freed with the process, and limited only by the machine's memory (/dev/shm of a
+container often has 64 MB). Its content is a file in Accelerate's format, so the process that writes it to disk does not
+handle tensors.
 """
 
 import json
@@ -31,26 +31,26 @@ PAGE = mmap.PAGESIZE
 
 @dataclass
 class Flat:
-    """A state dict taken apart."""
+    """The leaves of a state dict, and its structure."""
 
     tensors: list[Tensor]
     floats: list[float]
     shape: list[Any]
-    """Everything else: the keys, what kind of leaf is where, and all values that are neither tensor nor float."""
+    """Everything else: keys, kinds of leaves in order, and all values that are neither tensor nor float."""
 
 
 class Copy:
-    """Tensors on their way into memory: by a thread, or by a stream of the GPU.
+    """A copy of tensors into memory under way, by a thread or by a CUDA stream.
 
     Args:
-        places: the memory, one tensor for each of `tensors`.
-        tensors: what is copied; must not change until `hold` was called.
-        by: copies from the host, or from the GPU that it belongs to.
+        places: the destinations, one tensor for each of `tensors`.
+        tensors: the sources; they must not change before `hold` was called.
+        by: a thread to copy from the host, or a stream of the GPU to copy from.
     """
 
     def __init__(self, places: list[Tensor], tensors: list[Tensor], by: ThreadPoolExecutor | torch.cuda.Stream) -> None:
         self.tensors, self.versions = tensors, of_torch.write_counts(tensors)
-        self.unchanged: bool | None = None  # known when it is held
+        self.unchanged: bool | None = None  # known after `hold`
         self.event: torch.cuda.Event | None = None
         if isinstance(by, ThreadPoolExecutor):
             self.future: Future[None] = by.submit(copy_all, places, tensors)
@@ -61,21 +61,21 @@ class Copy:
             self.event = by.record_event()
 
     def hold(self) -> None:
-        """Call it before the tensors are changed: what is done after that cannot reach the copy."""
+        """Call it before the tensors are changed; changes after the call do not affect the copy."""
         if self.unchanged is not None:
             return
         if self.event:
-            torch.cuda.current_stream().wait_event(self.event)  # the host goes on
+            torch.cuda.current_stream().wait_event(self.event)  # the host does not wait
         else:
             self.future.result()
         self.unchanged = self.versions == of_torch.write_counts(self.tensors)
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether `wait` would return immediately."""
         return self.event.query() if self.event else self.future.done()
 
     def wait(self) -> bool:
-        """Return when all values are there; False if tensors were changed too early, and they are worth nothing."""
+        """Wait for the copy to complete; False if tensors were changed too early, which makes the copy invalid."""
         self.hold()
         if self.event:
             self.event.synchronize()
@@ -87,13 +87,13 @@ class Buffers:
 
     Raises:
         MemoryError: there is not enough memory.
-        UnknownLayout: what torch or safetensors write is laid out in another way. A layout may also differ so that
-            another error is raised; after each one, nothing of the memory is kept.
+        UnknownLayout: torch or safetensors lay their files out in an unknown way, which may also raise other errors;
+            the memory is freed after any error.
     """
 
     def __init__(self, models: dict[str, Any], optimizers: dict[str, Any]) -> None:
         sizes = [sum(t.nbytes for t in flatten(state).tensors) for state in (*models.values(), *optimizers.values())]
-        needed = sum(sizes) + max(sizes, default=0)  # a model's file exists twice for a moment
+        needed = sum(sizes) + max(sizes, default=0)  # the file of a model exists twice for a moment
         if (free := available_memory()) < needed:
             raise MemoryError(f"{needed / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
         self.images: dict[str, Image] = {}
@@ -103,7 +103,7 @@ class Buffers:
         self._registered: list[int] = []
         on_gpu = any(t.is_cuda for state in (*models.values(), *optimizers.values()) for t in flatten(state).tensors)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        # One for all saves: there are 32 streams only, and one of them NCCL's, which would have to wait for the copy.
+        # One stream for all saves: torch has a pool of 32, and another could be NCCL's, which would wait for the copy.
         self._stream = torch.cuda.Stream() if on_gpu else None
         try:
             for name, state in models.items():
@@ -119,12 +119,12 @@ class Buffers:
             raise
 
     def copy(self, states: dict[str, Any], lasting: Collection[int] = ()) -> Copy | None:
-        """Take in the values of now; None if these states need another layout.
+        """Start to copy the current values into memory; None if the states do not fit the layout.
 
         Args:
             states: the state dicts, by file name.
-            lasting: addresses of tensors that stay as they are until the `Copy` returned is held; all others are
-                copied when this returns, or on a GPU will have been before anything that is asked of it later.
+            lasting: addresses of tensors that do not change until `hold` of the returned `Copy`. All other tensors
+                are copied when this returns, or on a GPU before any later operation in the current stream.
         """
         flat = {name: flatten(state) for name, state in states.items()}
         if any(flat[name].shape != shape for name, shape in self._shapes.items()):
@@ -143,7 +143,7 @@ class Buffers:
         return Copy(*later, self._stream or self._thread)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._thread.shutdown()
         for address in self._registered:
             torch.cuda.cudart().cudaHostUnregister(address)
@@ -153,7 +153,7 @@ class Buffers:
         self.images.clear()
 
     def _register(self, tensors: list[Tensor]) -> None:
-        """Pin the memory of these tensors, so that the GPU copies into it directly; else it is slower, not wrong."""
+        """Pin the memory of these tensors, so that the GPU copies into it directly; without this, copies are slower."""
         starts = [tensor.data_ptr() for tensor in tensors if tensor.nbytes]
         if starts:
             start = min(starts) // PAGE * PAGE
@@ -161,21 +161,19 @@ class Buffers:
             if int(torch.cuda.cudart().cudaHostRegister(start, end - start, 0)) == 0:
                 self._registered.append(start)
                 return
-            with suppress(
-                RuntimeError
-            ):  # CUDA keeps the error, and the next kernel, here this one, takes it for its own
+            with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let this one take it
                 torch.zeros(1, device="cuda")
 
 
 def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
-    """Copy tensors into their places; from a CUDA device, when it comes to it."""
+    """Copy tensors into their places; asynchronously from a CUDA device."""
     if places:
         with torch.no_grad():
             of_torch.copy(places, tensors, non_blocking=tensors[0].is_cuda)
 
 
 def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:
-    """model.safetensors in memory and, of each tensor of `distinct(state)`, its place there."""
+    """model.safetensors in memory, and the place in it of each tensor of `distinct(state)`."""
     tensors = distinct(state)
     content = safetensors_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, {"format": "pt"})
     with unnamed_memory() as descriptor:
@@ -194,10 +192,10 @@ def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:
 
 
 def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[int]]:
-    """optimizer.bin in memory and, of each tensor and of each float of the state, its place there.
+    """optimizer.bin in memory, and the place in it of each tensor, and the offset of each float, of the state.
 
-    Floats, such as the learning rate, are pickled. Numbers that occur nowhere else stand for them in the layout, and
-    show where they are.
+    Floats, such as the learning rate, are pickled. To find their offsets, the layout is written with numbers in their
+    place that occur nowhere else.
     """
     marks = [math.pi + i * 2.0**-30 for i in range(len(flatten(state).floats))]
     marked = with_floats(state, iter(marks))
@@ -207,7 +205,7 @@ def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[
         with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
             mapped = flatten(torch.load(path_of(descriptor), mmap=True, weights_only=True, map_location="cpu"))
         if (mapped.shape, mapped.floats) != (flatten(marked).shape, marks):
-            raise UnknownLayout("torch.load gives another state than torch.save was given")
+            raise UnknownLayout("torch.load does not return the state that torch.save wrote")
         records = of_torch.archive_records(descriptor)
         storages = [(start, end) for name, (start, end, _) in records.items() if "/data/" in name]
         require_shared(mapped.tensors, descriptor, storages)
@@ -226,7 +224,7 @@ def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[
 
 @contextmanager
 def unnamed_memory() -> Iterator[int]:
-    """The descriptor of new memory, which is given back when what is done with it fails."""
+    """The descriptor of new anonymous memory; an error inside the block frees it."""
     descriptor = os.memfd_create("checkpoint")
     try:
         yield descriptor
@@ -236,14 +234,14 @@ def unnamed_memory() -> Iterator[int]:
 
 
 def require_shared(places: list[Tensor], descriptor: int, parts: list[tuple[int, int]]) -> None:
-    """See that what is written to a tensor, the smallest one, reaches the memory of `descriptor`.
+    """Check, with the smallest tensor, that writing to a tensor changes the memory of `descriptor`.
 
     Args:
         places: the tensors.
-        parts: where the content of each of them, or of each of their storages, starts and ends in the memory.
+        parts: (start, end) in the memory, of each tensor or of each tensor's storage.
 
     Raises:
-        UnknownLayout: it does not: each checkpoint would have the values of the first one.
+        UnknownLayout: it does not, so each checkpoint would have the values of the first one.
     """
     parts = [(start, end - start) for start, end in parts if end > start]
     places = [place for place in places if place.nbytes]
@@ -261,11 +259,11 @@ def require_shared(places: list[Tensor], descriptor: int, parts: list[tuple[int,
     reached = content() != before
     storage[first] = byte
     if not reached:
-        raise UnknownLayout("what is written to a tensor of the mapped file does not reach the file")
+        raise UnknownLayout("writing to a tensor of the mapped file does not change the file")
 
 
 def flatten(state: Any) -> Flat:
-    """Take a state dict apart, in its order."""
+    """The leaves and the structure of a state dict, in its order."""
     flat = Flat([], [], [])
 
     def walk(value: Any) -> None:
@@ -291,7 +289,7 @@ def flatten(state: Any) -> Flat:
 
 
 def with_floats(state: Any, floats: Iterator[float]) -> Any:
-    """A state dict with other floats in it."""
+    """A copy of a state dict with its floats replaced, in order."""
     if isinstance(state, dict):
         return type(state)((key, with_floats(value, floats)) for key, value in state.items())
     if isinstance(state, list | tuple):
@@ -300,7 +298,7 @@ def with_floats(state: Any, floats: Iterator[float]) -> Any:
 
 
 def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state without the further names of tied tensors, which safetensors does not store."""
+    """A model's state dict with one name for each group of tied tensors, because safetensors stores them once."""
     found: dict[Any, str] = {}
     for name, tensor in state.items():
         found.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name, name)
@@ -308,20 +306,20 @@ def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def path_of(descriptor: int) -> str:
-    """A path under which a file without a name can be opened."""
+    """A path that opens an anonymous file."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def available_memory() -> int:
-    """Bytes of memory that can still be used, on the machine and under the limit of its container."""
+    """Bytes of free memory, on the machine and within the limit of its container."""
     free = psutil.virtual_memory().available
     groups = Path("/sys/fs/cgroup")
     for limit, used, statistics in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
     ):
-        with suppress(OSError, ValueError):  # no such version of cgroups, or "max"
+        with suppress(OSError, ValueError):  # another version of cgroups, or "max" (no limit)
             lines = dict(line.split() for line in (groups / statistics).read_text().splitlines())
-            files = int(lines["inactive_file"]) + int(lines["active_file"])  # would make room
+            files = int(lines["inactive_file"]) + int(lines["active_file"])  # page cache, which can be reclaimed
             free = min(free, int((groups / limit).read_text()) - int((groups / used).read_text()) + files)
     return free

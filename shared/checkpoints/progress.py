@@ -1,4 +1,4 @@
-"""Where a run is: what `state.json` of a checkpoint holds, and all that a recipe's loop keeps between steps."""
+"""The position of a run: its entries in a checkpoint's `state.json`, all that a recipe's loop keeps between steps."""
 
 import math
 import time
@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BestBy:
-    """The evaluation number that tells which step's model is best."""
+    """The evaluation score that selects the best model."""
 
     name: str  # as in metrics.jsonl: eval_accuracy
     greater_is_better: bool
 
     def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
-        """Whether `new` is better than `best`. NaN is better only than nothing.
+        """Whether `new` is better than `best`. NaN is only better than no score.
 
-        `best` lacks the number before the first evaluation, and after those of a run that computed other metrics.
+        `best` has no such score before the first evaluation, and if the run computed other metrics before.
         """
         if self.name not in best:
             return True
@@ -30,20 +30,20 @@ class Progress:
     """The position of a run and its evaluations; everything else is a function of the config and `step`."""
 
     step: int = 0  # optimizer steps done
-    seconds: float = 0.0  # of training before this process started
+    seconds: float = 0.0  # of training in earlier starts of the run
     results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best_step: int | None = None
     best_results: dict[str, float] = field(default_factory=dict)
     evaluations_since_best: int = 0
-    evaluation_owed: bool = False  # the one after this step was cut short: it comes first when the run goes on
-    run_id: str | None = None  # the tracker's
+    evaluation_owed: bool = False  # a signal interrupted the one after this step: it is made first when the run resumes
+    run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
     model: str | None = None  # digest of the config in a local --model_name_or_path
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
 
     def record(self, results: dict[str, float], best_by: BestBy) -> bool:
-        """Take in an evaluation made after `step` steps. False: it is empty, because a signal cut it short: owed."""
+        """Record an evaluation after `step` steps. False if it is empty, because a signal interrupted it."""
         self.evaluation_owed = not results
         if not results:
             return False
@@ -55,7 +55,7 @@ class Progress:
         return True
 
     def out_of_patience(self, patience: int | None) -> bool:
-        """Whether `--early_stopping_patience` evaluations have gone by without a better one."""
+        """Whether the last `--early_stopping_patience` evaluations brought no better score."""
         return patience is not None and self.evaluations_since_best >= patience
 
     def total_seconds(self) -> float:
@@ -63,12 +63,12 @@ class Progress:
         return self.seconds + time.perf_counter() - self.started
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The entries for a checkpoint's `state.json`."""
         state = asdict(self) | {"seconds": self.total_seconds()}
         del state["started"]
         return state
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
-        """The progress that a checkpoint kept; other entries of its state are passed over."""
+        """The progress in a checkpoint's state; other entries of the state are ignored."""
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

@@ -1,8 +1,8 @@
-"""Save and resume: a checkpoint is complete or absent, and continues the run it came from or is refused.
+"""Resuming: a checkpoint is complete or absent; it resumes the run that saved it, or is refused.
 
-A checkpoint holds what `accelerator.save_state` writes, `state.json` (where the run is, what decided it) and, last,
-`manifest.json` with the size and digest of every file; shared/checkpoints/saving.py makes them. Nothing random is
-restored: every draw of a run is a function of (seed, step or epoch, sample or micro-batch).
+A checkpoint holds the files of `accelerator.save_state`, `state.json` (the position and the settings of the run) and,
+written last, `manifest.json` with the size and digest of every file; see shared/checkpoints/saving.py. No random state
+is restored: every draw of a run is a function of (seed, step or epoch, sample or micro-batch).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ State = dict[str, Any]
 
 
 def folder(output_dir: str | Path) -> Path:
-    """Where a run keeps its checkpoints."""
+    """The folder of a run's checkpoints."""
     return Path(output_dir) / "checkpoints"
 
 
@@ -40,7 +40,7 @@ def path_of(output_dir: str | Path, step: int) -> Path:
 
 
 def numbered(name: str, index: int) -> str:
-    """The name of a file as Accelerate numbers it: model.safetensors, model_1.safetensors."""
+    """The name of a file with Accelerate's numbering: model.safetensors, model_1.safetensors."""
     stem, _, suffix = name.partition(".")
     return f"{stem}_{index}.{suffix}" if index else name
 
@@ -54,12 +54,12 @@ def save_is_due(config: Options, plan: Plan, progress: Progress) -> bool:
 
 
 def complete(output_dir: str | Path) -> dict[int, Path]:
-    """The checkpoints that were written to the end, by step; other things in the folder are left alone."""
+    """The complete checkpoints of a run, by step; other entries of the folder are ignored."""
     return writer.complete_in(folder(output_dir))
 
 
 def remove_partials(output_dir: str | Path) -> None:
-    """Remove what saves of a run that is dead left unfinished, and say so. Only processes that write call it."""
+    """Remove, and print, the incomplete checkpoints of an earlier start. Only processes that write call it."""
     for partial in writer.partials_in(folder(output_dir)):
         writer.remove(partial)
         print(f"removed {partial}, a checkpoint that was never finished")
@@ -91,14 +91,14 @@ def problem_with(path: Path) -> str | None:
 
 
 def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
-    """The checkpoint to go on from and its state; None for a run from the start. Call it on every process.
+    """The checkpoint to resume from and its state; None for a run from the start. Call it on every process.
 
-    The processes that write look from the newest backwards, together, and say why one is passed over: with
-    --save_on_each_node it has to be intact on every machine.
+    The processes that write check the checkpoints together, from the newest backwards, and print why one is skipped.
+    With --save_on_each_node it has to be intact on every machine.
 
     Raises:
         UserError: the checkpoint named by a path is missing or damaged; `never`, but there are checkpoints; some
-            machines have intact ones, but no machine one that all have.
+            machines have intact checkpoints, but no checkpoint is intact on all machines.
     """
     output_dir, resume_from = config.output_dir, config.resume_from_checkpoint
 
@@ -114,7 +114,7 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
             raise UserError(f"--resume_from_checkpoint {resume_from}: {problem}; use auto for the newest complete one")
 
     path: Path | None = None
-    # What a path or `never` was meant for is the first start: a restart that obeyed would lose what was trained since.
+    # A path or `never` is meant for the first start: obeying it at a restart would lose the steps trained since.
     if resume_from == "auto" or any(gather(accelerator, started_again())):
         path = newest_intact(accelerator, config)
         if path and resume_from != "auto" and accelerator.is_main_process:
@@ -133,10 +133,10 @@ def started_again() -> bool:
 
 
 def newest_intact(accelerator: Any, config: Options) -> Path | None:
-    """The newest checkpoint in --output_dir that everybody who writes there finds intact.
+    """The newest checkpoint in --output_dir that is intact for all processes that write there.
 
     Raises:
-        UserError: with --save_on_each_node some machine has an intact one, but no machine has one that all have.
+        UserError: with --save_on_each_node, some machines have intact checkpoints, but none is intact on all machines.
     """
     found = on_writers(accelerator, config, lambda: list(complete(config.output_dir)))
     in_part: tuple[Path, list[str | None]] | None = None
@@ -150,14 +150,14 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
         if accelerator.is_main_process:
             where = [machine for machine, problem in enumerate(problems) if problem]
             on = f" on machine {where[0]}" if config.save_on_each_node else ""
-            writer.complain(f"checkpoint {path} is passed over{on}: {problems[where[0]]}")
-    if in_part:  # a machine that was replaced, most likely: to start at step 0 would be to lose the run
+            writer.complain(f"checkpoint {path} is skipped{on}: {problems[where[0]]}")
+    if in_part:  # most likely a machine was replaced: a start at step 0 would lose the run
         path, problems = in_part
         hosts = on_writers(accelerator, config, socket.gethostname)
         has = problems.index(None)
         lack = [machine for machine, problem in enumerate(problems) if problem]
         raise UserError(
-            f"checkpoint {path} is intact on machine {has} ({hosts[has]}) and not on machine "
+            f"checkpoint {path} is intact on machine {has} ({hosts[has]}) but not on machine "
             f"{', '.join(f'{machine} ({hosts[machine]})' for machine in lack[:8])}: copy that folder from machine "
             f"{has}, remove {path.parent} on all of them to start over, or name another --output_dir"
         )
@@ -165,33 +165,33 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
 
 
 def read_state(path: Path) -> State:
-    """state.json of a checkpoint."""
+    """The content of a checkpoint's state.json."""
     return json.loads((path / "state.json").read_text())
 
 
 def load(accelerator: Any, path: Path) -> None:
     """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
 
-    `accelerator.load_state` reads the same files, but the random states as well, and passes over those it cannot read.
+    `accelerator.load_state` reads the same files, but also the random states, and ignores those that it cannot read.
 
     Raises:
-        UserError: it holds a model or an optimizer of other shapes.
+        UserError: the model or the optimizer in the checkpoint has other shapes.
     """
     try:
         load_all(accelerator, path)
-    except (RuntimeError, ValueError) as error:  # of torch's load_state_dict, for models and optimizers
+    except (RuntimeError, ValueError) as error:  # as torch's load_state_dict raises them
         if isinstance(error, torch.OutOfMemoryError):
             raise
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
             f"{path} does not fit this model ({reason}): it was saved by other code or another version of "
-            "transformers; go back to that, or begin a new run, in another --output_dir and without "
+            "transformers; restore that, or begin a new run in another --output_dir, without "
             "--resume_from_checkpoint"
         ) from None
 
 
 def load_all(accelerator: Any, path: Path) -> None:
-    """Load every file of a checkpoint into what it was saved from."""
+    """Load every file of a checkpoint into the object that it was saved from."""
     models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
     if any(map(sharded.is_sharded, models)):
         sharded.load(path, models, optimizers)
@@ -210,10 +210,10 @@ def load_all(accelerator: Any, path: Path) -> None:
 
 
 def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
-    """Go back to the best step's model, if the run ends with it and it is not the last step's.
+    """Load the best step's model, if the run exports that model and it is not the last step's.
 
-    If it could not be saved, which was said then, the run ends with the last step's, and says so. Early stopping is
-    said, too.
+    If its checkpoint does not exist, print a warning and keep the last step's model. Also print a line if the run was
+    stopped early.
     """
     step = progress.best_step
     if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
@@ -229,7 +229,7 @@ def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
         load(accelerator, path_of(config.output_dir, step))
         return
     accelerator.print(
-        f"warning: the best model, of step {step}, is not in {folder(config.output_dir)}: ending with the last"
+        f"warning: the best model, of step {step}, is not in {folder(config.output_dir)}: model/ has the last one"
     )
     progress.best_step, progress.best_results = progress.step, progress.results
 

@@ -1,4 +1,4 @@
-"""Saving: the state is copied to memory while the next step is computed, and a process beside writes the checkpoint."""
+"""Saving: the state is copied to memory while the next step is computed, and a second process writes the checkpoint."""
 
 import io
 import json
@@ -33,17 +33,17 @@ CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)  # a full disk, as Pytho
 
 
 class Saver:
-    """Saves the model and optimizer that `accelerator` prepared; made, and called, on every process.
+    """Saves the model and optimizer that `accelerator` prepared; created and called on every process.
 
-    `save` returns while parameters and optimizer states are still being copied to memory. The next step of an optimizer
-    waits for that, and nothing else may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
-    process beside this one writes them; at most one save is under way. Sharded models, those for which there is not
-    enough memory, and those whose files cannot be laid out in memory are written before `save` returns. A save that
-    fails is said, the run goes on, and the next one tries again. `finish` waits for the last and insists on it.
+    `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
+    for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
+    second process writes them; at most one save is under way. A checkpoint is written before `save` returns if the
+    model is sharded, memory is short, or the layout of the files is unknown. A save that fails prints a warning, the
+    run continues, and the next save tries again. `finish` waits for the last save and requires it to succeed.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
-        # Everything else that Accelerate can save is a function of the config and the step, and must not be prepared.
+        # Schedulers and loaders are functions of the config and the step: Accelerate must not have prepared any.
         assert not of_accelerate.schedulers_and_loaders(accelerator)
         self.accelerator, self.config, self.plan = accelerator, config, plan
         self.models = of_accelerate.models(accelerator)
@@ -53,8 +53,8 @@ class Saver:
         assert not (self.sharded and self.others)
         if self.sharded and config.save_on_each_node:
             raise UserError(
-                "--save_on_each_node, but each process writes its part of a sharded model (FSDP), and a machine alone "
-                "has not all of them: leave the flag out, and name an --output_dir on a shared file system"
+                "--save_on_each_node: each process writes its shard of the model (FSDP), so one machine would not "
+                "have all of them; leave the flag out, and name an --output_dir on a shared file system"
             )
         self.writes = writes(accelerator, config)
         self.settings = options.plain(config)
@@ -65,9 +65,9 @@ class Saver:
             inner(optimizer).register_step_pre_hook(lambda *_: self._before_update())
         self.buffers: Buffers | None = None
         self.writer: Writer | None = None
-        self.job: Job | None = None  # the last one
+        self.job: Job | None = None  # of the last save
         self.under_way = False
-        self.problem: str | None = None  # with the last save
+        self.problem: str | None = None  # of the last save
         self.committed = -1  # the newest step that this process has saved
 
     def poll(self) -> None:
@@ -75,7 +75,7 @@ class Saver:
         self._look()
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether --checkpointing_steps, or a new best evaluation, asks for a checkpoint now."""
+        """Whether a checkpoint is due: by --checkpointing_steps, or for a new best evaluation."""
         return save_is_due(self.config, self.plan, progress)
 
     def save(self, progress: Progress, monitored: dict[str, Any]) -> None:
@@ -103,10 +103,10 @@ class Saver:
         self._write()
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is complete; one that failed is tried again. Call it on every process.
+        """Wait until the last checkpoint is complete, and try again if it failed. Call it on every process.
 
         Raises:
-            UserError: it could not be saved, by some process, on all of them.
+            UserError: on all processes, if one of them could not save it.
         """
         self._look(wait=True, last=True)
         for _ in range(ATTEMPTS - 1):
@@ -118,11 +118,11 @@ class Saver:
         problem = UserError(f"{self.problem}: free space, or set another --output_dir") if self.problem else None
         self.close()
         agree(self.accelerator, problem)
-        if self.config.save_on_each_node and self.writes and self.job:  # by now every machine has the last one
+        if self.config.save_on_each_node and self.writes and self.job:  # now every machine has the last one
             writer.rotate(self.job.final, self.job.keep, self.job.best)
 
     def close(self) -> None:
-        """End the writer and give its memory back; what is under way is finished."""
+        """Complete the save under way, end the writer, and free its memory."""
         self._hand_over(wait=True)
         if self.writer:
             self.writer.end()
@@ -131,7 +131,7 @@ class Saver:
         self.writer = self.buffers = None
 
     def _copy(self) -> None:
-        """Begin to take the state of now into memory; where that fails, this save and later ones do without."""
+        """Start to copy the current state into memory; if that fails, this and later saves write without a copy."""
         models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
         rest = self._archives()
         lasting = {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
@@ -145,20 +145,20 @@ class Saver:
             assert self.copy, "a state dict has another shape than a moment ago"
         except (MemoryError, OSError) as error:
             self._give_up_background(str(error))
-        except Exception as error:  # the layout of files is no promise of torch's: a new version must not end the run
+        except Exception as error:  # the layout is not documented by torch: a new version must not end the run
             self._give_up_background(
                 f"torch {self.versions['torch']} or safetensors may lay files out in a new way "
                 f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
             )
 
     def _give_up_background(self, why: str) -> None:
-        """Write checkpoints while the training waits, from now on."""
+        """From now on, write checkpoints while the training waits."""
         self.close()
         self.in_background = False
         writer.complain(f"checkpoints are written while the training waits: {why}")
 
     def _archives(self) -> dict[str, Any]:
-        """What torch.save writes: the states of optimizers and of objects registered for checkpointing, by file."""
+        """The states that torch.save writes, by file: optimizers, and objects registered for checkpointing."""
         optimizers = {numbered("optimizer.bin", i): inner(o).state_dict() for i, o in enumerate(self.optimizers)}
         return optimizers | {f"custom_checkpoint_{i}.pkl": other.state_dict() for i, other in enumerate(self.others)}
 
@@ -177,13 +177,13 @@ class Saver:
             self._record_outcome(self._write_files(self.job))
 
     def _before_update(self) -> None:
-        """See to it that what an optimizer is about to change has been copied."""
+        """Wait until the tensors that an optimizer is about to change have been copied."""
         if self.copy:
             self.copy.hold()
             self._hand_over()
 
     def _hand_over(self, wait: bool = False, last: bool = False) -> None:
-        """Give the writer its job as soon as everything is copied."""
+        """Give the writer its job once the copy is complete."""
         if not self.copy or not (wait or self.copy.done()):
             return
         assert self.writer
@@ -193,11 +193,11 @@ class Saver:
             self.writer.start(self.job)
             return
         self.under_way = False
-        self.close()  # so that another attempt does not write what is there
-        self._record_outcome("something else than an optimizer's step changed parameters while they were copied", last)
+        self.close()  # so that no other attempt writes this invalid copy
+        self._record_outcome("code other than an optimizer step changed parameters while they were being copied", last)
 
     def _look(self, wait: bool = False, last: bool = False) -> None:
-        """See how the save under way has gone, if it has ended."""
+        """Read the outcome of the save under way, if it has ended."""
         self._hand_over(wait, last)
         if self.under_way:
             assert self.writer
@@ -211,7 +211,7 @@ class Saver:
             self._record_outcome(problem, last)
 
     def _record_outcome(self, problem: str, last: bool = False) -> None:
-        """Keep how a save has gone; a failure is said."""
+        """Keep the outcome of a save, and print a warning about a failure."""
         assert self.job
         if not problem:
             self.committed, self.problem = self.step, None
@@ -221,7 +221,7 @@ class Saver:
             writer.complain(f"warning: {self.problem}; the next save tries again")
 
     def _write_files(self, job: Job) -> str:
-        """Write a checkpoint in this process, from where its tensors are; what went wrong, if anything."""
+        """Write a checkpoint in this process, without a copy of the tensors; return the problem, or ""."""
 
         def fill() -> None:
             writer.require_space(job.final.parent, self._bytes(job))
@@ -242,7 +242,7 @@ class Saver:
         return ""
 
     def _write_shards(self, job: Job) -> str:
-        """Write a checkpoint by all processes; what went wrong with any of them, if anything, on all of them."""
+        """Write a checkpoint with all processes; return the problem of any of them, or "", the same on all."""
         accelerator = self.accelerator
         job.partial = on_main_process(accelerator, lambda: job.partial)
 
@@ -275,7 +275,7 @@ class Saver:
         return problem
 
     def _together(self, function: Callable[[], Any]) -> tuple[str, list[Any]]:
-        """Call `function` on every process: the first failure to write, on all of them, and what each returned."""
+        """Call `function` on every process; return the first failure to write, or "", and the results of all."""
         result, problem = None, ""
         try:
             result = function()
@@ -285,16 +285,16 @@ class Saver:
         return next(filter(None, problems), ""), list(results)
 
     def _bytes(self, job: Job) -> int:
-        """What a checkpoint takes on disk, but for its smallest files."""
+        """The size of a checkpoint on disk, except its smallest files."""
         states = [*(model.state_dict() for model in self.models), *self._archives().values()]
         return job.bytes() + sum(tensor.nbytes for state in states for tensor in flatten(state).tensors)
 
     def _can_repeat(self) -> bool:
-        """Whether the state of the last save is still there."""
+        """Whether the state of the last save still exists, in memory or as the current state."""
         return self.buffers is not None or self.progress.step == self.step
 
     def _state(self, progress: Progress) -> dict[str, Any]:
-        """What state.json holds."""
+        """The content of state.json."""
         return progress.state() | {
             "epoch": self.plan.epochs_completed(progress.step),
             "seed": self.config.seed,
@@ -314,7 +314,7 @@ def changed_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def random_states(accelerator: Any) -> bytes:
-    """This process's random_states file as Accelerate writes it, for its load_state; nothing here ever reads it."""
+    """This process's random_states file, in Accelerate's format for its load_state; this project does not read it."""
     states = {
         "step": accelerator.step,
         "random_state": random.getstate(),
@@ -327,7 +327,7 @@ def random_states(accelerator: Any) -> bytes:
 
 
 def saved(content: Any) -> bytes:
-    """What torch.save writes."""
+    """The bytes that torch.save writes."""
     file = io.BytesIO()
     torch.save(content, file)
     return file.getvalue()

@@ -1,7 +1,7 @@
-"""The files of a checkpoint whose model is shared out among processes (FSDP2): torch's distributed checkpoint.
+"""The files of a checkpoint whose model is sharded over processes (FSDP2): torch's distributed checkpoint.
 
-Each process writes its own part. The folders are called and laid out as Accelerate's, so that it can read them, and so
-can another number of processes.
+Each process writes its own shard. The folders have the names and layout of Accelerate's, so Accelerate can read them.
+Any number of processes can read them.
 """
 
 from pathlib import Path
@@ -23,10 +23,10 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
-    """Write and fsync this process's part; call it on every process.
+    """Write and fsync this process's shard; call it on every process.
 
     Raises:
-        OSError: some process could not write, on all of them.
+        OSError: on all processes, if one of them could not write.
     """
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
@@ -55,13 +55,13 @@ def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
 
 
 def is_mine(file: Path, rank: int) -> bool:
-    """Whether process `rank` wrote a file of a checkpoint: its own parts, and rank 0 everything that is nobody's."""
+    """Whether process `rank` wrote a file of a checkpoint: its own shards, and on rank 0 all other files."""
     owner = file.name.split("_")[2] if file.suffix == ".distcp" else "0"
     return int(owner) == rank
 
 
 def _states(models: list[nn.Module], optimizers: list[Any]) -> dict[str, dict[str, Any]]:
-    """What is in which folder; the tensors are those of the models and optimizers."""
+    """The state dicts by folder; their tensors are those of the models and optimizers."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
     states = {f"pytorch_model_fsdp_{i}": {"model": get_model_state_dict(model)} for i, model in enumerate(models)}
@@ -72,7 +72,7 @@ def _states(models: list[nn.Module], optimizers: list[Any]) -> dict[str, dict[st
 
 
 def _safe_planner() -> Any:
-    """torch's own planner, which unpickles anything, made to refuse what is not weights and plain values."""
+    """torch's planner, which unpickles any object, restricted to weights and plain values."""
     from torch.distributed.checkpoint import DefaultLoadPlanner
 
     class SafePlanner(DefaultLoadPlanner):

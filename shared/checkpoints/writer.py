@@ -1,4 +1,4 @@
-"""Writes a checkpoint so that it is complete or absent; in the training process, or beside it in a process of its own.
+"""Writes a checkpoint so that it is complete or absent, in the training process or in a second process.
 
 That process is this file run as a script. It imports nothing but what Python brings, so that it starts within 30 ms,
 has a low priority, ignores the signals that are meant for the training process, and ends with it.
@@ -54,29 +54,29 @@ class Job:
     final: Path
     images: dict[str, Image]
     contents: dict[str, bytes]
-    keep: int | None = None  # how many of the newest checkpoints stay when this one is complete; None: all
-    best: int | None = None  # the step of one that stays besides
-    needed_from: int | None = None  # checkpoints of this step and later ones stay besides: a machine may lack them
+    keep: int | None = None  # how many of the newest checkpoints are kept when this one is complete; None: all
+    best: int | None = None  # the step of another one to keep
+    needed_from: int | None = None  # also keep this step and later ones: another machine may lack the newest
     partial: Path = field(init=False)
 
     def __post_init__(self) -> None:
         self.partial = partial_of(self.final)
 
     def bytes(self) -> int:
-        """What it takes on disk."""
+        """Its size on disk."""
         return sum(image.size for image in self.images.values()) + sum(map(len, self.contents.values()))
 
 
 def partial_of(final: Path) -> Path:
-    """A new name beside `final`, of a folder that is not a checkpoint yet, or no longer."""
+    """A new name beside `final`, for a folder that is not yet, or no longer, a checkpoint."""
     return final.with_name(f"{final.name}.partial-{os.urandom(4).hex()}")
 
 
 def write(job: Job) -> None:
-    """Write a checkpoint from memory, commit it, and remove those that are no longer wanted.
+    """Write a checkpoint from memory, commit it, and remove the old checkpoints.
 
     Raises:
-        OSError: it could not be written; says how much space it needs and how much there is. Nothing of it is left.
+        OSError: it could not be written, and its files are removed; gives the space that is needed and free.
     """
 
     def fill() -> None:
@@ -93,10 +93,10 @@ def write(job: Job) -> None:
 
 
 def attempt(partial: Path, fill: Callable[[], object]) -> None:
-    """Make the folder `partial` and fill it; when that fails, nothing is left of it."""
+    """Create the folder `partial` and fill it; remove it if that fails."""
     try:
         if not partial.parent.exists():
-            partial.parent.mkdir()  # not its parents: they would be made where a mount was lost
+            partial.parent.mkdir()  # without parents: after a lost mount they would be created on another disk
             sync(partial.parent.parent)
         partial.mkdir()
         fill()
@@ -112,11 +112,11 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def space(folder: Path, needed: int) -> str:
-    """`needed` bytes and those that the disk of `folder` has left, in words."""
+    """A text with `needed` bytes and the free bytes of the disk of `folder`."""
     try:
         free = f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
     except OSError as error:
-        free = f"its disk cannot be asked ({error.strerror})"
+        free = f"the free space is unknown ({error.strerror})"
     return f"{needed / 1e6:,.1f} MB are needed, and in {folder} {free}"
 
 
@@ -144,27 +144,27 @@ def write_file(path: Path, content: bytes | memoryview) -> dict[str, Any]:
 
 
 def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
-    """Make a checkpoint of a folder whose files are on disk: the manifest comes last, then it gets its name."""
+    """Turn a folder whose files are on disk into a checkpoint: write the manifest, then rename the folder."""
     write_file(partial / "manifest.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
     usual_permissions(partial)
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     replaced = None
-    if os.path.lexists(final):  # a damaged one that was passed over, or of a run that goes on from an earlier one
+    if os.path.lexists(final):  # a damaged one that was skipped, or a later one of a run resumed from an earlier step
         replaced = final.rename(partial_of(final))
     partial.rename(final)
     sync(final.parent)
     if replaced and replaced.is_dir() and not replaced.is_symlink():
         remove(replaced)
-    elif replaced:  # a file or a link is not ours
-        complain(f"{final} was no checkpoint, and is now {replaced.name}")
+    elif replaced:  # a file or a link was not written by a run
+        complain(f"{final} was not a checkpoint and was renamed to {replaced.name}")
 
 
 def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | None = None) -> None:
-    """Remove complete checkpoints that are older than the `keep` up to `newest`.
+    """Remove complete checkpoints that are older than the last `keep` up to `newest`.
 
-    What stays besides: that of step `best`, those from step `needed_from` on, and those later than `newest`, which were
-    there when the run went on from an earlier one.
+    Also kept are the one of step `best`, those from step `needed_from` on, and those later than `newest`, which exist
+    if the run was resumed from an earlier step.
     """
     match = COMPLETE.fullmatch(newest.name)
     assert match
@@ -173,33 +173,33 @@ def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | 
     for step in older[: -keep if keep else 0]:
         if step != best and (needed_from is None or step < needed_from):
             try:
-                remove(found[step].rename(partial_of(found[step])))  # never half a checkpoint under its own name
+                remove(found[step].rename(partial_of(found[step])))  # so no partial checkpoint has its name
             except OSError as error:
                 complain(f"{found[step]} cannot be removed ({error})")
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of ours, or say why not: it is in nobody's way."""
+    """Remove a folder that a run wrote; print a line for each part that cannot be removed."""
     shutil.rmtree(folder, onerror=lambda _, path, error: complain(f"{path} cannot be removed ({error[1]})"))
 
 
 def complain(what: str) -> None:
-    """Say what is no reason to end."""
+    """Print a problem that does not end the run, on stderr."""
     print(what, file=sys.stderr, flush=True)
 
 
 def complete_in(folder: Path) -> dict[int, Path]:
-    """The checkpoints in a folder that were written to the end, by step; links are not followed."""
+    """The complete checkpoints in a folder, by step; links are not followed."""
     return {int(match[1]): path for path, match in ours(folder, COMPLETE) if has_manifest(path)}
 
 
 def partials_in(folder: Path) -> list[Path]:
-    """What saves have left unfinished in a folder; what is called otherwise is not ours."""
+    """The incomplete checkpoints in a folder, recognized by their names."""
     return [path for path, _ in ours(folder, PARTIAL)]
 
 
 def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
-    """The folders in `folder` that are called like `names`, in order."""
+    """The folders in `folder` whose names match `names`, in order."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -209,7 +209,7 @@ def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a manifest that is there to be seen."""
+    """Whether a folder has a readable manifest."""
     try:
         return (folder / "manifest.json").is_file()
     except OSError:
@@ -217,10 +217,10 @@ def has_manifest(folder: Path) -> bool:
 
 
 class Writer:
-    """The process, seen from the training process: one job at a time, all of them with the content of these images."""
+    """The second process, as the training process controls it: one job at a time, all with the same images."""
 
     def __init__(self, images: dict[str, Image]) -> None:
-        # Blocked until the process ignores them: none of these signals can end it at its birth.
+        # Blocked until the process ignores them: these signals cannot end it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_THE_WRITER)
         try:
             self.process = subprocess.Popen(
@@ -234,17 +234,17 @@ class Writer:
         self._send({name: vars(image) for name, image in images.items()})
 
     def start(self, job: Job) -> None:
-        """Begin with a job; do not change the memory of the images before `reply`."""
+        """Start a job; the memory of the images must not change before `reply` returns its outcome."""
         self._send({name: value for name, value in vars(job).items() if name != "images"})
 
     def _send(self, what: dict[str, Any]) -> None:
         assert self.process.stdin
-        with suppress(BrokenPipeError):  # it is dead, which `reply` says
+        with suppress(BrokenPipeError):  # it has ended: `reply` reports that
             self.process.stdin.write(pickle.dumps(what))
             self.process.stdin.flush()
 
     def reply(self, wait: bool) -> str | None:
-        """How the job went: empty when all went well, else what went wrong; None while it goes on."""
+        """The outcome of the job: "" for success, else the problem; None while it runs."""
         assert self.process.stdout
         if not wait and not select.select([self.process.stdout], [], [], 0)[0]:
             return None
@@ -254,7 +254,7 @@ class Writer:
             return f"the process that writes it ended with exit code {self.process.wait()}"
 
     def end(self) -> None:
-        """End the process, which has no job now."""
+        """End the process, which has no job."""
         assert self.process.stdin
         assert self.process.stdout
         with suppress(BrokenPipeError):
@@ -264,7 +264,7 @@ class Writer:
 
 
 def serve(parent: int) -> None:
-    """Write what the parent asks for until it closes the pipe or ends."""
+    """Write the jobs of the parent until it closes the pipe or ends."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
@@ -274,7 +274,7 @@ def serve(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_WRITER)
     jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    images: dict[str, Image] | None = None  # they come first
+    images: dict[str, Image] | None = None  # the first message
     while True:
         try:
             asked = pickle.load(jobs)

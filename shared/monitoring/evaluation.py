@@ -279,7 +279,7 @@ def resolve(config: Options, kind: str, names: Sequence[str], targets: np.ndarra
     asked = tuple(shipped_name(given) or given for given in config.metric_name or ())
     for name in asked:
         if name in few and name in DEFAULT_METRICS[kind]:
-            raise UserError(f"--metric_name {name} is 1 whatever a model of {len(names)} classes says: leave it out")
+            raise UserError(f"--metric_name {name} is always 1 for a model of {len(names)} classes: leave it out")
     metrics = Metrics(multi_label=kind == "multi_label", num_labels=len(names) or 1)
     if not has_evaluate():
         metrics.notes["metrics"] = "computed by scikit-learn and SciPy directly: `evaluate` is not installed"
@@ -312,9 +312,7 @@ def try_out(metrics: Metrics, kind: str, name: str, source: str) -> tuple[str, .
         task = kind if kind == "regression" else f"{kind} with {metrics.num_labels} labels"
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         if isinstance(error, NotImplementedError):
-            reason = (
-                "write `import evaluate`, not `from evaluate import Metric`: its first Metric class is the one loaded"
-            )
+            reason = "write `import evaluate`, not `from evaluate import Metric`: the file's first Metric is loaded"
         raise UserError(f"--metric_name {name} cannot be computed for {task}: {reason}") from error
 
 
@@ -329,13 +327,13 @@ def positive_class(config: Options, kind: str, names: Sequence[str], asked: Sequ
     if not of_class:
         if label is not None:
             raise UserError(
-                f"--positive_label {label} has no effect: none of --metric_name {' '.join(asked)} is about one class"
+                f"--positive_label {label} has no effect: no metric of --metric_name {' '.join(asked)} needs it"
             )
         return None
     if label is None and (len(names) > 2 or kind == "multi_label"):
-        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class that it is about: {listed}")
+        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class to compute it for: {listed}")
     if label is not None and label not in names:
-        raise UserError(f"--positive_label {label} is no class of the data: use one of {listed}")
+        raise UserError(f"--positive_label {label} is not a class of the data: use one of {listed}")
     return 1 if label is None else list(names).index(label)
 
 
@@ -349,7 +347,7 @@ def describe(metrics: Metrics, names: Sequence[str], targets: np.ndarray) -> Non
         metrics.notes["positive label"] = label
         if not rows[metrics.positive]:
             why = f"no row of the validation data is of class {label}"
-            metrics.notes["note on --positive_label"] = f"{why}: what is computed of it stays 0"
+            metrics.notes["note on --positive_label"] = f"{why}: its metrics stay 0"
             metrics.empty |= {name: why for name in metrics.names if name in OF_CLASS}
     without = [name for name, count in zip(names, rows, strict=True) if count in (0, len(targets))]
     if metrics.take_scores and len(without) == len(names):
@@ -358,6 +356,6 @@ def describe(metrics: Metrics, names: Sequence[str], targets: np.ndarray) -> Non
         metrics.empty |= dict.fromkeys(SCORED, why)
     elif metrics.take_scores and without:
         metrics.notes["note on --metric_name"] = (
-            f"{', '.join(SCORED)} is the mean over {len(names) - len(without)} of {len(names)} classes: of the others "
-            f"the validation data has no row, or nothing else ({', '.join(without[:5])}{', ...' * (len(without) > 5)})"
+            f"{', '.join(SCORED)} is the mean over {len(names) - len(without)} of {len(names)} classes: the others are "
+            f"in none or all rows of the validation data ({', '.join(without[:5])}{', ...' * (len(without) > 5)})"
         )

@@ -85,32 +85,32 @@ def mean(timed: Lines, key: str) -> float | None:
 
 def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False, compiled: bool = False) -> list[str]:
     """One line for each share that is large, naming the flag."""
-    said = []
+    found = []
     text = any("tokens_per_second" in line for line in timed)
     larger = "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
     host_bound = (mean(timed, "host_bound") or 0) > 0.5  # measured on a GPU only
     if host_bound:
-        said.append(
-            f"the GPU waits for the host to tell it what to compute: a larger {larger} gives it more at once"
-            + ", --torch_compile makes fewer calls" * (not compiled)
+        found.append(
+            f"the GPU waits for the host to launch its kernels: a larger {larger} gives each kernel more work"
+            + ", --torch_compile launches fewer kernels" * (not compiled)
         )
     if shares["data_wait"] > 0.1:
-        said.append("the steps wait for data: read ahead with more --dataloader_num_workers")
+        found.append("the steps wait for data: a larger --dataloader_num_workers reads ahead with more processes")
     if shares["communication"] > 0.2:
-        said.append(
+        found.append(
             "the steps wait for gradients of other processes: a larger --global_batch_size sends them less often"
             + ", --gradient_compression bf16 sends half the bytes" * (not compressed)
         )
     if shares["optimizer"] > 0.2:
-        said.append("updates take long beside their batches: a larger --global_batch_size needs fewer of them")
+        found.append("updates take a large share of the time: a larger --global_batch_size needs fewer of them")
     if shares["checkpoint"] > 0.1:
-        said.append("checkpoints hold up the steps: save less often with a larger --checkpointing_steps")
+        found.append("checkpoints delay the steps: save less often with a larger --checkpointing_steps")
     if shares["evaluation"] > 0.3:
-        said.append("evaluation takes much of the time: evaluate less often with a larger --eval_steps")
+        found.append("evaluation takes a large share of the time: evaluate less often with a larger --eval_steps")
     if shares["rest"] > 0.2 and not host_bound:
-        said.append(f"much is spent around the computation: make the micro-batches bigger with {larger}")
+        found.append(f"much time is spent outside the computation: make the micro-batches larger with {larger}")
     if (mean(timed, "padding") or 0) > 0.15:
-        said.append(
-            "much of what is computed is padding: a larger --global_batch_size has more of equal length to put together"
+        found.append(
+            "much of the computation is on padding: a larger --global_batch_size has more samples of similar length"
         )
-    return [f"advice: {line}" for line in said]
+    return [f"advice: {line}" for line in found]

@@ -87,7 +87,7 @@ class Tracker:
                     started += accelerator.trackers  # the next init_trackers empties this list
                 except Exception as error:  # a tracker that did not start cannot be ended either
                     failure = f"{name} did not start: {first_line(error)}"
-                    warn(f"--report_to {failure}; metrics.jsonl will have everything")
+                    warn(f"--report_to {failure}; metrics.jsonl will have all values")
                     states.append(f"none ({failure})")
             accelerator.trackers = started
             return identity, "; ".join(states)
@@ -123,7 +123,7 @@ class Tracker:
             file.write(json.dumps(line, allow_nan=False) + "\n")  # closed, so flushed: a killed run has its last line
         show(self.bar, step, values)
         numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
-        self.guarded("was dropped", lambda tracker: send(tracker, step, numbers))
+        self.guarded("failed and was dropped", lambda tracker: send(tracker, step, numbers))
 
     def finish(self, step: int, summary: Mapping[str, float], pictures: Sequence[Picture] = ()) -> None:
         """Write the last line of a run that has reached its end, and print where its time went.
@@ -145,7 +145,7 @@ class Tracker:
     def close(self) -> None:
         """End the progress bar and the trackers."""
         self.bar.close()
-        self.guarded("did not end well", lambda tracker: tracker.finish())
+        self.guarded("could not be closed", lambda tracker: tracker.finish())
         self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
 
     def guarded(self, failure: str, act: Callable[[Any], None]) -> None:
@@ -155,7 +155,7 @@ class Tracker:
                 act(tracker)
             except Exception as error:
                 self.accelerator.trackers.remove(tracker)
-                warn(f"{tracker.name} {failure}: {first_line(error)}; metrics.jsonl has everything")
+                warn(f"{tracker.name} {failure}: {first_line(error)}; metrics.jsonl has all values")
 
 
 def require_trackers(report_to: Sequence[str]) -> None:
@@ -215,7 +215,7 @@ def wandb_mode() -> tuple[str | None, str]:
         return None, f"WANDB_MODE={os.environ['WANDB_MODE']}"
     settings = wandb.setup().settings
     if settings.mode != "online":
-        return None, "as wandb's settings file says"
+        return None, "set in wandb's settings file"
     if reason := unreachable(settings.base_url):  # wandb would wait for two minutes, and then track nothing
         return "offline", reason
     try:
@@ -317,7 +317,7 @@ def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append((text, line))
         elif number < len(texts):
-            raise UserError(f"{metrics_file}, line {number}: not a JSON object with a step; mend or delete the file")
+            raise UserError(f"{metrics_file}, line {number}: not a JSON object with a step; correct or delete the file")
     return lines
 
 

@@ -1,9 +1,9 @@
 """Which samples each process sees, in which micro-batch of which step: a pure function of the config.
 
-The sample stream is the epochs' permutations one after the other; step k takes samples k*G ... (k+1)*G of it. Inside
-such a global batch the order is free, so the samples are sorted by length and cut into micro-batches of even cost under
-a budget. The cut never depends on the number of processes; only who computes which micro-batch does. Nothing here has
-state: a run is resumed by asking for the next step.
+The sample stream is the concatenation of the epochs' permutations; step k takes the samples [k*G, (k+1)*G) of it, its
+global batch. The order inside a global batch does not matter, so its samples are sorted by length and cut into
+micro-batches of even cost within a budget. The number of processes only determines which process computes which
+micro-batch, not the cut. A plan has no state: a resumed run asks it for the next step.
 """
 
 from dataclasses import dataclass, replace
@@ -23,16 +23,16 @@ class MicroBatch:
     """One forward and backward pass of one process."""
 
     step: int
-    index: int  # its position in the step's cut, and so its identity: dropout is seeded from (seed, step, index)
+    index: int  # position among the micro-batches of the step; dropout is seeded from (seed, step, index)
     samples: Ints  # [rows] sample ids
     epochs: Ints  # [rows] the epoch each of them belongs to
-    step_size: float  # samples, or what weighs in them, in the whole global batch: the normalizer of the loss
-    counted: bool = True  # False: a repeat without weight, for a process that would otherwise miss a collective call
+    step_size: float  # number of samples, or sum of their weights, in the global batch: normalizes the loss
+    counted: bool = True  # False: a repeat of weight 0, for a process that would otherwise miss a collective call
     last: bool = False  # the last of this process in this step: gradients are synchronized after it
 
     @property
     def normalizer(self) -> float:
-        """What the sum of the rows' losses is divided by; infinity leaves nothing of a repeat without weight."""
+        """The divisor for the sum of the rows' losses; infinity for a repeat, whose loss becomes 0."""
         return self.step_size if self.counted else float("inf")
 
 
@@ -40,21 +40,21 @@ class Plan:
     """The steps of a run, as seen by one process.
 
     Args:
-        lengths: int64 [N], the padded length of each sample alone, in tokens; None when samples are of one size.
-        num_samples: N; needed when `lengths` is None.
-        seed: decides the order of the samples.
+        lengths: int64 [N], tokens of each sample, padded on its own; None if all samples have the same size.
+        num_samples: N; required if `lengths` is None.
+        seed: determines the order of the samples.
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
-        num_epochs: passes over the data; the last step may be short. Ignored when `max_steps` is given.
-        max_steps: number of steps, the stream of epochs going on as long as needed.
-        weights: [N], what each sample brings to the normalizer of the loss: masked tokens, a weight; None: 1 each.
+        num_epochs: passes over the data; the last step may be smaller. Ignored if `max_steps` is given.
+        max_steps: number of steps, over as many epochs as needed.
+        weights: [N], each sample's share of the loss normalizer, such as its masked tokens; None: 1 each.
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
-        max_samples: budget of a micro-batch in rows. Given both, both bind.
+        max_samples: budget of a micro-batch in rows. If both are given, both apply.
         micro_batches: cut a step into at least this many.
-        num_processes, process_index: who computes; decides nothing else, unless there are more processes than
-            micro-batches (then the cut is refined, see `refined`) or `equal_counts`.
+        num_processes, process_index: which process this is. They do not change the cut, except with `equal_counts` or
+            with more processes than micro-batches (see `refined`).
         equal_counts: every process gets the same number of micro-batches, for models whose forward pass communicates
-            (FSDP, SyncBatchNorm); the number per step is then a multiple of `num_processes`.
+            (FSDP, SyncBatchNorm); the number per step then is a multiple of `num_processes`.
 
     Raises:
         UserError: G is smaller than the number of processes, or a sample does not fit the budget.
@@ -112,7 +112,7 @@ class Plan:
         weights: NDArray[np.integer | np.floating] | None = None,
         packed: bool = False,
     ) -> "Plan":
-        """The plan that a recipe's config asks for, for this process."""
+        """The plan of a recipe's config for this process."""
         assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
             lengths=lengths,
@@ -132,7 +132,7 @@ class Plan:
         )
 
     def evaluation(self, lengths: NDArray[np.integer]) -> list[MicroBatch]:
-        """This process's share of a pass over other data, in micro-batches twice as large: no activations are kept."""
+        """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept."""
         return evaluation_batches(
             lengths,
             self.max_tokens and 2 * self.max_tokens,
@@ -157,20 +157,20 @@ class Plan:
         return np.concatenate([part for part, _ in parts]), np.concatenate([epochs for _, epochs in parts])
 
     def epochs_completed(self, step: int) -> int:
-        """How many epochs are complete once steps 0 ... step-1 are done."""
+        """How many epochs are complete after steps 0 ... step-1."""
         return min(step * self.global_batch_size, self.total_samples) // self.num_samples
 
     def completes_epoch(self, step: int) -> bool:
-        """Whether step `step` is the first one after which another epoch is complete."""
+        """Whether step `step` completes an epoch."""
         return self.epochs_completed(step + 1) > self.epochs_completed(step)
 
     def due(self, every: int | None, step: int) -> bool:
-        """Whether something done every `every` steps (None: every epoch) and at the end is due after step `step`."""
+        """Whether an action is due after step `step`: every `every` steps (None: every epoch), and after the last."""
         done = step + 1
         return done == self.total_steps or (self.completes_epoch(step) if every is None else done % every == 0)
 
     def cut(self, step: int) -> list[MicroBatch]:
-        """All micro-batches of a step, longest samples first, whoever computes them."""
+        """The micro-batches of a step for all processes, longest samples first."""
         samples, epochs = self.global_batch(step)
         lengths = self.lengths[samples]
         order = (-lengths).argsort(kind="stable")
@@ -183,7 +183,7 @@ class Plan:
         ]
 
     def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
-        """This process's (or process `process_index`'s) share of a step, never empty; the last one is marked."""
+        """The micro-batches of a step for this process, or `process_index`: at least one; the last one is marked."""
         pieces = mine = self.cut(step)
         if self.num_processes > 1:
             costs = [cost_of(self.lengths[piece.samples], self.packed) for piece in pieces]
@@ -204,7 +204,7 @@ class Plan:
         return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed)
 
     def _at_least(self, sorted_lengths: list[int]) -> int:
-        """How many micro-batches a step is cut into at least, so that every process gets its share."""
+        """The minimum number of micro-batches of a step, so that every process gets its share."""
         budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
         needed = piece_count(sorted_lengths, *budgets)
         if self.equal_counts:
@@ -224,8 +224,8 @@ def evaluation_batches(
 ) -> list[MicroBatch]:
     """One process's share of one pass over a data set, longest samples first.
 
-    Each sample is in exactly one counted micro-batch of one process. With `equal_counts` every process gets the same
-    number of them, the missing ones as repeats that are not counted, because each forward pass communicates.
+    Each sample is in exactly one counted micro-batch of one process. With `equal_counts`, for models whose forward pass
+    communicates, repeats that are not counted give every process the same number of micro-batches.
     """
     order = np.argsort(-lengths.astype(np.int64), kind="stable")
     sorted_lengths = lengths[order].tolist()
@@ -245,6 +245,6 @@ def evaluation_batches(
 
 
 def _repeat(pieces: list[MicroBatch]) -> MicroBatch:
-    """A micro-batch of one sample, without weight."""
+    """A micro-batch of one repeated sample with weight 0."""
     last = pieces[-1]
     return replace(last, index=len(pieces), samples=last.samples[-1:], epochs=last.epochs[-1:], counted=False)

@@ -1,4 +1,4 @@
-"""How a global batch is cut into micro-batches of even cost under a budget."""
+"""Cuts a global batch into micro-batches of even cost within a budget, and assigns them to processes."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 from shared.errors import UserError
 from shared.plan.hashing import Ints
 
-MOST_ROWS_CUT_BEST = 256  # in a step; beyond, half a percent of the area is left to gain, and the search takes too long
+MOST_ROWS_CUT_BEST = 256  # rows of a step; for more, the search is slow and saves less than half a percent
 
 
 def cut_points(
     lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int, packed: bool = False
 ) -> list[int]:
-    """Where to cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each."""
+    """Cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each."""
     rows = len(lengths)
     area = area_limit(lengths, max_tokens, packed)
     row_limit = min(max_samples or rows, rows)
     count = piece_count(lengths, max_tokens, max_samples, at_least, packed)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]
-    low, high = max(lengths[0], sum(lengths) // count) - 1, area  # the smallest area that fits in `count` pieces
-    while high - low > max(1, high // 256):  # evenness beyond half a percent gains nothing
+    low, high = max(lengths[0], sum(lengths) // count) - 1, area  # find the smallest that gives `count` pieces
+    while high - low > max(1, high // 256):  # more precision than half a percent gains nothing
         middle = (low + high) // 2
         low, high = (middle, high) if len(fill_in_order(lengths, middle, row_limit, packed)) > count else (low, middle)
     starts = fill_in_order(lengths, high, row_limit, packed)
@@ -34,22 +34,22 @@ def cut_points(
     if packed or rows > MOST_ROWS_CUT_BEST or count == 1:
         return starts
     largest = max(lengths[start] * (end - start) for start, end in zip(starts, [*starts[1:], rows], strict=True))
-    # Few pieces have to be even, or a process with one of them keeps the others waiting; of many, each has several.
+    # Few pieces must be even, or a process with a large one delays the others. Of many, each process has several.
     limit = min(area, largest * 5 // 4) if count >= 16 else largest
     return _least_padding(lengths, count, limit, row_limit)
 
 
 def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -> list[int]:
-    """The cut into `count` pieces, none larger than `limit` and `row_limit`, that pads least: the first row of each.
+    """The first row of each of `count` pieces with the least padding, each within area `limit` and `row_limit` rows.
 
-    Dynamic programming over (pieces, rows); it pads 1-3 % less of the area than an even cut.
+    Dynamic programming over (pieces, rows); padding is 1-3 % of the area less than with an even cut.
     """
     rows = len(lengths)
     ends = np.arange(rows + 1)
-    size = ends[:, None] - np.arange(rows)  # [end, first row] of a piece
+    size = ends[:, None] - np.arange(rows)  # [end, first row]: rows of a piece
     area = size * np.asarray(lengths)
     area = np.where((size > 0) & (size <= row_limit) & (area <= limit), area, np.inf).astype(np.float32)
-    least, came_from = area[:, 0], []  # [end]: the smallest area of all rows before it, in so many pieces
+    least, came_from = area[:, 0], []  # [end]: smallest total area of the rows before `end`, with the pieces so far
     for _ in range(count - 1):
         total = area + least[:rows]
         came_from.append(total.argmin(1))
@@ -63,10 +63,10 @@ def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -
 def piece_count(
     lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int, packed: bool = False
 ) -> int:
-    """How many pieces rows, sorted by length, longest first, are cut into.
+    """The number of micro-batches for rows that are sorted by length, longest first.
 
-    `at_least`, or the smallest of 1, 2, 4, 8, 16, 24, 32, ... that fits the budgets: numbers that share out well, and
-    that only the budget decides. It is less only when there are fewer rows.
+    It is `at_least`, or, if the budgets need more, the next of 1, 2, 4, 8, 16, 24, 32, ...: these numbers divide well
+    among processes, and depend only on the budgets. It is at most the number of rows.
     """
     rows = len(lengths)
     area = area_limit(lengths, max_tokens, packed)
@@ -76,14 +76,14 @@ def piece_count(
 
 
 def area_limit(lengths: list[int], max_tokens: int | None, packed: bool) -> int:
-    """The budget in tokens; without one, what all rows take together."""
+    """The budget in tokens; without a budget, the tokens of all rows together, with padding unless `packed`."""
     if max_tokens is not None:
         return max_tokens
     return sum(lengths) if packed else len(lengths) * lengths[0]
 
 
 def fill_in_order(lengths: list[int], area: int, row_limit: int, packed: bool = False) -> list[int]:
-    """Cut greedily: each piece takes rows while rows x longest, or their sum when `packed`, stays within `area`."""
+    """The first row of each piece of a greedy cut: rows x longest, or the sum if `packed`, stays within `area`."""
     starts: list[int] = []
     filled = 0  # tokens of the last piece
     if packed:
@@ -101,26 +101,27 @@ def fill_in_order(lengths: list[int], area: int, row_limit: int, packed: bool = 
 
 
 def cost_of(lengths: NDArray[np.integer], packed: bool) -> int:
-    """What a micro-batch takes, in some unit: the area, and attention, which grows with the square of the length.
+    """The relative cost of a micro-batch: linear layers, and attention, which grows with the square of the length.
 
-    The two are equal at 6 times the width of an encoder, 2,048 for small ones; it decides who computes, never what.
+    Both cost the same at a length of 6 times the width of an encoder, 2,048 for small ones. The estimate only affects
+    which process computes a micro-batch.
     """
     longest = int(lengths.max())
     return (int(lengths.sum()) if packed else len(lengths) * longest) * (2048 + longest)
 
 
 def share(costs: Sequence[int], num_processes: int, equal_counts: bool = False) -> list[list[int]]:
-    """Give micro-batches to processes, the costliest first, each to the least loaded: indices per process, ascending.
+    """Assign micro-batches, the costliest first, each to the least loaded process: ascending indices per process.
 
-    With `equal_counts` no process gets more than its even share of the number of micro-batches.
+    With `equal_counts` no process gets more micro-batches than their number divided by `num_processes`, rounded up.
     """
     limit = -(-len(costs) // num_processes) if equal_counts else len(costs)
-    load, given = [0] * num_processes, [[] for _ in range(num_processes)]  # type: tuple[list[int], list[list[int]]]
+    load, assigned = [0] * num_processes, [[] for _ in range(num_processes)]  # type: tuple[list[int], list[list[int]]]
     for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        process = min((p for p in range(num_processes) if len(given[p]) < limit), key=load.__getitem__)
+        process = min((p for p in range(num_processes) if len(assigned[p]) < limit), key=load.__getitem__)
         load[process] += costs[index]
-        given[process].append(index)
-    return [sorted(indices) for indices in given]
+        assigned[process].append(index)
+    return [sorted(indices) for indices in assigned]
 
 
 def check_budget(lengths: Ints, max_tokens: int | None, flag: str) -> None:

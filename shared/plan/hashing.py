@@ -15,10 +15,10 @@ MASK64 = 0xFFFFFFFFFFFFFFFF
 def hash64(*words: Any, state: Any = 0x9E3779B97F4A7C15) -> Any:
     """Mix integers, or arrays of uint64, into one 64-bit hash each (splitmix64's finalizer, once per word).
 
-    `state` is the hash of words that came before, so that many hashes which begin alike need not begin anew.
+    `state` is the hash of the preceding words: hashes with a common prefix compute it once.
 
-    The random numbers of a run come from here, because NumPy and torch do not promise their streams across versions.
-    Works alike on Python ints and on uint64 arrays, whose arithmetic wraps around by itself.
+    The random numbers of a run come from here, because NumPy and torch may change their streams between versions.
+    Python ints and uint64 arrays, whose arithmetic wraps around, give the same values.
     """
     for word in words:
         state = ((state ^ word) + 0x9E3779B97F4A7C15) & MASK64
@@ -28,7 +28,7 @@ def hash64(*words: Any, state: Any = 0x9E3779B97F4A7C15) -> Any:
     return state
 
 
-@lru_cache(maxsize=2)  # a global batch may reach from one epoch into the next
+@lru_cache(maxsize=2)  # a global batch may contain samples of two epochs
 def permutation(seed: int, epoch: int, num_samples: int) -> Ints:
-    """The order of epoch `epoch`: int64 [num_samples], a function of its arguments only."""
+    """The order of the samples in epoch `epoch`: int64 [num_samples], a function of the arguments only."""
     return np.argsort(hash64(seed, epoch, np.arange(num_samples, dtype=np.uint64)), kind="stable")

@@ -1,10 +1,10 @@
-"""Feeds a process the micro-batches of the plan: worker processes, collation, the copy to the device.
+"""Loads the micro-batches of the plan: worker processes, collation, the copy to the device.
 
 Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Before each `__getitem__`, `random`, NumPy
-and torch are seeded from (seed, epoch, sample), so that ordinary augmentation code draws the same whoever reads the
-sample; a dataset that draws nothing says so with `draws_random = False`, and saves the 20 microseconds. One that reads
-a whole micro-batch at once has `read_micro_batch(samples, epochs)`, which `collate_fn` gets; if it draws, it does so
-from these.
+and torch are seeded from (seed, epoch, sample), so ordinary augmentation code draws the same numbers in every process.
+A dataset without randomness sets `draws_random = False`, which saves 20 microseconds per sample. A dataset that reads a
+whole micro-batch in one call has `read_micro_batch(samples, epochs)`, whose result goes to `collate_fn`; its random
+numbers must be functions of its arguments.
 """
 
 import signal
@@ -27,18 +27,18 @@ from shared.processes.signals import ignore_in_child
 
 
 class Loader:
-    """The micro-batches of one process, in the order of the plan.
+    """Loads the micro-batches of one process, in the order of the plan.
 
     Args:
         dataset: `__len__` and `__getitem__`.
-        plan: which samples, see `shared.plan.batches`.
+        plan: the samples of each micro-batch, see `shared.plan.batches`.
         collate_fn: list of samples -> batch of tensors.
-        device: where the batches go.
-        num_workers: processes that read and collate ahead; 0 reads in the training process; None: 2 when `device` is
-            an accelerator, 0 on a CPU, whose cores are busy training.
+        device: the device of the batches.
+        num_workers: processes that read and collate ahead; 0 reads in the training process. None: 2 if `device` is an
+            accelerator, 0 on a CPU, whose cores are busy with training.
 
     Raises:
-        UserError: `dataset` cannot be indexed, so that no order of it can be resumed exactly.
+        UserError: `dataset` can only be read sequentially, so a run on it could not be resumed exactly.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Loader:
     ) -> None:
         refuse_iterable(dataset)
         self.plan = plan
-        self.seconds_waited = 0.0  # for data, since the start: monitoring reads the difference
+        self.seconds_waited = 0.0  # waiting for data since the start; the monitor reads differences
         if num_workers is None:
             num_workers = 0 if device.type == "cpu" else 2
         self.num_workers = num_workers
@@ -60,20 +60,20 @@ class Loader:
         self._next_step = -1
 
     def one(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
-        """A micro-batch and its batch on the device, read in this process: beside the training, not in its order."""
+        """A micro-batch and its batch on the device, read in this process, regardless of the order of training."""
         dataset, collate_fn, device, _, seed = self._feed
         return next(feed([micro_batch], dataset, collate_fn, device, 0, seed))
 
     def micro_batches(self, step: int) -> Iterator[tuple[MicroBatch, Any]]:
         """This process's micro-batches of a step, each with its collated batch on the device.
 
-        Steps are read ahead in order; asking for any other step than the next one starts there, at once.
+        Steps are read ahead in order. A request for any step but the next one restarts the reading at that step.
         """
         if step != self._next_step:
-            plan = self.plan  # not self: in a cycle the workers would end by garbage collection, which takes 10 s each
+            plan = self.plan  # not self: a reference cycle delays the end of the workers by 10 s each
             schedule = (m for s in range(step, plan.total_steps) for m in plan.micro_batches(s))
             self._stream = feed(schedule, *self._feed)
-        self._next_step = -1  # a caller who leaves the loop early gets a fresh stream next time
+        self._next_step = -1  # a caller that leaves the loop early gets a new stream next time
         while True:
             started = time.perf_counter()
             micro_batch, batch = next(self._stream)
@@ -100,7 +100,7 @@ def feed(
     if num_workers:
         batches = _start_workers(
             DataLoader(
-                source,  # type: ignore[arg-type]  # a micro-batch is what it takes, and gives back with the samples
+                source,  # type: ignore[arg-type]  # it takes a micro-batch, and returns it with the samples
                 batch_sampler=schedule,  # type: ignore[arg-type]
                 collate_fn=collate,  # type: ignore[arg-type]
                 num_workers=num_workers,
@@ -112,16 +112,16 @@ def feed(
     else:
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
     for micro_batch, batch in _one_line_errors(batches):
-        fed.note(batch)
+        current_batch.note(batch)
         if device.type == "cpu":
             yield micro_batch, batch
-        else:  # from pinned memory the copy does not make the host wait
+        else:  # the copy from pinned memory is asynchronous
             pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
             yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
 
 
 def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
-    """`batches`; a UserError that a worker met loses the traceback that the DataLoader puts before it."""
+    """Yield `batches`; remove the traceback that the DataLoader adds to the message of a worker's UserError."""
     try:
         yield from batches
     except UserError as error:
@@ -129,7 +129,7 @@ def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tupl
 
 
 class _Source:
-    """What the workers read from: a micro-batch in, the micro-batch and its samples out."""
+    """The dataset of the workers: it takes a micro-batch, and returns the micro-batch and its samples."""
 
     def __init__(self, dataset: Dataset, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
@@ -148,7 +148,7 @@ class _Source:
 
 
 class _Collate:
-    """Collates the samples and passes the micro-batch through, so that ids and content travel together."""
+    """Collates the samples and returns their micro-batch with them, so that ids and content stay together."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.collate_fn = collate_fn
@@ -159,7 +159,7 @@ class _Collate:
 
 
 def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Start to read with worker processes, which are killed when this process exits; its other children are not."""
+    """Start the worker processes; when this process exits, it kills them, but not its other children."""
     before = set(active_children())
     try:
         return iter(loader)
@@ -168,12 +168,12 @@ def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _ignore_signals(worker: int) -> None:
-    ignore_in_child()  # Ctrl-C, and the SIGTERM of some schedulers, reach the whole group; the training process decides
+    ignore_in_child()  # Ctrl-C and some schedulers signal the whole process group; only the training process reacts
 
 
 def _kill(workers: set[BaseProcess]) -> None:
-    """A process that exits by an exception sends its children SIGTERM, which workers ignore, and waits for them."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker was killed
+    """Kill the workers that still run: they ignore SIGTERM, and a process that exits waits for its children."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error if a worker is killed
     running = workers.intersection(active_children())
     for worker in running:
         worker.kill()
@@ -186,27 +186,27 @@ def refuse_iterable(dataset: object) -> None:
     """Refuse a dataset without random access.
 
     Raises:
-        UserError: says why, and the way out.
+        UserError: gives the reason and the fix.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
-            f"{type(dataset).__name__} can only be read from front to back, so no order of its samples can be resumed "
-            "exactly: store it with save_to_disk and give that folder as --dataset_name"
+            f"{type(dataset).__name__} can only be read sequentially, so a run on it could not be resumed exactly: "
+            "store it with save_to_disk and give that folder as --dataset_name"
         )
 
 
-class Fed:
-    """What this process computes on: there is one of these, `fed`, for the message when memory runs out."""
+class CurrentBatch:
+    """The batch that this process computes on, for the out-of-memory message; `current_batch` is the only one."""
 
     batch: Any = None  # on the host
 
     def note(self, batch: Any) -> None:
-        """Keep a batch to ask for its shape."""
+        """Keep a reference to a batch, for its shape."""
         self.batch = batch
 
     @property
     def shape(self) -> str:
-        """The shape of the batch's largest tensor, empty if it has none."""
+        """The shape of the batch's largest tensor, such as "8 x 128"; "" if it has no tensor."""
         values = self.batch.values() if isinstance(self.batch, Mapping) else self.batch
         values = [values] if isinstance(values, Tensor) else values or []
         tensors = [value for value in values if isinstance(value, Tensor)]
@@ -214,4 +214,4 @@ class Fed:
         return " x ".join(map(str, largest.shape)) if tensors else ""
 
 
-fed = Fed()
+current_batch = CurrentBatch()

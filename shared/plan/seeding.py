@@ -1,4 +1,4 @@
-"""Seeds that belong to a sample or a micro-batch, never to a process."""
+"""Seeds that depend on a sample or a micro-batch, never on a process."""
 
 import random
 
@@ -9,9 +9,9 @@ from shared.plan.hashing import hash64
 
 
 def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -> None:
-    """Seed torch on the CPU and on `device` for one forward pass: the micro-batch is what is random, not the process.
+    """Seed torch on the CPU and on `device` for the forward pass of one micro-batch, the same on any process.
 
-    Generator by generator, because `torch.manual_seed` asks every backend there could be: 0.2 ms per call.
+    Each generator is seeded by itself, because `torch.manual_seed` queries every possible backend: 0.2 ms per call.
     """
     value = hash64(seed, step, micro_batch, 2) >> 1
     torch.default_generator.manual_seed(value)
@@ -21,7 +21,7 @@ def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -
 
 def seed_sample(seed: int, epoch: int, sample: int) -> None:
     """Seed `random`, NumPy and torch on the CPU for reading one sample in one epoch."""
-    value = hash64(seed, epoch, sample, 1)  # the last word keeps these draws apart from dropout's
+    value = hash64(seed, epoch, sample, 1)  # the last word makes these draws differ from those of dropout
     random.seed(value)
     np.random.seed(value & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed asks every backend: 0.2 ms
+    torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed queries every backend: 0.2 ms

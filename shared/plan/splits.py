@@ -1,4 +1,4 @@
-"""What is held out of a training set for validation: a share of each label."""
+"""Selects the validation rows of a training set: a share of each label."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,16 +7,16 @@ from shared.plan.hashing import hash64
 
 
 def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """The rows class by class, each class in an order that `seed` decides: every fifth is a fifth of each class."""
+    """The rows sorted by class, shuffled by `seed` in each class: every fifth of them is a fifth of each class."""
     order = np.argsort(hash64(seed, np.arange(len(targets), dtype=np.uint64)), kind="stable")
     return order[np.argsort(targets[order], kind="stable")]
 
 
 def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bool_]:
-    """bool [N], the rows to hold out: `percentage` of each label, to one row; a function of the arguments alone.
+    """bool [N], the rows to hold out: `percentage` of each label, rounded to a row; a function of the arguments only.
 
-    The last row of a label stays in training, as does the only one. With several labels per row (targets [N, labels] of
-    0 and 1) it is a share of each combination of labels.
+    At least one row of each label stays in training. With several labels per row (targets [N, labels] of 0 and 1), the
+    share is that of each combination of labels.
     """
     if targets.ndim == 1:
         rows, labels, groups = np.arange(len(targets)), targets, targets

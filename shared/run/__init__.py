@@ -1,4 +1,4 @@
-"""One run from its start to its exported model.
+"""A run from its start to its exported model.
 
 May import: every other room.
 """

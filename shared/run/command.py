@@ -15,15 +15,15 @@ from shared.run import memory_budget
 
 
 def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
-    """Parse the command line, call `main(config)`, end every process cleanly.
+    """Parse the command line, call `main(config)`, and end every process cleanly.
 
-    A `UserError`, or a full disk, becomes one line on stderr and exit code 2 on every process; SIGTERM, SIGUSR1, SIGHUP
-    and Ctrl-C end with 143, after a checkpoint if there is anything to save. They leave through `os._exit`, because an
-    interpreter that shuts down while gloo's threads run may abort and lose the exit code. Out of memory is code 2 and a
-    line as well, but at once: the others are inside a collective call that will never end.
+    A `UserError` or a full disk becomes one line on stderr and exit code 2 on every process. SIGTERM, SIGUSR1, SIGHUP
+    and Ctrl-C give exit code 143, after a checkpoint if there is anything to save. The processes leave through
+    `os._exit`: an interpreter that shuts down while gloo's threads run may abort and lose the exit code. Out of memory
+    also becomes one line and exit code 2, but immediately: the other processes wait in a collective call without end.
     """
     signals.die_with_launcher()
-    gc.freeze()  # what is imported stays: the collections of a start need not go through it each time, 0.4 s
+    gc.freeze()  # collections skip the imported modules, so the start takes 0.4 s less
     config = config_class()
     try:
         require_numbers()
@@ -39,7 +39,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        refuse(UserError(f"the disk is full ({error}): free space and start again; a run goes on from its checkpoint"))
+        refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
     except Exception as error:
         if peer := exit_reasons.peer_behind(error):  # this process has only lost the connection to it
             if peer.line:
@@ -58,10 +58,10 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
 
 
 def require_numbers() -> None:
-    """The launcher's variables are numbers.
+    """Check that the environment variables of the launcher are numbers.
 
     Raises:
-        UserError: names one that is not; it is removed, so that the error can be told like any other.
+        UserError: names one that is not a number; it is removed, so that the error can be reported like any other.
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         if not os.environ.get(name, "0").isdecimal():

@@ -1,4 +1,4 @@
-"""The folder model/ of a run: weights, config, tokenizer or image processor, and a model card."""
+"""Exports the folder model/ of a run: weights, config, tokenizer or image processor, and a model card."""
 
 import math
 import shlex
@@ -21,21 +21,21 @@ from shared.disk import usual_permissions
 from shared.errors import UserError
 from shared.processes.collectives import on_main_process
 
-CARD = "README.md"  # of a model
+CARD = "README.md"  # the file name of a model card
 
 
 def export(
     accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any, note: str = ""
 ) -> None:
-    """Write `model/`, complete or not at all: weights in full, config, tokenizer or image processor, model card.
+    """Write `model/`, complete or not at all: all weights, config, tokenizer or image processor, model card.
 
-    The card has `note` as a paragraph. A model that is any `nn.Module`, without a `save_pretrained`, has no config; the
-    card says how to load it.
+    The card contains `note` as a paragraph. A model without `save_pretrained` (any `nn.Module`) is written without a
+    config, and its card explains how to load it.
 
-    Call it on every process; under FSDP the weights are gathered. With --push_to_hub it is uploaded as well.
+    Call it on every process; under FSDP the weights are gathered. With --push_to_hub, `model/` is also uploaded.
 
     Raises:
-        UserError: it is not finite, could not be written, or not be uploaded.
+        UserError: the loss or a parameter is not finite, or the model could not be written or uploaded.
     """
     from transformers.utils import logging
 
@@ -46,16 +46,16 @@ def export(
         require_finite(config, progress, unwrapped, weights)
         try:
             write_folder()
-        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, by three libraries
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as three libraries report it
             raise UserError(
-                f"cannot write {output_dir / 'model'} ({error}): free space and start again, which goes on from the "
-                "newest checkpoint"
+                f"cannot write {output_dir / 'model'} ({error}): free space and start again; the run resumes from "
+                "its newest checkpoint"
             ) from None
         if config.push_to_hub:
             print(f"uploaded to {push(output_dir / 'model', config)}")
 
     def write_folder() -> None:
-        logging.disable_progress_bar()  # a bar for one file
+        logging.disable_progress_bar()  # it would be a bar for a single file
         partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
         try:
             save(unwrapped, weights, partial)
@@ -73,7 +73,7 @@ def export(
 
 
 def results_of(config: options.Options, progress: Progress) -> tuple[int, dict[str, float]]:
-    """The step of the model that the run ends with, and its evaluation."""
+    """The step of the model that is exported, and the results of its evaluation."""
     if config.load_best_model_at_end and progress.best_step is not None:
         return progress.best_step, progress.best_results
     return progress.step, progress.results
@@ -82,10 +82,10 @@ def results_of(config: options.Options, progress: Progress) -> tuple[int, dict[s
 def require_finite(
     config: options.Options, progress: Progress, model: torch.nn.Module, weights: Mapping[str, Tensor]
 ) -> None:
-    """Refuse to export a model whose loss or parameters are not finite; buffers may be, such as masks of -inf.
+    """Refuse to export a model whose loss or parameters are not finite; buffers may contain infinities, such as masks.
 
     Raises:
-        UserError: says which of the two, and how to train again.
+        UserError: names the loss or the parameter, and how to train again.
     """
     step, results = results_of(config, progress)
     buffers = dict(model.named_buffers())
@@ -100,7 +100,7 @@ def require_finite(
 
 
 def model_card(config: options.Options, progress: Progress, model: Any = None, note: str = "") -> str:
-    """The README.md of an exported model: what it is, `note`, its numbers, and the command that made it."""
+    """The README.md of an exported model: its training, `note`, its metrics, and the command that trained it."""
     own = model is not None and is_own(model)
     step, results = results_of(config, progress)
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
@@ -112,7 +112,7 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
             "---",
             *([] if own else ["library_name: transformers"]),
             "tags: [accelerate-recipes]",
-            *([f"base_model: {base}"] if base and not Path(base).exists() else []),  # the Hub knows no folders
+            *([f"base_model: {base}"] if base and not Path(base).exists() else []),  # a name on the Hub
             "---",
             "",
             f"# {config.run_name or Path(config.output_dir).resolve().name}",
@@ -135,10 +135,10 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
 
 
 def push(model_folder: Path, config: options.Options) -> str:
-    """Upload `model/` to the Hub as --hub_model_id, by default the name of the output folder; returns its address.
+    """Upload `model/` to the Hub as --hub_model_id (default: the name of the output folder); return its address.
 
     Raises:
-        UserError: the Hub did not take it; the model stays where it is.
+        UserError: the upload failed; the local model is kept.
     """
     from huggingface_hub import HfApi
 
@@ -148,11 +148,11 @@ def push(model_folder: Path, config: options.Options) -> str:
         name = api.create_repo(name, exist_ok=True).repo_id
         commit = "Train with accelerate-recipes"
         return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))
-    except Exception as error:  # of a dozen kinds; none of them may cost the model, which is complete
+    except Exception as error:  # of a dozen types; the exported model is complete and is kept after any of them
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"--push_to_hub: {name} could not be uploaded ({reason}), and the model is in {model_folder}: start again "
-            "to try it once more, or without the flag"
+            f"--push_to_hub: {name} could not be uploaded ({reason}): start again to retry, or leave the flag out; "
+            f"the model is in {model_folder}"
         ) from None
 
 
@@ -160,7 +160,7 @@ WEIGHTS = "model.safetensors"
 
 
 def save(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
-    """Write a model as its `save_pretrained` does; where it has none, its state dict as safetensors."""
+    """Write a model with its `save_pretrained`, or its state dict as safetensors if it has no such method."""
     if is_own(model):
         tensors = {name: tensor.contiguous() for name, tensor in distinct(weights).items()}
         save_file(tensors, folder / WEIGHTS, {"format": "pt"})
@@ -169,15 +169,15 @@ def save(model: Any, weights: dict[str, Tensor], folder: Path) -> None:
 
 
 def is_own(model: Any) -> bool:
-    """Whether a model cannot save itself, so that only the code that made it can load it."""
+    """Whether a model has no `save_pretrained`, so that only the code that builds it can load it."""
     return not hasattr(model, "save_pretrained")
 
 
 def how_to_load(model: nn.Module) -> str:
-    """For the model card."""
+    """The section of the model card on loading a model without `save_pretrained`."""
     return "\n".join(
         [
-            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe makes:",
+            f"`{WEIGHTS}` holds the state dict of a {type(model).__name__}, which `build_model` of the recipe builds:",
             "",
             "    from safetensors.torch import load_model",
             f'    load_model(model, "{WEIGHTS}")',
@@ -187,13 +187,13 @@ def how_to_load(model: nn.Module) -> str:
 
 
 def check_loads(folder: Path, model: torch.nn.Module) -> None:
-    """Load the model that `save_pretrained` wrote to `folder`, without memory for its weights: 0.1 s for BERT base.
+    """Check that transformers can load the model in `folder`; no memory for its weights, 0.1 s for BERT base.
 
-    Only transformers itself knows which names it writes, which it leaves out because they are tied, and which it reads.
-    A model that transformers does not load is passed over.
+    Only transformers knows which names it writes, which it omits because they are tied, and which it reads. A model
+    that is not a `PreTrainedModel` is not checked.
 
     Raises:
-        UserError: a weight of the model is not in the files, or the files have one that is none of the model's.
+        UserError: the files lack a weight of the model, or contain one that the model does not have.
     """
     from torch.distributed.fsdp import FSDPModule
     from transformers import PreTrainedModel
@@ -201,18 +201,18 @@ def check_loads(folder: Path, model: torch.nn.Module) -> None:
 
     if not isinstance(model, PreTrainedModel):
         return
-    # fully_shard makes a class of its own of each model's, which is first in the order of its bases.
+    # fully_shard puts a class of its own before the model's class in the order of bases.
     own: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)  # its table of names would be as long as the model
+    logging.set_verbosity(logging.CRITICAL)  # it would print a table of all names
     try:
         _, found = own.from_pretrained(folder, device_map="meta", output_loading_info=True, local_files_only=True)
     finally:
         logging.set_verbosity(verbosity)
     wrong = {kind: sorted(map(str, found[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
     if any(wrong.values()):
-        said = ", ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in wrong.items() if names)
+        counts = ", ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in wrong.items() if names)
         raise UserError(
-            f"the model to be exported would not load as it was trained, of its weights {said}: have build_model "
-            "return the model as transformers makes it; the checkpoints are kept, and model/ was not written"
+            f"the exported model would not load with the weights that were trained ({counts}): build_model must return "
+            "the model as transformers makes it; model/ was not written, and the checkpoints are kept"
         )

@@ -1,4 +1,4 @@
-"""The launch card: what a run resolved to, said once before it starts."""
+"""The launch card: the resolved settings of a run, printed once before it starts."""
 
 import dataclasses
 import socket
@@ -16,7 +16,7 @@ from shared.processes.collectives import gather
 
 
 def print_card(accelerator: Any, *run: Any, **rows: object) -> None:
-    """Say the launch card, once; `run` are the further arguments of `launch_card`."""
+    """Print the launch card once; `run` and `rows` are the other arguments of `launch_card`."""
     accelerator.print(launch_card(accelerator, *run, rows))  # type: ignore[call-arg]
 
 
@@ -29,18 +29,18 @@ def launch_card(
     checkpoint: Path | None,
     rows: Mapping[str, object],
 ) -> str:
-    """One aligned line per row: hardware, the batch equation, steps, then the recipe's own `rows`, then warnings.
+    """The card, one aligned line per row: hardware, batch equation, steps, the recipe's own `rows`, then notes.
 
     Call it on every process.
     """
     trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
-    several, folder = sum(first for _, first in hosts) > 1, config.output_dir
-    if several:  # as run_folder has found
+    multi_machine, folder = sum(first for _, first in hosts) > 1, config.output_dir
+    if multi_machine:  # `run_folder.open_run` has checked that the flag is right
         folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
         **hardware(accelerator),
-        **({"machines": machines(hosts)} if several else {}),
+        **({"machines": machines(hosts)} if multi_machine else {}),
         **gradients(config.gradient_compression, accelerator.num_processes),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
@@ -54,20 +54,20 @@ def launch_card(
     }
     if progress.step < plan.total_steps and plan.refined(progress.step):
         card["note"] = (
-            "the steps are cut finer than the config asks, so that every process has work: dropout and batch norm now "
-            "depend on the number of processes (--micro_batches_per_step N fixes the cut)"
+            "a step has more micro-batches than the config requires, so that every process has work: dropout and batch "
+            "norm now depend on the number of processes (--micro_batches_per_step N fixes the number)"
         )
     if without_effect := sizes_without_effect(config):
-        card["note on sizes"] = f"no effect, because --model_name_or_path has its own: {without_effect}"
+        card["note on sizes"] = f"no effect, because the pretrained model has its own sizes: {without_effect}"
     if not skips_on_device(optimizer):
-        card["note on --optim"] = "it cannot skip an update on the device, so each step waits for its gradient norm"
+        card["note on --optim"] = "it cannot skip updates on the device, so the host waits for each gradient norm"
     width = max(map(len, card))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in card.items())
 
 
 def sizes_without_effect(config: Options) -> str:
-    """The flags for the sizes of a new model that a config sets although it names a pretrained one."""
-    if getattr(config, "model_name_or_path", None) is None:  # a field of the recipes
+    """The flags for sizes of a new model that have no effect, because the config names a pretrained model."""
+    if getattr(config, "model_name_or_path", None) is None:  # not all recipes have this field
         return ""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     changed = {name: getattr(config, name) for name in sorted(config.SIZES_OF_NEW_MODELS)}
@@ -75,7 +75,7 @@ def sizes_without_effect(config: Options) -> str:
 
 
 def hardware(accelerator: Any) -> dict[str, str]:
-    """Processes, device and precision."""
+    """The rows on processes, device and precision."""
     device, processes = accelerator.device, accelerator.num_processes
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
     wrapper = "FSDP2" if accelerator.is_fsdp2 else "DDP"
@@ -87,24 +87,24 @@ def hardware(accelerator: Any) -> dict[str, str]:
 
 
 def machines(hosts: Sequence[tuple[str, bool]]) -> str:
-    """`2: node-a (ranks 0-7), node-b (ranks 8-15)`, from each rank's host and whether it is the first one there."""
+    """`2: node-a (ranks 0-7), node-b (ranks 8-15)`, from (host, whether it is the first rank there) of each rank."""
     starts = [rank for rank, (_, first) in enumerate(hosts) if first]
-    said = []
+    found = []
     for start, end in zip(starts, [*starts[1:], len(hosts)], strict=True):
-        said.append(f"{hosts[start][0]} (rank{f's {start}-{end - 1}' if end - start > 1 else f' {start}'})")
-    return f"{len(said)}: {', '.join(said[:8])}{', ...' * (len(said) > 8)}"
+        found.append(f"{hosts[start][0]} (rank{f's {start}-{end - 1}' if end - start > 1 else f' {start}'})")
+    return f"{len(found)}: {', '.join(found[:8])}{', ...' * (len(found) > 8)}"
 
 
 def gradients(compression: str, processes: int) -> dict[str, str]:
-    """How gradients travel, where that is not as they are."""
+    """The row on gradient compression; none without it."""
     if compression == "none":
         return {}
-    effect = "sent and summed" if processes > 1 else "no effect on one process: would be sent and summed"
+    effect = "sent and summed" if processes > 1 else "no effect on one process; on several, sent and summed"
     return {"gradients": f"{effect} in {compression}"}
 
 
 def precision(accelerator: Any) -> str:
-    """The precision of forward and backward passes; weights are always float32."""
+    """The precision of the forward and backward passes; the weights are always float32."""
     return {"no": "fp32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision}, weights fp32")
 
 
@@ -117,7 +117,7 @@ def batch_equation(plan: Plan, step: int) -> str:
 
 
 def product(size: int, processes: int, each: float | None, max_tokens: int | None, max_samples: int | None) -> str:
-    """That equation, with `each` process's number of micro-batches, or without it where the data is not known."""
+    """The same equation from its factors; `each`: micro-batches per process, None while the data is not known."""
     limits = [f"{max_tokens:,} tokens"] if max_tokens else []
     limits += [f"{max_samples} samples"] if max_samples else []
     within = f" of <= {' and '.join(limits)}" if limits else ""

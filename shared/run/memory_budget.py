@@ -1,4 +1,4 @@
-"""Out of memory: said in one line, and prevented by --auto_micro_batch, which tries budgets before training."""
+"""Out of memory: the one-line error, and --auto_micro_batch, which searches for a budget that fits before training."""
 
 import dataclasses
 import os
@@ -13,33 +13,33 @@ from torch import Tensor
 from shared.config import options
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.loading import fed
+from shared.plan.loading import current_batch
 
 Config = TypeVar("Config", bound=options.Options)
 TOKENS, SAMPLES = "max_tokens_per_micro_batch", "per_device_train_batch_size"
-KEPT_FREE = 8  # an eighth of what fits: the allocator loses some of it to batches of varying shapes
+KEPT_FREE = 8  # an eighth of what fits stays free: batches of varying shapes fragment the allocator's memory
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether an error says that the memory of a device, or of the host, did not suffice."""
+    """Whether an error means that a device or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, Exception) and should_reduce_batch_size(error)
     )
 
 
 def advice(config: options.Options) -> str:
-    """One line for a run that has run out of memory: the micro-batch and the flags to lower."""
+    """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
     limits = [f"--{name} {value}" for name in (TOKENS, SAMPLES) if (value := getattr(config, name, None))]
     fix = f"lower {' or '.join(limits)}" if limits else f"set --{SAMPLES}"
-    where = f"on a micro-batch of {fed.shape}" if fed.shape else "before the first micro-batch"
+    where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
     return (
-        f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}, in another --output_dir if this "
-        "run has a checkpoint, whose budget it keeps"
+        f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "
+        "checkpoint, also use another --output_dir, because a resumed run keeps its budget"
     )
 
 
 def resolve(config: Config, stored: Any) -> Config:
-    """The budget of a run with --auto_micro_batch: that of the run that goes on, or none, until it has been found."""
+    """The config with the budget of --auto_micro_batch: `stored` when the run resumes, else None until one is found."""
     if not config.auto_micro_batch:
         return config
     if stored:
@@ -49,13 +49,13 @@ def resolve(config: Config, stored: Any) -> Config:
 
 
 def with_budget(config: Config, budget: int | None) -> Config:
-    """The config with another budget in the field that --auto_micro_batch sets."""
-    changed: dict[str, Any] = {searched(config): budget}
+    """The config with `budget` in the field that --auto_micro_batch sets."""
+    changed: dict[str, Any] = {searched_field(config): budget}
     return dataclasses.replace(config, **changed)
 
 
-def searched(config: options.Options) -> str:
-    """Which field --auto_micro_batch sets."""
+def searched_field(config: options.Options) -> str:
+    """The name of the field that --auto_micro_batch sets."""
     return TOKENS if hasattr(config, TOKENS) else SAMPLES
 
 
@@ -67,20 +67,20 @@ def apply_largest_budget(
     optimizer: Any,
     compute_loss: Callable[[MicroBatch], Tensor],
 ) -> Config:
-    """Set the largest budget with which no process runs out of memory, in `plan` and in the config that is returned.
+    """Find the largest budget at which no process runs out of memory; set it in `plan` and in the returned config.
 
-    The trials are forward and backward passes over the longest samples, beside gradients and optimizer state. Every
-    process makes the same ones, and what is too much for one is too much for all. Weights, gradients, optimizer and
-    random state are as before. Call it on every process, before the first step.
+    A trial is a forward and backward pass over the longest samples, with gradients and optimizer state in memory. Every
+    process makes the same trials, and a budget must fit on all of them. Afterwards weights, gradients, optimizer state
+    and random state are as before. Call it on every process, before the first step.
 
     Raises:
-        UserError: not even one sample fits.
+        UserError: the longest sample alone does not fit.
     """
     longest = np.argsort(-plan.lengths, kind="stable")
     length = int(plan.lengths[longest[0]])
     most = min(plan.global_batch_size, plan.num_samples, plan.max_samples or plan.global_batch_size)
 
-    def everywhere(act: Callable[[], object]) -> bool:
+    def succeeds_on_all(act: Callable[[], object]) -> bool:
         success = succeeds(act)
         if not success:
             clear_device_cache(garbage_collection=True)
@@ -90,15 +90,15 @@ def apply_largest_budget(
     def fits(rows: int) -> bool:
         micro_batch = MicroBatch(0, 0, longest[:rows], np.zeros(rows, np.int64), rows)
         with accelerator.no_sync(model):
-            return everywhere(lambda: compute_loss(micro_batch).backward())
+            return succeeds_on_all(lambda: compute_loss(micro_batch).backward())
 
     tensors = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    # Layers that compile for each number of rows (images) run eager in the trials, which takes more memory, not less.
-    stance = torch.compiler.set_stance("force_eager" if searched(config) == SAMPLES else "default")
+    # Layers that compile for each number of rows (images) run eagerly in the trials, which takes more memory.
+    stance = torch.compiler.set_stance("force_eager" if searched_field(config) == SAMPLES else "default")
     with stance, torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
-        # Gradients, then what the optimizer keeps; not through Accelerate, whose loss scale would count the step.
-        rows = largest(most, fits) if fits(1) and everywhere(optimizer.optimizer.step) else 0
+        # Allocate gradients, then optimizer state; the inner optimizer, because Accelerate's loss scaler counts steps.
+        rows = largest(most, fits) if fits(1) and succeeds_on_all(optimizer.optimizer.step) else 0
     optimizer.optimizer.state.clear()
     model.zero_grad()
     with torch.no_grad():
@@ -107,13 +107,13 @@ def apply_largest_budget(
     clear_device_cache(garbage_collection=True)
     if not rows:
         raise UserError(
-            f"--auto_micro_batch: not even one sample, of length {length}, fits into memory: shorten the samples, or "
-            "add --gradient_checkpointing"
+            f"--auto_micro_batch: the longest sample, of length {length}, does not fit into memory: shorten the "
+            "samples, or add --gradient_checkpointing"
         )
     kept = rows if rows == most else max(1, rows - -(-rows // KEPT_FREE))
-    name = searched(config)
+    name = searched_field(config)
     budget = kept * length if name == TOKENS else kept
-    found = f"{rows} of the longest samples fit" + (", one more does not" if rows < most else ", as many as can occur")
+    found = f"{rows} of the longest samples fit" + (", one more does not" if rows < most else ", the most possible")
     accelerator.print(f"--auto_micro_batch: {found}: --{name} {budget}")
     if name == TOKENS:
         plan.max_tokens = budget
@@ -123,18 +123,18 @@ def apply_largest_budget(
 
 
 def succeeds(act: Callable[[], object]) -> bool:
-    """Whether there is memory for it."""
+    """Whether `act` completes without running out of memory."""
     try:
         act()
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
-        return False  # and with the error go the tensors that its traceback holds
+        return False  # this also frees the error, whose traceback keeps tensors alive
     return True
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 1 to `most` that fits, if all smaller ones do: doubling, then halving. 1 is known to."""
+    """The largest number from 1 to `most` that fits, by doubling, then bisection; 1 fits, and so does less than it."""
     low, high = 1, most + 1
     while low < most and high > most:
         tried = min(2 * low, most)

@@ -1,4 +1,4 @@
-"""The folder a run leaves: opened, checked against what is already in it, and finished with the model in it."""
+"""Opens the output folder of a run, checks it against the run it already holds, and recognizes a finished run."""
 
 import dataclasses
 import tempfile
@@ -26,18 +26,18 @@ Config = TypeVar("Config", bound=options.Options)
 
 
 def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
-    """Look into `--output_dir`: the resolved config, the progress to go on from and its checkpoint, None at the start.
+    """Open `--output_dir`: the resolved config, the progress to resume from, and its checkpoint (None at the start).
 
-    Call it on every process; those that write look and tell the others. Nothing in the folder is changed yet, but it is
-    locked for this run until `TrainingRun` closes.
+    Call it on every process. Those that write lock the folder until `TrainingRun` closes; the main process reads it and
+    sends the result to the others. Nothing in the folder is changed yet.
 
     Raises:
-        UserError: the folder cannot be written, is in use, holds a run that another config decided, or is not what
-            --save_on_each_node says; the tracker is not installed, or the model could not be uploaded at the end.
+        UserError: the folder cannot be written, is in use, holds a run with other settings, or contradicts
+            --save_on_each_node; the tracker is not installed, or the model could not be uploaded at the end.
     """
     output_dir = Path(config.output_dir)
 
-    def look() -> dict[str, Any]:
+    def read_folder() -> dict[str, Any]:
         require_trackers(config.report_to)
         if config.push_to_hub:
             require_upload()
@@ -45,8 +45,8 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         lines = read_metrics(metrics) if metrics.exists() else []
         if model.exists() and not settings.is_file():
             raise UserError(
-                f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is no run to go on with, and "
-                "its model would be overwritten; name another folder"
+                f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is not the folder of a "
+                "run, and its model would be overwritten; name another folder"
             )
         stored = options.load(settings) if settings.is_file() else {}
         if stored and "output_dir" not in stored:
@@ -60,33 +60,33 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
-    left = on_main_process(accelerator, look)
+    left = on_main_process(accelerator, read_folder)
     checkpoint, state = resuming.find(accelerator, config) or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
         changed = options.differences(stored, resolve(config, accelerator, None))
-        accelerator.print(f"{output_dir} holds a run that left no checkpoint{shown(changed)}: this one takes its place")
+        accelerator.print(f"{output_dir} holds a run without a checkpoint{shown(changed)}: the new run replaces it")
         stored = None
     config = memory_budget.resolve(resolve(config, accelerator, stored), stored)
     if stored:
         elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), left["model now"])
         refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
         if elsewhere:
-            accelerator.print(f"{shown(elsewhere).strip(' ()')}: what is read decides whether the run can go on")
+            accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
         return config, Progress(data=state["data"] if stored else None, model=left["model now"]), None
     hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
     for name, now in hardware.items():
-        if state[name] != now:
-            accelerator.print(f"{name} was {state[name]} when {checkpoint.name} was saved, is {now}: equal to rounding")
+        if (before := state[name]) != now:
+            accelerator.print(f"{name} was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
     return config, Progress.from_state(state | {"model": left["model now"]}), checkpoint
 
 
 def check_writable(output_dir: Path) -> None:
-    """Write and remove a file of 64 KiB.
+    """Check that the folder can be written, with a temporary file of 64 KiB.
 
     Raises:
-        UserError: the folder cannot be made or written to, or its disk is full.
+        UserError: the folder cannot be created or written, or its disk is full.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -99,12 +99,13 @@ def check_writable(output_dir: Path) -> None:
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
-    """Settle what the launch decides: precision, learning rate, and G if --gradient_accumulation_steps gives it.
+    """Fill in settings that depend on the launch: precision, learning rate, and the global batch size G.
 
-    G is derived once, at the first launch; a resumed run keeps it, whatever the number of processes now, and says so.
+    --gradient_accumulation_steps determines G once, at the first launch. A resumed run keeps G for any number of
+    processes, and prints a line if the equation now gives another value.
 
     Raises:
-        UserError: G and the accumulation are both given and do not fit; shows the equation.
+        UserError: --global_batch_size and --gradient_accumulation_steps contradict each other; shows the equation.
     """
     rate, of_new_weights = options.base_learning_rate(config), config.LEARNING_RATES[0]
     if config.learning_rate is None and stored and stored["learning_rate"] == of_new_weights != rate:
@@ -121,9 +122,9 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
     if stored:
         if size != stored["global_batch_size"]:
             accelerator.print(
-                f"the run keeps the global batch of its first launch, {stored['global_batch_size']}, and not {equation}"
+                f"the run keeps the global batch of its first launch, {stored['global_batch_size']}, not {equation}"
             )
-        size = given or stored["global_batch_size"]  # another one given is refused, with all other differences
+        size = given or stored["global_batch_size"]  # `refuse_another_run` refuses a changed value
     elif given not in (None, size):
         raise UserError(
             f"--global_batch_size {given} is not {equation}: leave out one of --global_batch_size and "
@@ -133,9 +134,9 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
 
 
 def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
-    """Write config.yaml and start the clock: everything that could refuse the run has been passed.
+    """Write config.yaml and start the clock; called after every check that could refuse the run.
 
-    metrics.jsonl is cut first, so that a run that was made longer and dies here does not look finished.
+    metrics.jsonl is cut first: a finished run that is continued and dies here must not look finished.
     """
     progress.started = time.perf_counter()
     output_dir = Path(config.output_dir)
@@ -155,17 +156,18 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
 def finished(
     accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
 ) -> dict[str, float] | None:
-    """The last evaluation of a finished run, which is said: its model is there, and the config makes it no longer.
+    """The last evaluation if the folder holds this run, finished (it also prints this); else None.
 
-    Call it on every process; the main one looks and tells the others. `load_data` gives the training and the validation
-    data first. They are compared with those of the run; where they are gone, that is said instead.
+    A run is finished if its model is exported and the config does not prolong it. Call it on every process; the main
+    process reads the folder for all. `load_data` returns the training data, the validation data, then anything else.
+    Both data sets are compared with those of the run; if their files no longer exist, the printed line says so.
 
     Raises:
-        UserError: the data are others than those of the run, or can no longer be read.
+        UserError: the data differ from those of the run, or can no longer be read.
     """
     output_dir = Path(config.output_dir)
 
-    def look() -> dict[str, float] | None:
+    def read_results() -> dict[str, float] | None:
         exported = any((output_dir / "model" / name).is_file() for name in ("config.json", CARD))
         if not exported or not (output_dir / "metrics.jsonl").is_file():
             return None
@@ -177,7 +179,7 @@ def finished(
         last = next(line for line in reversed(lines) if "eval_loss" in line)
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
-    if (results := on_main_process(accelerator, look)) is None:
+    if (results := on_main_process(accelerator, read_results)) is None:
         return None
     note = compare_data(accelerator, config, progress, load_data)
     on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
@@ -188,10 +190,10 @@ def finished(
 def compare_data(
     accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
 ) -> str:
-    """Refuse other data than those of a finished run; returns why they were not compared, empty if they were."""
+    """Refuse data that differ from those of a finished run; return why they were not compared, "" if they were."""
     if progress.data is None:
-        return "; its data was not compared, because an older version made the run and kept no digest"
-    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first name that is not there
+        return "; its data was not compared, because the run was made by an older version, which kept no digest"
+    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first path that does not exist
     try:
         datasets = load_data()[:2]
     except UserError as error:
@@ -199,7 +201,7 @@ def compare_data(
         gone = (str(path) for name in names if name for path in places(name) if not path.exists())
         outcome = [str(error), next(gone, None)]
     for problem, gone in gather(accelerator, outcome):
-        if problem and gone is None:  # it is all there, so it has changed
+        if problem and gone is None:  # all files exist, so the data have changed
             raise UserError(problem)
         if problem:
             return f"; its data was not compared ({problem})"

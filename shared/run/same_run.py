@@ -1,4 +1,4 @@
-"""Whether a start goes on with the run that its folder holds: the same settings, the same data, the same model."""
+"""Checks that a start resumes the run in its folder: the same settings, the same data, the same model."""
 
 import glob
 import hashlib
@@ -15,20 +15,21 @@ from shared.plan.loading import refuse_iterable
 from shared.processes.collectives import gather
 
 MODEL = "model_name_or_path"
-# What of a model's folder still counts when the weights come from a checkpoint; the tokenizer is in the data's digest.
+# Files of a model's folder that matter also when the weights come from a checkpoint. The tokenizer affects the data,
+# whose digest covers it.
 MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 def refuse_another_run(
     stored: Mapping[str, Any], config: options.Options, where: Path, elsewhere: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuse to go on with a run that other settings decided; but for those `elsewhere`, see `moved`.
+    """Refuse to resume a run if settings that affect the result differ, except those in `elsewhere` (see `moved`).
 
     Args:
-        where: its folder, or the checkpoint to go on from.
+        where: the folder of the run, or the checkpoint to resume from.
 
     Raises:
-        UserError: shows the difference and both ways out.
+        UserError: shows the differences, how to resume, and how to begin a new run.
     """
     changed = options.differences(stored, config)
     changed = {name: values for name, values in changed.items() if name not in (elsewhere or {})}
@@ -37,18 +38,18 @@ def refuse_another_run(
     here = Path(config.output_dir).resolve()
     if where.resolve() == here or where.resolve().parent == resuming.folder(here):
         raise UserError(
-            f"{where} holds a run decided by other settings{shown(changed)}: give the old values to go on with it, or "
-            "another --output_dir for a new run"
+            f"{where} holds a run with other settings{shown(changed)}: use the old values to resume it, or another "
+            "--output_dir for a new run"
         )
     raise UserError(
-        f"{where} belongs to a run decided by other settings{shown(changed)}: give the old values to go on with it, or "
-        "leave out --resume_from_checkpoint for a new run, which can begin with the model/ of that one as "
+        f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or leave out "
+        "--resume_from_checkpoint for a new run, which can start from the model/ of the old one with "
         "--model_name_or_path"
     )
 
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """What `options.differences` found, as words in brackets; nothing for no difference."""
+    """The result of `options.differences` as words in parentheses; "" for no difference."""
     words = ", ".join(
         f"--{name} was {options.shown(old)}, is {options.shown(new)}" for name, (old, new) in changed.items()
     )
@@ -58,15 +59,14 @@ def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
 def moved(
     stored: Mapping[str, Any], config: options.Options, has_digest: bool, model_before: str | None, model: str | None
 ) -> dict[str, tuple[str, str]]:
-    """Settings that name data, or a model, by another path than before, as {field: (old, new)}.
+    """The settings whose data or model may be at another path than before, as {field: (old, new)}.
 
-    Not the path decides, but its content. Data has a digest if the run kept one (`has_digest`), which
-    `refuse_changed_data` compares. A model has a digest of its config (`model_digest`): its weights come from the
-    checkpoint.
-    Two names of one place are the same in any case.
+    The content is compared instead of the path. If the run has a digest of its data (`has_digest`),
+    `refuse_changed_data` compares it. Of a model, the digest of its config is compared (`model_digest`); its weights
+    come from the checkpoint. Two names of the same path are always equal.
 
     Raises:
-        UserError: the model's folder has another config than before.
+        UserError: the config in the model's folder has changed.
     """
     result = {}
     for name in sorted({*config.NAMES_DATA, MODEL}):
@@ -78,20 +78,20 @@ def moved(
             result[name] = old, new
         if name == MODEL and old == new and None not in (model_before, model) and model_before != model:
             raise UserError(
-                f"--{MODEL} {new}: its config is not the one that this run began with: restore it to go on, or name "
-                "another --output_dir for a new run"
+                f"--{MODEL} {new}: its config has changed since this run began: restore it to resume, or name another "
+                "--output_dir for a new run"
             )
     return result
 
 
 def places(names: str | Sequence[str]) -> list[Path]:
-    """The paths that a setting names: one, several, or those that a pattern such as data/*.csv finds."""
+    """The paths that a setting names: a path, a list of paths, or those that match a pattern such as data/*.csv."""
     each = [names] if isinstance(names, str) else names
     return [Path(path) for name in each for path in (sorted(glob.glob(name)) or [name])]  # noqa: PTH207
 
 
 def model_digest(config: options.Options) -> str | None:
-    """A digest of what a local --model_name_or_path says of the model, beside its weights; None for another model."""
+    """A digest of the config files in a local --model_name_or_path; None without one or for a model on the Hub."""
     name = getattr(config, MODEL, None)
     if name is None or not Path(name).is_dir():
         return None
@@ -103,33 +103,32 @@ def model_digest(config: options.Options) -> str | None:
 
 
 def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:
-    """Refuse other data than those of the run so far, and data that differ between the machines.
+    """Refuse data that have changed since the run began, and data that differ between the machines.
 
-    Call it on every process. Each data set has a `digest()` of what is read from it, which the checkpoints keep.
+    Call it on every process. Each data set has a `digest()` of its content, which the checkpoints keep.
 
     Raises:
-        UserError: one of the data sets can only be read from front to back, or lacks what a run asks of it; or names
-            the machine, or says that the data changed since the run began.
+        UserError: a data set can only be read sequentially or lacks `lengths` or `digest`; the data differ between
+            machines (names the machine); or the data have changed since the run began.
     """
     for data in datasets:
         refuse_iterable(data)
         if lacking := [name for name in ("lengths", "digest") if not hasattr(data, name)]:
             raise UserError(
-                f"load_data gave a {type(data).__name__} without {' and '.join(lacking)}: what a run asks of a data "
-                "set is what TokenizedText of shared/text/tokenized.py has"
+                f"load_data returned a {type(data).__name__} without {' and '.join(lacking)}: give it the attributes "
+                "of TokenizedText in shared/text/tokenized.py"
             )
     everybody = gather(accelerator, (socket.gethostname(), [data.digest() for data in datasets]))
     main, digests = everybody[0]
-    for rank, (host, others) in enumerate(everybody):
-        if others != digests:
+    for rank, (host, theirs) in enumerate(everybody):
+        if theirs != digests:
             raise UserError(
                 f"rank {rank} on {host} has other data than rank 0 on {main}: copy the files, and install the same "
-                "versions of the libraries"
+                "library versions"
             )
     if progress.data not in (None, digests):
         raise UserError(
-            "the data are not those that this run began with, or have been prepared by other versions of the "
-            "libraries: restore them to go on, or begin a new run, in another --output_dir and without "
-            "--resume_from_checkpoint"
+            "the data have changed since this run began, or other library versions prepared them: restore them to "
+            "resume, or begin a new run in another --output_dir, without --resume_from_checkpoint"
         )
     progress.data = digests

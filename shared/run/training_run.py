@@ -2,16 +2,16 @@
 
 A recipe's `main` reads from top to bottom:
 
-    with TrainingRun(config, load_data) as run:    # the processes meet; the output folder is locked
+    with TrainingRun(config, load_data) as run:    # processes connect; the output folder is locked
         ...                                        # data, model, plan, loader, compute_loss
         model, optimizer, ... = run.prepare(...)   # wrapped for the processes
         run.start(...)                             # warm-up pass, checkpoint, launch card
         for step in run.steps():
-            ...                                    # what happens to a batch
+            ...                                    # forward, backward and update
             run.end_step(...)
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(model, tokenizer)        # model/, curves.png, the last figures
+        return run.finish(model, tokenizer)        # model/, curves.png, summary
 """
 
 import contextlib
@@ -45,21 +45,21 @@ Results = dict[str, float]
 
 
 class TrainingRun(Generic[Config]):
-    """A run of a recipe, on every process of it.
+    """A run of a recipe; each process has one.
 
-    As a context manager it starts the processes and locks the output folder. However the block ends, the folder is free
-    again, and the process can start another run. `load_data` of a config gives the training and the validation data
-    first; they are compared with those of a finished run. Attributes that a recipe reads:
+    As a context manager it connects the processes and locks the output folder. When the block ends, even by an error,
+    the folder is unlocked and the process can start another run. `load_data(config)` returns the training data, the
+    validation data, then anything else; the two data sets are compared with those of a finished run. Attributes:
 
-        accelerator: Accelerate's, after every guard has passed.
-        config: the settings as resolved: precision and global batch are known.
-        progress: where the run is.
+        accelerator: the `Accelerator`, created after all checks of the launch.
+        config: the resolved settings, with precision and global batch size.
+        progress: the position of the run.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
         before_reading_weights: called before each evaluation and each save; a recipe may set it.
 
     Raises:
-        UserError: a setting, the folder or the launch would make a different run of this.
+        UserError: a setting, the folder or the launch is wrong or would change the result of the run.
     """
 
     accelerator: Any
@@ -88,19 +88,19 @@ class TrainingRun(Generic[Config]):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended before and its model is exported."""
+        """Whether an earlier start completed the run and exported its model."""
         return self._result_of_finished_run is not None
 
     @property
     def results(self) -> Results:
-        """The last evaluation; empty before the first."""
+        """The results of the last evaluation; empty before the first one."""
         return self.progress.results if self._result_of_finished_run is None else self._result_of_finished_run
 
     def check_data(self, *datasets: Any) -> None:
-        """Refuse data sets that differ between machines, or from those that the run began with.
+        """Refuse data sets that differ between machines or have changed since the run began.
 
         Raises:
-            UserError: names what differs.
+            UserError: names the difference.
         """
         refuse_changed_data(self.accelerator, self.progress, *datasets)
 
@@ -111,18 +111,18 @@ class TrainingRun(Generic[Config]):
         loader: Loader,
         compute_loss: Callable[[MicroBatch, Any], Tensor],
     ) -> tuple[Any, Any, list[nn.Parameter]]:
-        """Wrap the model for the processes, and make its optimizer; returns both, and the model's parameters.
+        """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        Parameters that the loss does not reach are frozen first, and their names printed.
+        Parameters that the loss does not depend on are frozen first, and their names printed.
 
         Args:
             model: on any device.
             make_optimizer: called with the model, once it is on the device, and the settings.
             loader: gives the micro-batches; its plan is the run's.
-            compute_loss: a micro-batch's share of the mean loss of its global batch.
+            compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
-            UserError: the loss reaches some parameters on some batches only.
+            UserError: the loss depends on some parameters only for some batches.
         """
         self.plan, self._loader = loader.plan, loader
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
@@ -139,17 +139,17 @@ class TrainingRun(Generic[Config]):
         lengths: Any = None,
         card: Mapping[str, object],
     ) -> None:
-        """Make one discarded pass, load the checkpoint, print the launch card, and begin to log; after `prepare`.
+        """Run the warm-up pass, load the checkpoint, print the launch card and start to log; call it after `prepare`.
 
         Args:
-            evaluate: gives the scores on the validation data; {} if a signal cut it short.
-            best_by: which score tells the best model.
-            lengths: int [N], real tokens of each sample; None when samples are no sequences.
+            evaluate: returns the scores on the validation data; {} if a signal interrupted it.
+            best_by: the score that selects the best model.
+            lengths: int [N], real tokens of each sample; None if samples are not sequences.
             card: the recipe's own rows of the launch card.
 
         Raises:
-            UserError: the model does not fit the checkpoint, does not fit into memory, or has parameters that the loss
-                does not reach.
+            UserError: the model does not fit the checkpoint or the memory, or the loss does not depend on all of its
+                parameters.
         """
         plan, accelerator, model, optimizer = self.plan, self.accelerator, self._model, self._optimizer
         self._evaluate, self._best_by = evaluate, best_by
@@ -170,9 +170,9 @@ class TrainingRun(Generic[Config]):
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left, from the checkpoint's on; fewer if the run stops early; none in a dry run.
+        """The remaining steps, starting at the checkpoint's; fewer if the run stops early, none in a dry run.
 
-        An evaluation that a signal cut short in an earlier start comes first.
+        An evaluation that a signal interrupted in an earlier start is made first.
         """
         if self.config.dry_run:
             return
@@ -188,12 +188,12 @@ class TrainingRun(Generic[Config]):
         self.monitor.add(micro_batch, loss)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
-        """Count a step, and log when --logging_steps says so.
+        """Count a step, and log if --logging_steps is due.
 
         Args:
-            skipped: 1.0 where the update was left out, on the device.
+            skipped: 1.0 if the update was skipped, else 0.0; on the device.
             grad_norm: L2 norm of the gradients before clipping, on the device.
-            learning_rate: of this step.
+            learning_rate: the learning rate of this step.
 
         Raises:
             UserError: the gradients of ten steps in a row were not finite.
@@ -206,12 +206,12 @@ class TrainingRun(Generic[Config]):
             self.monitor.refuse_divergence(self.config.output_dir)
 
     def evaluate_if_due(self) -> None:
-        """Evaluate and log the scores when --eval_steps says so."""
+        """Evaluate and log the scores if --eval_steps is due."""
         if self.plan.due(self.config.eval_steps, self.progress.step - 1):
             self._record_evaluation()
 
     def save_if_due(self) -> None:
-        """Save a checkpoint when --checkpointing_steps says so, the run stops early, or a process was signalled.
+        """Save a checkpoint if --checkpointing_steps is due, the run stops early, or a process received a signal.
 
         Raises:
             Preempted: after a signal, once the checkpoint is complete.
@@ -237,11 +237,11 @@ class TrainingRun(Generic[Config]):
         """Wait for the last checkpoint, export the model, and draw curves.png.
 
         Args:
-            model: what is exported.
+            model: the model to export.
             processor: its tokenizer or image processor.
-            before_export: called when the model has the weights to be exported.
-            note: a paragraph of the model card.
-            pictures: what curves.png ends with.
+            before_export: called once the model has the weights to export.
+            note: a paragraph for the model card.
+            pictures: returns the pictures at the end of curves.png.
 
         Returns:
             The last evaluation; {} after a dry run.
@@ -257,7 +257,7 @@ class TrainingRun(Generic[Config]):
         resuming.load_best(self.accelerator, self.config, self.progress)
         before_export()
         export(self.accelerator, self.config, self.progress, model, processor, note)
-        below = pictures()  # no signal is heard any more
+        below = pictures()  # signals are no longer handled here
         self.tracker.finish(self.progress.step, self.monitor.summary(self.progress.total_seconds()), below)
         return self.progress.results
 

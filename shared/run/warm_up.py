@@ -1,4 +1,4 @@
-"""Discarded passes before the first step: one that every run begins with, and those that find what is never trained."""
+"""Discarded passes before the first step: the warm-up of every run, and a search for parameters without a gradient."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,24 +13,24 @@ from shared.errors import UserError
 from shared.models.requirements import checked
 from shared.plan.batches import MicroBatch, Plan
 
-PASSES, ROWS = 4, 2  # of the search for parameters that the loss does not reach; batch norm takes two samples
+PASSES, ROWS = 4, 2  # of that search; batch norm needs two samples
 
 
 def freeze_unreached(
     accelerator: Accelerator, model: nn.Module, plan: Plan, compute_loss: Callable[[MicroBatch], Tensor]
 ) -> list[str]:
-    """Freeze the trainable parameters that the loss does not depend on, say which, and return their names.
+    """Freeze the trainable parameters that the loss does not depend on; print and return their names.
 
     Call it on every process, before the optimizer is made (which must not hold them) and before `prepare` (DDP waits
     for the gradient of each parameter that is not frozen). The model is moved to the device. Each process computes the
     same samples, so all freeze the same; so does a resumed run. Under FSDP, where the model may not fit on a device as
     a whole, nothing is looked for, and `run_warm_up_pass` refuses.
 
-    A parameter that only some batches reach (an expert of a mixture) must not be frozen. It is told by other samples
-    that reach it, or by its twin in another item of the same list of modules, which the loss does reach.
+    A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
+    other samples use it, or the loss depends on the same parameter of another item in its list of modules.
 
     Raises:
-        UserError: which parameters the loss reaches depends on the batch; or see `own_models.checked`.
+        UserError: the loss depends on some parameters only for some batches; or see `requirements.checked`.
     """
     if accelerator.is_fsdp2:
         return []
@@ -39,8 +39,8 @@ def freeze_unreached(
 
     def unreached(batch: np.ndarray) -> list[str]:
         micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch))
-        eager = torch.compiler.set_stance("force_eager")  # nothing is compiled for this few rows
-        with eager, checked(model), without_a_trace(accelerator, model), accelerator.autocast():
+        eager = torch.compiler.set_stance("force_eager")  # not worth compiling for so few rows
+        with eager, checked(model), restored_afterwards(accelerator, model), accelerator.autocast():
             compute_loss(micro_batch).backward()
             return without_gradient(model)
 
@@ -52,9 +52,9 @@ def freeze_unreached(
     twins = {_kind(name) for name in reached}
     if routed := [name for name in (*reached, *names) if name in varying or (name in names and _kind(name) in twins)]:
         raise UserError(
-            f"the loss reaches some parameters on some batches only ({shown(routed)}), as in a mixture of experts: no "
-            "exact run on several processes can be made of that; if they are never used, freeze them in build_model "
-            "(requires_grad_(False))"
+            f"the loss depends on some parameters only for some batches ({shown(routed)}), as in a mixture of experts: "
+            "such a model cannot be trained exactly on several processes; if the parameters are never used, freeze "
+            "them in build_model (requires_grad_(False))"
         )
     parameters = dict(model.named_parameters())
     for name in names:
@@ -66,16 +66,16 @@ def freeze_unreached(
 
 
 def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: Callable[[], Tensor]) -> None:
-    """Run `compute_loss` forward and backward once, synchronized, and leave no trace of it.
+    """Run `compute_loss` forward and backward once, synchronized, and discard the result.
 
-    DDP rearranges its buckets after the first backward pass, and with them the order of summation from three processes
-    on; when every run begins with a discarded pass, a resumed one sums in the same order as an uninterrupted one. It
-    also finds what would otherwise end the run later: parameters without a gradient, and too little memory.
+    After the first backward pass DDP rearranges its buckets, which changes the order of summation on three or more
+    processes. Every run begins with this pass, so a resumed run sums in the same order as an uninterrupted one. The
+    pass also finds early what would end the run later: parameters without a gradient, and too little memory.
 
     Raises:
         UserError: names the trainable parameters that the loss does not depend on.
     """
-    with without_a_trace(accelerator, model):
+    with restored_afterwards(accelerator, model):
         compute_loss().backward()
         unused = without_gradient(accelerator.unwrap_model(model))
     if unused:
@@ -86,8 +86,8 @@ def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: C
 
 
 @contextmanager
-def without_a_trace(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
-    """What is computed inside changes neither gradients nor buffers nor the random state."""
+def restored_afterwards(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """After the computations inside, clear the gradients and restore the buffers and torch's random state."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
         yield
@@ -108,5 +108,5 @@ def shown(names: list[str]) -> str:
 
 
 def _kind(name: str) -> str:
-    """A parameter's name, the same for all items of a list of modules."""
+    """A parameter's name without the index of its module in a list, so that all items of the list have the same."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "#", name)

@@ -114,7 +114,7 @@ def assert_passed_over(scene, damage, file, row):
     damage(folder / "run/checkpoints" / named(NEWEST) / file)
     with scene.launch(folder / "run", folder / "notes") as again:
         said = again.succeed(row)
-    assert f"{named(NEWEST)} is passed over: " in said, said[-3000:]
+    assert f"{named(NEWEST)} is skipped: " in said, said[-3000:]
     assert f"resumed from {named(NEWEST - INTERVAL)}" in said
     assert_same(folder / "run", scene.folder / "whole")
     for checkpoint in resuming.complete(folder / "run").values():

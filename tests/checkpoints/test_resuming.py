@@ -169,7 +169,7 @@ def test_resumed_on_fewer_processes_past_a_damaged_checkpoint_the_weights_are_th
     runs.truncate(resuming.complete(outputs["shrunk"])[newest] / "model.safetensors")
     call(recipe, outputs["flags"], outputs["shrunk"], monkeypatch)
     said = capfd.readouterr()
-    assert f"step_{newest:08d} is passed over: model.safetensors is damaged" in said.err
+    assert f"step_{newest:08d} is skipped: model.safetensors is damaged" in said.err
     assert f"resumed from step_{newest - 3:08d}" in said.out
     assert distance(outputs["shrunk"], outputs["whole"]) < 1e-5
     samples = [[line["samples"] for line in runs.training_lines(outputs[name])] for name in ("shrunk", "whole")]
@@ -272,7 +272,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(two_saved, t
     path, state = find(tmp_path)
     assert (path.name, state["step"]) == ("step_00000003", 3)
     said = capsys.readouterr().err
-    assert said.startswith(f"checkpoint {tmp_path}/checkpoints/step_00000006 is passed over: {says}")
+    assert said.startswith(f"checkpoint {tmp_path}/checkpoints/step_00000006 is skipped: {says}")
     with pytest.raises(UserError, match=f"--resume_from_checkpoint .*step_00000006: {says}.*use auto"):
         find(tmp_path, tmp_path / "checkpoints/step_00000006")
 
@@ -357,7 +357,7 @@ def test_what_lies_where_a_checkpoint_is_to_be_is_moved_aside_and_said(accelerat
     assert set(resuming.complete(tmp_path)) == {3}
     assert (theirs / "manifest.json").exists()
     (aside,) = (path for path in place.parent.iterdir() if path != place)
-    assert capfd.readouterr().err == f"{place} was no checkpoint, and is now {aside.name}\n"
+    assert capfd.readouterr().err == f"{place} was not a checkpoint and was renamed to {aside.name}\n"
     assert aside.is_symlink() == (kind != "a file")
     resuming.remove_partials(tmp_path)
     assert aside.is_symlink() or aside.read_text() == "mine"

@@ -132,7 +132,7 @@ def test_what_something_else_changed_before_it_was_copied_is_not_saved(run, capf
     with torch.no_grad():
         run.model[2].weight.mul_(2)
     run.step()
-    problem = "something else than an optimizer's step changed parameters while they were copied"
+    problem = "code other than an optimizer step changed parameters while they were being copied"
     assert f"warning: cannot save {run.folder}/step_00000002 ({problem}); the" in capfd.readouterr().err
     weights = run.step()
     with torch.no_grad():

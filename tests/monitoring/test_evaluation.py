@@ -239,14 +239,14 @@ POSITIVE_B = {"positive_label": "b"}
         (
             ["f1_of_class"],
             {"classes": 3},
-            "--metric_name f1_of_class needs --positive_label, the class that it is abou",
+            "--metric_name f1_of_class needs --positive_label, the class to compute it fo",
         ),
-        (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class that it is about: a, b"),
-        (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is no class of the data: use one of a, b"),
-        (["accuracy"], POSITIVE_B, "--positive_label b has no effect: none of --metric_name accuracy is about one"),
+        (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class to compute it for: a, b"),
+        (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is not a class of the data: use one of a, b"),
+        (["accuracy"], POSITIVE_B, "--positive_label b has no effect: no metric of --metric_name accuracy needs it"),
         (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
         (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),
-        (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "is 1 whatever a model of 5 classes says"),
+        (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "is always 1 for a model of 5 classes"),
     ],
 )
 def test_metrics_that_cannot_be_meant_are_refused(names: list[str], settings: dict[str, Any], says: str) -> None:
@@ -263,7 +263,7 @@ def test_the_file_of_a_shipped_metric_means_that_metric() -> None:
 
 
 NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has the same"
-LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: of the others the validation data has no row, or nothing else (c)"
+LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: the others are in none or all rows of the validation data (c)"
 
 
 def test_five_classes_or_fewer_have_no_top_5_accuracy() -> None:

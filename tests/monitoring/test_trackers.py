@@ -63,7 +63,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tm
     assert [step for step, _ in recorder.seen] == [1]
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
     assert capsys.readouterr().err.splitlines() == [
-        "warning: recorder was dropped: ConnectionError: no route to host; metrics.jsonl has everything"
+        "warning: recorder failed and was dropped: ConnectionError: no route to host; metrics.jsonl has all values"
     ]
 
 

@@ -161,7 +161,7 @@ def test_a_machine_with_an_empty_disk_does_not_make_the_run_start_over(said):
         path = f"{said[2]}/own-{rank}/checkpoints"
         host = socket.gethostname()
         assert machine["replaced"] == (
-            f"checkpoint {path}/step_00000018 is intact on machine 0 ({host}) and not on machine 1 ({host}): copy that "
+            f"checkpoint {path}/step_00000018 is intact on machine 0 ({host}) but not on machine 1 ({host}): copy that "
             f"folder from machine 0, remove {path} on all of them to start over, or name another --output_dir"
         )
 

@@ -100,12 +100,12 @@ def test_a_dataset_that_cannot_be_indexed_or_lacks_what_a_run_asks_for_is_refuse
     for data, said in (
         (
             Stream(),
-            "Stream can only be read from front to back, so no order of its samples can be resumed exactly: store",
+            "Stream can only be read sequentially, so a run on it could not be resumed exactly: store",
         ),
-        (rows.to_iterable_dataset(), "IterableDataset can only be read from front to back"),
+        (rows.to_iterable_dataset(), "IterableDataset can only be read sequentially"),
         (
             rows,
-            "load_data gave a Dataset without lengths and digest: what a run asks of a data set is what TokenizedText",
+            "load_data returned a Dataset without lengths and digest: give it the attributes of TokenizedText",
         ),
     ):
         monkeypatch.setattr(nlp, "load_data", lambda config, data=data: (data, *load_data(config)[1:]))

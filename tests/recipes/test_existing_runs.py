@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_out(train, alone):
     before = files(alone)
     message = refusal(train, alone, "--hidden_size", 64, "--seed", 3)
-    assert "holds a run decided by other settings (--seed was 0, is 3, --hidden_size was 32, is 64)" in message
-    assert message.endswith("give the old values to go on with it, or another --output_dir for a new run")
+    assert "holds a run with other settings (--seed was 0, is 3, --hidden_size was 32, is 64)" in message
+    assert message.endswith("use the old values to resume it, or another --output_dir for a new run")
     assert "--max_train_steps was 8, is 9" in refusal(train, alone, "--max_train_steps", 9)  # the schedule is linear
     assert "--resume_from_checkpoint never" in refusal(train, alone, "--resume_from_checkpoint", "never")
     assert files(alone) == before
@@ -37,7 +37,7 @@ def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(
     before = files(run)
     for changed in ([(text, "yx"["xy".index(label)]) for text, label in lines], [*lines, ("new words", "x")]):
         rows(data, *changed)
-        assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+        assert "the data have changed since this run began" in refusal(train, run, *flags, 4)
         assert files(run) == before
     rows(data, *lines)
     result = train(run, *flags, 4)
@@ -48,7 +48,7 @@ def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(
     assert train(run, *flags, 4) == result
     assert capsys.readouterr().out.endswith(f"{run} holds this run, finished: {result}\n")
     rows(data, *lines, ("new words", "x"))
-    assert "the data are not those that this run began with" in refusal(train, run, *flags, 4)
+    assert "the data have changed since this run began" in refusal(train, run, *flags, 4)
     rows(data, *[(text, "x") for text, _ in lines])
     assert "has fewer than two classes" in refusal(train, run, *flags, 4)
     data.unlink()
@@ -58,7 +58,7 @@ def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(
     record = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(re.sub(', "data": "[^"]*"', "", record))
     assert train(run, *flags, 4) == result
-    assert "its data was not compared, because an older version made the run" in capsys.readouterr().out
+    assert "its data was not compared, because the run was made by an older version" in capsys.readouterr().out
 
 
 def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path, monkeypatch, capsys):
@@ -81,14 +81,14 @@ def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path,
     (tmp_path / "other.csv").write_text((tmp_path / "moved/train.csv").read_text().replace(" the ", " a "))
     other = [*moved[:-1], "--train_file", "other.csv", moved[-1]]
     for steps in (2, 4):  # of the finished run and of one that goes on
-        assert "the data are not those that this run began with" in refusal(train, "run", *other, steps)
+        assert "the data have changed since this run began" in refusal(train, "run", *other, steps)
         gone = refusal(train, "run", *moved[:-1], "--train_file", "gone.csv", moved[-1], steps)
         assert "--train_file was train.csv, is gone.csv" in gone
     settings = json.loads((tmp_path / "moved/bert/config.json").read_text())
     (tmp_path / "moved/bert/config.json").write_text(json.dumps(settings | {"classifier_dropout": 0.5}))
     assert "--model_name_or_path was bert, is moved/bert" in refusal(train, "run", *moved, 4)
     (tmp_path / "moved/bert").rename(tmp_path / "bert")
-    assert "its config is not the one that this run began with" in refusal(train, "run", *moved, 4, *flags[-5:-3])
+    assert "its config has changed since this run began" in refusal(train, "run", *moved, 4, *flags[-5:-3])
     (tmp_path / "bert/config.json").write_text(json.dumps(settings))
     assert files(tmp_path / "run") == before
 
@@ -102,10 +102,10 @@ def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_pa
     train(tmp_path / "run", *constant, 2)
     flags = [*constant, 4, "--resume_from_checkpoint", tmp_path / "run/checkpoints/step_00000002"]
     message = refusal(train, tmp_path / "new", *flags, "--learning_rate", 0.5)
-    assert "step_00000002 belongs to a run decided by other settings (--learning_rate was 0.001, is 0.5)" in message
+    assert "step_00000002 belongs to a run with other settings (--learning_rate was 0.001, is 0.5)" in message
     assert message.endswith(
-        "give the old values to go on with it, or leave out --resume_from_checkpoint for a new run, which can begin "
-        "with the model/ of that one as --model_name_or_path"
+        "use the old values to resume it, or leave out --resume_from_checkpoint for a new run, which can start "
+        "from the model/ of the old one with --model_name_or_path"
     )
 
 
@@ -136,7 +136,7 @@ def test_a_run_without_a_checkpoint_is_replaced_and_that_is_said(train, tmp_path
     train(tmp_path, "--checkpointing_steps", "no")
     shutil.rmtree(tmp_path / "model")
     train(tmp_path, "--seed", 7)
-    said = f"{tmp_path} holds a run that left no checkpoint (--seed was 0, is 7): this one takes its place"
+    said = f"{tmp_path} holds a run without a checkpoint (--seed was 0, is 7): the new run replaces it"
     assert said in capsys.readouterr().out
 
 

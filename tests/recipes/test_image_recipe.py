@@ -284,7 +284,7 @@ def test_a_run_goes_on_with_the_same_images_cached_or_not_and_with_no_others(tra
         assert f"{'resumed from' if steps > 1 else 'from the start'}" in capsys.readouterr().out
     write({"dark": 30})
     for cache in ("none", "uint8"):
-        with pytest.raises(UserError, match="the data are not those that this run began with"):
+        with pytest.raises(UserError, match="the data have changed since this run began"):
             train(tmp_path / "run", *flags, "--max_train_steps", 4, "--cache", cache)
 
 

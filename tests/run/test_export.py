@@ -191,7 +191,7 @@ def test_an_upload_that_fails_keeps_the_model_and_says_how_to_try_again(hub, mon
     with pytest.raises(UserError) as caught:
         export.export(accelerator(), config, finished_progress, Model(), Processor())
     assert str(caught.value) == (
-        "--push_to_hub: mine could not be uploaded (401 Client Error. Invalid token), and the model is in "
-        f"{tmp_path / 'model'}: start again to try it once more, or without the flag"
+        "--push_to_hub: mine could not be uploaded (401 Client Error. Invalid token): start again to retry, or "
+        f"leave the flag out; the model is in {tmp_path / 'model'}"
     )
     assert (tmp_path / "model/weights").read_text() == "weights"

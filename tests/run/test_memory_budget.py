@@ -47,26 +47,26 @@ class TokenOptions(Options):
 @pytest.mark.parametrize(
     ("config", "fix"),
     [
-        (TokenOptions(), "lower --max_tokens_per_micro_batch 96,"),
-        (Options(per_device_train_batch_size=8), "lower --per_device_train_batch_size 8,"),
+        (TokenOptions(), "lower --max_tokens_per_micro_batch 96; if"),
+        (Options(per_device_train_batch_size=8), "lower --per_device_train_batch_size 8; if"),
         (
             TokenOptions(per_device_train_batch_size=8),
-            "lower --max_tokens_per_micro_batch 96 or --per_device_train_batch_size 8,",
+            "lower --max_tokens_per_micro_batch 96 or --per_device_train_batch_size 8; if",
         ),
-        (Options(), "set --per_device_train_batch_size,"),
+        (Options(), "set --per_device_train_batch_size; if"),
     ],
 )
 def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
-    monkeypatch.setattr(loading.fed, "batch", None)
+    monkeypatch.setattr(loading.current_batch, "batch", None)
     assert "before the first micro-batch" in memory_budget.advice(config)
-    loading.fed.note({"labels": torch.zeros(7), "input_ids": torch.zeros(7, 24)})
+    loading.current_batch.note({"labels": torch.zeros(7), "input_ids": torch.zeros(7, 24)})
     assert "ran out of memory on a micro-batch of 7 x 24: " + fix in memory_budget.advice(config)
-    loading.fed.note((torch.zeros(5, 2), torch.zeros(5)))
-    assert loading.fed.shape == "5 x 2"
-    loading.fed.note(torch.zeros(4, 3))
-    assert loading.fed.shape == "4 x 3"
-    loading.fed.note(["text", 7])
-    assert loading.fed.shape == ""
+    loading.current_batch.note((torch.zeros(5, 2), torch.zeros(5)))
+    assert loading.current_batch.shape == "5 x 2"
+    loading.current_batch.note(torch.zeros(4, 3))
+    assert loading.current_batch.shape == "4 x 3"
+    loading.current_batch.note(["text", 7])
+    assert loading.current_batch.shape == ""
 
 
 @given(most=st.integers(1, 5000), limit=st.integers(1, 6000))
@@ -164,7 +164,7 @@ def test_processes_settle_on_what_fits_on_each_and_everything_is_as_before(tmp_p
     assert zero == one
     assert zero["all fit"] == 24 * 30  # the whole global batch: it cannot become larger
     assert zero["one has less"] == (13 - 2) * 30  # an eighth, rounded up, is kept free
-    assert "--auto_micro_batch: not even one sample, of length 30, fits" in zero["none"]
+    assert "--auto_micro_batch: the longest sample, of length 30, does not fit into memory" in zero["none"]
     for name in ("all fit", "one has less", "none"):
         assert zero[f"{name}, as before"] == [True] * 4, name
 
@@ -223,7 +223,7 @@ def test_one_process_runs_out_of_memory_and_all_end_with_one_line_and_the_checkp
     seconds = time.time() - (tmp_path / "raised").stat().st_mtime
     assert seconds < 60, "30 are promised, on a machine with less to do; the time-out of the process group is 300"
     assert done.returncode != 0
-    line = r"error: process 1 ran out of memory on a micro-batch of \d+ x \d+: lower --max_tokens_per_micro_batch 96, "
+    line = r"error: process 1 ran out of memory on a micro-batch of \d+ x \d+: lower --max_tokens_per_micro_batch 96; "
     assert len(re.findall(line, done.stderr)) == 1, done.stderr
     assert re.search(r"rank +: 1 .*\n +exitcode +: 2 ", done.stderr)
     assert not any(f'File "{runs.ROOT / folder}' in done.stderr for folder in ("shared", "recipes"))

@@ -47,7 +47,7 @@ def test_a_resumed_run_says_that_its_global_batch_is_not_that_of_the_flags(capsy
     assert capsys.readouterr().out == ""
     run_folder.resolve(accumulated(2), accelerator(1), stored)
     assert capsys.readouterr().out == (
-        "the run keeps the global batch of its first launch, 16, and not 4 per device x 1 process x 2 accumulation "
+        "the run keeps the global batch of its first launch, 16, not 4 per device x 1 process x 2 accumulation "
         "steps = 8\n"
     )
 

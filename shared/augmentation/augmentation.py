@@ -42,7 +42,7 @@ class AugmentationOptions(ImageOptions):
     image_size: int | None = None
     """Side of the model's input. None: the value of the pretrained model's image processor, or 16."""
     resize_size: int | None = None
-    """Length of the shorter side before the center crop of the evaluation. None: as in the image processor, or --image_size."""
+    """Length of the shorter side before the evaluation's center crop. None: the image processor's, or --image_size."""
     min_crop_area: Annotated[float, Limits(above=0, most=1)] = 0.7
     """Smallest share of an image's area that a random crop takes. 1: the whole image."""
     horizontal_flip: bool = False

@@ -167,7 +167,7 @@ def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, 
         exported = json.loads((tmp_path / family / "run/model/preprocessor_config.json").read_text())
         assert exported["image_mean"] == [0.485, 0.456, 0.406]
         assert results["eval_loss"] < 100
-    with pytest.raises(UserError, match="has no image processor, and its config no size of images: give --image_size"):
+    with pytest.raises(UserError, match="has no image processor, and its config has no image_size: give --image_size"):
         recipe.load_data(config_of(recipe, tmp_path / "RegNet", images))
 
 
@@ -204,7 +204,7 @@ def test_odd_processors_are_said_or_refused(capsys):
     given = type("Given", (), {"model_name_or_path": "it", "image_size": None, "resize_size": None})()
     flipped = transformers.MobileViTImageProcessorPil()
     assert geometry_of(flipped, given).std == (1, 1, 1)
-    assert "gives the channels as blue, green, red" in capsys.readouterr().err
+    assert "orders the channels blue, green, red" in capsys.readouterr().err
     nearest = transformers.EfficientNetImageProcessorPil(resample=0)
     assert geometry_of(nearest, given).interpolation == "bicubic"
     assert "resamples in a way (0) that is not known here: bicubic is" in capsys.readouterr().err

@@ -82,7 +82,8 @@ def family(kind, change):
 
 
 DIFFERS, FAILS = "it changes the logits or gradients by more than rounding", "it cannot be checked (AttributeError: "
-LAST, MASKS, PRODUCTS = "a last layer that computes the first token only", "the attention sdpa_on_device", "the attention products"
+LAST = "a last layer that computes the first token only"
+MASKS, PRODUCTS = "the attention sdpa_on_device", "the attention products"
 CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
     "last layer, roberta": ("roberta", shorten_last_layer, family("roberta", changed), LAST, DIFFERS),

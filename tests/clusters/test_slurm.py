@@ -139,7 +139,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     assert state == "COMPLETED", log.read_text()[-5000:]
     assert field(job, "Restarts", slurm) == "1"
     text = log.read_text()
-    assert f"job {job} queues itself again" in text
+    assert f"job {job} requeues itself" in text
     assert len(set(map(str, (line["step"] for line in runs.training_lines(clone / "out/limited"))))) == STEPS // 2
     assert not (clone / "out/limited/PREEMPTED").exists()
 

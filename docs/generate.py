@@ -51,7 +51,7 @@ def flags_page() -> str:
     lines = [
         "# Flags",
         "",
-        "Every flag can also be set in a `--config` file. Where the defaults of the recipes differ, the table shows each.",
+        "Every flag can also be set in a `--config` file. If the defaults of recipes differ, the table lists them.",
         "`python docs/generate.py` writes this page from the `Config` classes.",
     ]
     titles = {"Options": "All recipes", "TextOptions": "Text recipes"}

@@ -1,6 +1,6 @@
-"""A job of clusters/slurm/train.sbatch on a real SLURM, of two nodes on this machine, reaches its time limit.
+"""A job of clusters/slurm/train.sbatch reaches its time limit, on a real SLURM with two nodes on this machine.
 
-`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs where apt can.
+`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs with apt if possible.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""clusters/ssh.sh starts a launch on two machines, and ends both together: two sshd, in namespaces of this machine.
+"""clusters/ssh.sh starts a launch on two machines (two sshd in network namespaces) and ends both together.
 
-`make test-clusters` runs this. It needs root, iproute2 and openssh-server, which it installs where apt can.
+`make test-clusters` runs this. It needs root, iproute2 and openssh-server, which it installs with apt if possible.
 """
 
 import contextlib

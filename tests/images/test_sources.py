@@ -1,4 +1,4 @@
-"""Where images come from: folders of classes, columns of tables; and their classes."""
+"""Sources of images (folders of classes, columns of tables) and their classes."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Families of image classifiers train, export and give the reported score in a pipeline, as docs/images.md says."""
+"""Families of image classifiers train, export, and reach the reported score in a pipeline, as docs/images.md says."""
 
 import json
 import re

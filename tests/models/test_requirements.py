@@ -1,4 +1,4 @@
-"""`build_model` that returns any `nn.Module`, as the README says: checked before it trains, exported, loaded again."""
+"""`build_model` may return any `nn.Module`, as the README says: it is checked before training, exported and loaded."""
 
 from types import SimpleNamespace
 from typing import NamedTuple

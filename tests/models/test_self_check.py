@@ -1,4 +1,4 @@
-"""What replaces a part of a model's computation is undone, with one line, where it gives other numbers."""
+"""A replacement in a model that changes its numbers is undone, and one line is printed."""
 
 import copy
 import sys

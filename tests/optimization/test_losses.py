@@ -1,4 +1,4 @@
-"""Class weights and smoothed labels: training has the loss of torch's CrossEntropyLoss, evaluation the plain one."""
+"""With class weights and label smoothing, training uses torch's CrossEntropyLoss; evaluation uses the plain loss."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A model that a recipe cannot train is refused before the first step, in one line."""
+"""A model that a recipe cannot train causes a one-line error before the first step."""
 
 import pytest
 import runs

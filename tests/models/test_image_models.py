@@ -157,9 +157,9 @@ def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tm
 
 def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, tmp_path, images, capsys):
     for family, flags, said in (
-        ("ViT", [], "images of 32 x 32, as the model's config says, normalized as ImageNet's are"),
-        ("CLIP", [], "images of 32 x 32, as the model's config says"),
-        ("RegNet", ["--image_size", 32], "images of 32 x 32, as --image_size says"),
+        ("ViT", [], "images are 32 x 32 (from the model's config), normalized as for ImageNet"),
+        ("CLIP", [], "images are 32 x 32 (from the model's config)"),
+        ("RegNet", ["--image_size", 32], "images are 32 x 32 (from --image_size)"),
     ):
         write_model(tmp_path / family / "given", family, processor=False)
         results = recipe.main(config_of(recipe, tmp_path / family, images, *flags))
@@ -207,7 +207,7 @@ def test_odd_processors_are_said_or_refused(capsys):
     assert "orders the channels blue, green, red" in capsys.readouterr().err
     nearest = transformers.EfficientNetImageProcessorPil(resample=0)
     assert geometry_of(nearest, given).interpolation == "bicubic"
-    assert "resamples in a way (0) that is not known here: bicubic is" in capsys.readouterr().err
+    assert "uses an unknown resampling (0): bicubic is used instead" in capsys.readouterr().err
     with pytest.raises(UserError, match="its image processor makes no squares"):
         geometry_of(transformers.Siglip2ImageProcessorPil(), given)
     with pytest.raises(UserError, match="its image processor makes no images"):

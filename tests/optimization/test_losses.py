@@ -94,7 +94,7 @@ def test_without_the_settings_nothing_changes():
         ),
         ({"class_weights": ("balanced",), "kind": "regression"}, "regression has no classes: leave it out"),
         ({"class_weights": ("1", "2", "3"), "kind": "multi_label"}, "here a text can have several: leave it out"),
-        ({"label_smoothing": 0.1, "kind": "regression"}, "--label_smoothing 0.1 requires exactly one label per sample, but regr"),
+        ({"label_smoothing": 0.1, "kind": "regression"}, "--label_smoothing 0.1 requires exactly one label per sample"),
         ({"label_smoothing": 0.1, "kind": "multi_label"}, "here a text can have several: leave it out"),
     ],
 )

@@ -1,27 +1,26 @@
-# make setup · demo · test · lint · bench: see README.md. Everything happens in .venv, which the first target to need it
-# makes.
+# make setup · demo · test · lint · bench: see README.md. All targets use .venv and create it if necessary.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo demo-images demo-mlm test test-docs test-clusters lint bench bench-network campaign gpu clean
 help:
-	@echo "make setup     make .venv with the pinned requirements"
-	@echo "make demo      train recipes/nlp.py on the embedded data, into a fresh folder (CONFIG=accelerate_configs/... overrides)"
-	@echo "make demo-images  the same with recipes/image_classification.py"
-	@echo "make demo-mlm  the same with recipes/mlm.py, for 300 steps"
-	@echo "make test      install what the tests need and run them"
+	@echo "make setup     create .venv with the pinned requirements"
+	@echo "make demo      train recipes/nlp.py on the embedded data, into a new folder (CONFIG=accelerate_configs/... selects a config)"
+	@echo "make demo-images  as make demo, with recipes/image_classification.py"
+	@echo "make demo-mlm  as make demo, with recipes/mlm.py, for 300 steps"
+	@echo "make test      install the requirements of the tests and run the tests"
 	@echo "make test-docs  run the commands of README.md and docs/"
-	@echo "make test-clusters  the tests with two machines, as network namespaces of this one"
-	@echo "make lint      ruff, ruff format, mypy, import-linter"
-	@echo "make bench     repeat the benchmarks of docs/performance.md, on a machine that does nothing else (2 hours)"
-	@echo "make bench-network  repeat those of links between processes, on such a machine (an hour, root)"
-	@echo "make campaign  the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
-	@echo "make gpu       the tests that need a GPU, and what is measured on one"
-	@echo "make clean     remove .venv and what the tools have cached"
+	@echo "make test-clusters  run the tests with two machines, simulated by network namespaces (root)"
+	@echo "make lint      run ruff, ruff format, mypy and import-linter"
+	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (2 hours)"
+	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"
+	@echo "make campaign  run the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
+	@echo "make gpu       run the tests and benchmarks that need a GPU (9 minutes)"
+	@echo "make clean     remove .venv and the caches of the tools"
 
 setup: .venv/installed
 .venv/installed: requirements.txt pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11, 3.12 or 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 setup")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11, 3.12 or 3.13 is required, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 setup")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	touch $@
@@ -30,7 +29,7 @@ setup: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	touch $@
 
-# The config that fits this machine: the number of GPUs decides.
+# The number of GPUs determines the config.
 demo: RECIPE := recipes/nlp.py
 demo-images: RECIPE := recipes/image_classification.py
 demo-mlm: RECIPE := recipes/mlm.py --max_train_steps 300
@@ -48,11 +47,11 @@ test: .venv/installed-dev
 test-docs: .venv/installed-dev
 	$(BIN)/python -m pytest -m docs
 
-# Two machines, as network namespaces of this one: needs root and iproute2, and says so where it cannot run.
+# Needs root and iproute2; the tests are skipped with a message if they cannot run.
 test-clusters: .venv/installed-dev
 	$(BIN)/python -m pytest -s -m clusters
 
-# Tables into out/campaigns/; what docs/checkpoints.md shows of them is copied by hand.
+# Writes tables to out/campaigns/. The tables in docs/checkpoints.md are copied from there by hand.
 campaign: .venv/installed-dev
 	mkdir -p out/campaigns
 	$(BIN)/python -m pytest -m campaign
@@ -63,8 +62,8 @@ campaign: .venv/installed-dev
 	$(BIN)/python tests/campaigns/kills.py --kills 200 --processes 3 > out/campaigns/kills_3.md
 	cat out/campaigns/*.md
 
-# Under nine minutes: what must be right, then what is measured, each cut off when its time is over. With .venv's
-# Python; a machine without a .venv, which may be able to fetch nothing, takes its own: make gpu PYTHON=python3.
+# First the tests, then the benchmarks; time limits keep the total under nine minutes. Uses the Python of .venv. On a
+# machine without .venv and without a network, choose the Python: make gpu PYTHON=python3.
 gpu:
 	@[ ! -x $(BIN)/python ] || $(MAKE) --no-print-directory .venv/installed-dev
 	@python=$(BIN)/python; [ -x $$python ] || python="$(PYTHON)"; export PYTHONPATH=.; set -x; \
@@ -81,13 +80,13 @@ lint: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-bench.txt
 	touch $@
 
-# Both targets take hours of a machine that does nothing else. `make bench` runs the benchmarks of docs/performance.md and
-# writes its table; `make bench-network` runs those that depend on links between processes. The new results replace the
-# files in benchmarks/results. By hand: the figures in other tables and in sentences, and the input of predict_paper.
-# large_batches.py and pretraining.py measure accuracy and take hours more: their pages have the commands.
-# A benchmark whose results are in out/bench does not run again, so that an interrupted `make bench` resumes. After a
-# change of the code: rm -r out/bench.
-# ROUNDS: turns of each contestant. `make bench ROUNDS=1` tries everything; its figures are no measurement.
+# Both targets take hours and need an idle machine. `make bench` runs the benchmarks of docs/performance.md and writes
+# its table. `make bench-network` runs the benchmarks that depend on links between processes. The new results replace
+# the files in benchmarks/results. Update by hand: the figures in other tables and in sentences, and the input of
+# predict_paper. large_batches.py and pretraining.py measure accuracy, which takes hours more: see their pages.
+# A benchmark with results in out/bench does not run again, so that an interrupted `make bench` resumes. After a change
+# of the code, run rm -r out/bench.
+# ROUNDS: repetitions of each contestant. `make bench ROUNDS=1` only checks that everything runs.
 ROUNDS ?= 5
 PEERS := python benchmarks/nlp_peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
@@ -143,7 +142,7 @@ for folder in $(1); do \
 	done; \
 done
 endef
-# Limited links need root.
+# Root is needed to limit the bandwidth of links.
 bench-network: $(NETWORK:%=out/bench/%/measured)
 	$(call commit_results,$(NETWORK))
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on several machines that ssh reaches: starts the same launch on each, and ends all of them together.
+# Train on several machines over ssh: start the same launch on each machine, and end all of them together.
 set -euo pipefail
 
 usage() {
@@ -8,26 +8,26 @@ usage: clusters/ssh.sh HOSTFILE -- RECIPE [FLAGS OF THE RECIPE]
 
     clusters/ssh.sh hosts.txt -- recipes/nlp.py --output_dir /shared/run1
 
-HOSTFILE has a machine per line, as ssh takes it (user@host, or a name of ~/.ssh/config); # starts a comment. On each, the
-repository is in the same folder as here. ssh must ask for nothing: a key without a passphrase, or an agent. When one
-machine fails, or on Ctrl-C, all are ended; they save a checkpoint first, as on any signal. In the environment:
+HOSTFILE names one machine per line, as for ssh (user@host, or a name in ~/.ssh/config); # starts a comment. The
+repository must be in the same folder on all of them. ssh must not prompt: use a key without a passphrase, or an agent.
+When a machine fails, or on Ctrl-C, all machines are ended; they save a checkpoint first. Environment variables:
 
-    PROCESSES    processes on each machine (default: one for each of its GPUs)
+    PROCESSES    processes per machine (default: one per GPU)
     MASTER_ADDR  address of the first machine for the others (default: its name in HOSTFILE)
-    MASTER_PORT  a port that is free there (default: 29500)
-    FOLDER       the repository on the other machines (default: this one's path)
-    SSH          the command that reaches a machine (default: ssh)
-    EXPORT       names of further variables to pass on, such as "NCCL_SOCKET_IFNAME HF_TOKEN"
+    MASTER_PORT  a free port on the first machine (default: 29500)
+    FOLDER       folder of the repository on all machines (default: the current folder)
+    SSH          the command that connects to a machine (default: ssh)
+    EXPORT       names of other variables to pass on, such as "NCCL_SOCKET_IFNAME HF_TOKEN"
 TEXT
 }
 
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 if [ $# -lt 3 ] || [ "$2" != -- ]; then usage >&2; exit 2; fi
-[ -r "$1" ] || { echo "error: $1 cannot be read: give a file with a machine per line" >&2; exit 2; }
+[ -r "$1" ] || { echo "error: $1 cannot be read: give a file with one machine per line" >&2; exit 2; }
 mapfile -t machines < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$1")
-[ ${#machines[@]} -gt 0 ] || { echo "error: $1 names no machine" >&2; exit 2; }
+[ ${#machines[@]} -gt 0 ] || { echo "error: $1 names no machine: write one machine per line" >&2; exit 2; }
 shift 2
-# A launcher can silently start fewer processes; PROCESSES=gpu, the default, is counted on each machine only.
+# Detects a launcher that starts fewer processes. With PROCESSES=gpu, the default, the total is unknown here.
 case "${PROCESSES:-gpu} $1" in
     [0-9]*.py) set -- "$1" --expect_processes $((${#machines[@]} * PROCESSES)) "${@:2}" ;;
 esac
@@ -35,8 +35,8 @@ esac
 settings="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110 "  # seconds to save before torchrun kills
 for name in ${EXPORT:-}; do settings+="$(printf '%q' "$name=${!name}") "; done
 
-# All read from a pipe that only this script writes to: each machine notices its end, however it comes. sshd sends no
-# signal to what it has started, so the script there waits for the end of its input and passes SIGTERM on.
+# All connections read from a pipe whose only writer is this script: however the script ends, each machine sees the end
+# of its input. sshd sends no signal to its commands, so the remote script waits for that end and then sends SIGTERM.
 pipe=$(mktemp -d)/open
 mkfifo "$pipe"
 exec 8<> "$pipe"
@@ -66,7 +66,7 @@ while [ "$running" -gt 0 ]; do
     [ "$ended" -gt 128 ] && [ "$code" -eq 143 ] && [ "$(jobs -rp | wc -l)" -eq "$running" ] && continue  # a trap
     running=$(jobs -rp | wc -l)
     if [ "$ended" -ne 0 ] && [ "$code" -eq 0 ]; then
-        echo "clusters/ssh.sh: a machine ended with exit code $ended, and so all are ended" >&2
+        echo "clusters/ssh.sh: a machine ended with exit code $ended: ending all machines" >&2
         code=$ended
         end_all
     fi

@@ -1,8 +1,8 @@
-"""Write what is generated: docs/flags.md, code in README.md and docs/your_own_recipe.md, the graph of the rooms.
+"""Write the generated text: docs/flags.md, code in README.md and docs/your_own_recipe.md, the graph of the rooms.
 
     python docs/generate.py
 
-A test compares the files with what this script would write.
+A test compares the files with the output of this script.
 """
 
 import ast
@@ -23,7 +23,7 @@ LOOP_BEGINS, LOOP_ENDS = "for step in run.steps():", "return run.finish("
 
 
 def generated() -> dict[Path, str]:
-    """Each generated file with the text that it should hold."""
+    """Return the text that each file should contain, by path."""
     readme, architecture = ROOT / "README.md", ROOT / "docs/architecture.md"
     own, example = ROOT / "docs/your_own_recipe.md", (ROOT / "docs/examples/diabetes.py").read_text()
     return {
@@ -35,7 +35,7 @@ def generated() -> dict[Path, str]:
 
 
 def with_part(text: str, name: str, part: str) -> str:
-    """`text` with `part` between the two comments that name it."""
+    """Replace the text between the two comments with `name` by `part`."""
     begin, end = f"<!-- {name}: docs/generate.py writes this -->", f"<!-- end of {name} -->"
     before, rest = text.split(begin)
     return f"{before}{begin}\n\n{part}\n\n{end}{rest.split(end)[1]}"
@@ -45,35 +45,35 @@ def with_part(text: str, name: str, part: str) -> str:
 
 
 def flags_page() -> str:
-    """docs/flags.md: every setting of every recipe with its default and its help."""
+    """Return docs/flags.md: every setting of every recipe with its default and its help text."""
     configs = {name: load_recipe(name).Config for name in RECIPES}
     shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in ("Options", "TextOptions")]
     lines = [
         "# Flags",
         "",
-        "Every flag is also a line of a `--config` file. The table names the default of each recipe where they differ.",
-        "This page is written by `python docs/generate.py` from the `Config` classes.",
+        "Every flag can also be set in a `--config` file. If the defaults of recipes differ, the table lists them.",
+        "`python docs/generate.py` writes this page from the `Config` classes.",
     ]
     titles = {"Options": "All recipes", "TextOptions": "Text recipes"}
     for cls in shared[::-1]:
         lines += ["", f"## {titles[cls.__name__]}", "", *table(cls, configs)]
-    everywhere = {field for cls in shared for field in own_fields(cls)}
+    in_all_recipes = {field for cls in shared for field in own_fields(cls)}
     for name, config in configs.items():
         own = [cls for cls in config.__mro__ if dataclasses.is_dataclass(cls) and cls not in shared]
         new = {}
         for cls in own[::-1]:
-            new |= {field: text for field, text in own_fields(cls).items() if field not in everywhere}
+            new |= {field: text for field, text in own_fields(cls).items() if field not in in_all_recipes}
         lines += ["", f"## recipes/{name}.py", "", *rows(new, {name: config})]
     return "\n".join(lines) + "\n"
 
 
 def table(cls: type, configs: dict[str, type]) -> list[str]:
-    """The rows of one class of settings, with the defaults of the recipes that have it."""
+    """A Markdown table of the settings of one class, with the defaults of the recipes that inherit from it."""
     return rows(own_fields(cls), {name: config for name, config in configs.items() if issubclass(config, cls)})
 
 
 def rows(fields: dict[str, str], configs: dict[str, type]) -> list[str]:
-    """A Markdown table of settings."""
+    """A Markdown table of settings: `fields` maps names to help texts."""
     lines = ["| flag | default | |", "|---|---|---|"]
     for field, text in fields.items():
         defaults = {name: getattr(config(), field) for name, config in configs.items()}
@@ -86,14 +86,14 @@ def rows(fields: dict[str, str], configs: dict[str, type]) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """A default as it is typed."""
+    """A default in the form in which a user types it."""
     if isinstance(value, tuple):
         return f"`{' '.join(map(str, value))}`" if value else "none"
     return f"`{value}`"
 
 
 def own_fields(cls: type) -> dict[str, str]:
-    """The settings that a class itself declares, each with its docstring."""
+    """The settings that a class itself declares (not inherited ones), with their docstrings."""
     module = sys.modules[cls.__module__]
     tree = ast.parse(Path(typing.cast(str, module.__file__)).read_text())
     body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == cls.__name__).body
@@ -107,7 +107,7 @@ def own_fields(cls: type) -> dict[str, str]:
 
 
 def load_recipe(name: str) -> ModuleType:
-    """A recipe as a module."""
+    """Import a recipe as a module."""
     spec = importlib.util.spec_from_file_location(f"documented_{name}", ROOT / f"recipes/{name}.py")
     assert spec
     assert spec.loader
@@ -121,7 +121,7 @@ def load_recipe(name: str) -> ModuleType:
 
 
 def loop(recipe: str) -> str:
-    """The loop of a recipe as it stands there."""
+    """The source of the training loop of a recipe."""
     lines = (ROOT / f"recipes/{recipe}.py").read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.strip() == LOOP_BEGINS)
     last = next(i for i, line in enumerate(lines) if line.strip().startswith(LOOP_ENDS))
@@ -132,7 +132,7 @@ def loop(recipe: str) -> str:
 
 
 def rooms() -> str:
-    """A Mermaid graph: which room of shared/ imports which; what follows from two other arrows is left out."""
+    """A Mermaid graph of the imports between the rooms of shared/, without arrows that follow from other arrows."""
     arrows: dict[str, set[str]] = {}
     for room, imported in imports():
         arrows.setdefault(room, set()).add(imported)
@@ -144,7 +144,7 @@ def rooms() -> str:
 
 
 def imports() -> Iterator[tuple[str, str]]:
-    """Pairs (room, room that it imports), of all modules in rooms."""
+    """Yield (room, room that it imports) for each import between rooms."""
     for file in sorted((ROOT / "shared").glob("*/**/*.py")):
         room = file.relative_to(ROOT / "shared").parts[0]
         for found in re.findall(r"^\s*from shared\.(\w+)", file.read_text(), re.MULTILINE):
@@ -153,7 +153,7 @@ def imports() -> Iterator[tuple[str, str]]:
 
 
 def reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
-    """The rooms that `start` imports, directly or through others."""
+    """The rooms that `start` imports, directly or indirectly."""
     found: set[str] = set()
     waiting = list(arrows.get(start, ()))
     while waiting:

@@ -1,8 +1,8 @@
-"""Call a recipe's main with one config after the other: call_recipe.py RECIPE JOBS.json.
+"""Call a recipe's main with each config in turn: call_recipe.py RECIPE JOBS.json.
 
-A job is {"flags": a command line, "mode": ...}: "train" calls main as it is; "record" also writes what the model is
-fed, one line per forward pass, to OUTPUT_DIR/fed-RANK.jsonl; "evaluate" only evaluates the model, on the first 1, 2, 3
-... validation rows, and writes OUTPUT_DIR/evaluations.json; "dropout" trains an image classifier with dropout before
+A job is {"flags": a command line, "mode": ...}. "train" calls main unchanged. "record" also writes the inputs of the
+model, one line per forward pass, to OUTPUT_DIR/fed-RANK.jsonl. "evaluate" only evaluates the model, on the first 1, 2,
+3 ... validation rows, and writes OUTPUT_DIR/evaluations.json. "dropout" trains an image classifier with dropout before
 its last layer.
 """
 
@@ -33,13 +33,13 @@ def load(recipe):
 
 
 def rows_of(batch):
-    """The token ids of each row of a batch, without its padding."""
+    """The token ids of each row of a batch, without padding."""
     padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
     return [ids[real].tolist() for ids, real in padded]
 
 
 def record(module, config):
-    """Train, and write down the token ids of each row that enters the model on this process."""
+    """Train, and write the token ids of each row that enters the model on this process to a file."""
     build_model = module.build_model
 
     def build_recording_model(*args):
@@ -59,7 +59,7 @@ def record(module, config):
 
 
 def with_dropout(build_model):
-    """A recipe's `build_model` with dropout before the last layer, which no ResNet of transformers has."""
+    """Add dropout before the last layer to a recipe's `build_model`; no ResNet of transformers has dropout."""
 
     def build(*args):
         model = build_model(*args)
@@ -71,14 +71,14 @@ def with_dropout(build_model):
 
 
 def dropout(module, config):
-    """Train with dropout."""
+    """Train an image classifier with dropout."""
     build_model, module.build_model = module.build_model, with_dropout(module.build_model)
     module.main(config)
     module.build_model = build_model
 
 
 def evaluate(module, config):
-    """The recipe's `evaluate` on the first 1, 2, 3 ... rows, in batches of 4: 2 x processes x 4 + 1 sizes."""
+    """Call the recipe's `evaluate` on the first 1, 2, 3 ... rows in batches of 4: 2 x processes x 4 + 1 sizes."""
     accelerator = starting.start(config)
     config = run_folder.resolve(config, accelerator, None)
     train, validation, labels, tokenizer = module.load_data(config)
@@ -86,7 +86,7 @@ def evaluate(module, config):
     metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
     collate = module.Padding(tokenizer.pad_token_id)
     plan = Plan.of_run(config, accelerator, lengths=train.lengths)
-    plan.max_tokens, plan.max_samples = None, 1  # evaluation takes four times as many
+    plan.max_tokens, plan.max_samples = None, 1  # evaluation uses four times as many
     found = {}
     for size in range(1, 2 * accelerator.num_processes * 4 + 2):
         part = copy.copy(validation)
@@ -100,7 +100,7 @@ def evaluate(module, config):
 if __name__ == "__main__":
     recipe, jobs = map(Path, sys.argv[1:])
     module = load(recipe)
-    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/monitoring/test_curves.py draws it
+    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/monitoring/test_curves.py tests it
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
     modes["dropout"] = lambda c: dropout(module, c)
     for job in json.loads(jobs.read_text()):

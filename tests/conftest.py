@@ -1,4 +1,4 @@
-"""Fixtures that several test files use."""
+"""Fixtures that more than one test file uses."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from shared.monitoring import tracking
 
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
-# The files that take longest, longest first: a long one that comes last leaves the other workers idle.
+# The slowest files, slowest first: a slow file that runs last leaves the other workers idle.
 LONG = (
     *("launch/test_launch.py", "benchmarks/test_benchmarks.py", "checkpoints/test_resuming.py"),
     *("recipes/test_exactness.py", "campaigns/test_campaigns.py", "recipes/test_mlm.py"),
@@ -22,20 +22,20 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
-    """Put the tests of LONG first; the others keep their order."""
+    """Run the files of LONG first; the others keep their order."""
     places = {f"tests/{file}": place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.location[0], len(LONG)))
 
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
-    """Flags that give a recipe a small data set of real sentences."""
+    """The flags of a small data set of real sentences."""
     return runs.write_texts(tmp_path_factory.mktemp("texts"))
 
 
 @pytest.fixture(scope="session")
 def alone(texts, tmp_path_factory):
-    """The folder of a finished run of the NLP recipe, made in this process on one CPU."""
+    """The output folder of a finished run of the NLP recipe, run in this process on one CPU."""
     output = tmp_path_factory.mktemp("alone") / "run"
     nlp = runs.load_recipe("nlp")
     with pytest.MonkeyPatch.context() as environment:
@@ -46,16 +46,16 @@ def alone(texts, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_of_another_file():
-    """What recipes and benchmarks set for their process ends with the file of tests; which files share one is chance.
+def reset_process_state():
+    """Reset the state of the process after each test file, because files share processes in a random way.
 
-    Accelerate keeps its state, such as the precision, in the class. Benchmarks bind themselves to a core.
+    Accelerate keeps its state, such as the precision, in the class. Benchmarks bind the process to a core.
     """
     names, cores = {*os.environ}, os.sched_getaffinity(0)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    gc.unfreeze()  # what launch.run has frozen would never be collected
+    gc.unfreeze()  # objects frozen by launch.run would never be collected
     os.sched_setaffinity(0, cores)
     for name in {*os.environ} - names - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
@@ -63,7 +63,7 @@ def nothing_of_another_file():
 
 @pytest.fixture
 def one_cpu_process_without_a_picture(monkeypatch):
-    """For recipes that are called in this process."""
+    """The environment for recipes that are called in this process; curves.png is not drawn."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
@@ -71,7 +71,7 @@ def one_cpu_process_without_a_picture(monkeypatch):
 
 @pytest.fixture
 def launched_by_nobody(monkeypatch):
-    """The environment of a process that nobody launched."""
+    """The environment of a process that no launcher started."""
     for name in [*os.environ, *LAUNCHER]:
         if name in LAUNCHER or name.startswith(("ACCELERATE_MIXED", "ACCELERATE_USE", "ACCELERATE_GRAD", "FSDP_")):
             monkeypatch.delenv(name, raising=False)

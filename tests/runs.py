@@ -1,4 +1,4 @@
-"""Starting recipes as users start them, and reading what they leave."""
+"""Start recipes as users start them, and read their outputs."""
 
 import ast
 import contextlib
@@ -29,15 +29,13 @@ from shared.config import options
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
-# A model that trains in seconds; what a test is about comes behind.
+# Flags of a model that trains in seconds; tests append their own flags.
 TINY = [
     *("--hidden_size", "32", "--num_hidden_layers", "2", "--num_attention_heads", "2", "--vocab_size", "400"),
     *("--max_length", "48", "--max_tokens_per_micro_batch", "96", "--global_batch_size", "12"),
     *("--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
 ]
-
-
-# The same for images; the micro-batches of a step are four, and so shared out unevenly among three processes.
+# The same for images. A step has four micro-batches, so three processes have unequal shares.
 TINY_IMAGES = [
     *("--embedding_size", "8", "--hidden_sizes", "8", "16", "--image_size", "16", "--global_batch_size", "48"),
     *("--per_device_train_batch_size", "12", "--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
@@ -45,7 +43,7 @@ TINY_IMAGES = [
 
 
 def environment_of_a_user(**changes):
-    """The environment in which a process starts: nothing of what this process has set, and no network."""
+    """The environment of a new process: without the variables that this process has set, and without network."""
     ours = ("ACCELERATE_", "WANDB_", "OMP_", "THP_", "MALLOC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"} | changes
@@ -55,7 +53,7 @@ def environment_of_a_user(**changes):
 
 
 def start(command, folder=ROOT, **environment):
-    """A process in a session of its own, so that it can be ended with all it has started."""
+    """Start a process in its own session, so that `end` can kill it with all its children."""
     return subprocess.Popen(
         [str(word) for word in command],
         cwd=folder,
@@ -68,15 +66,15 @@ def start(command, folder=ROOT, **environment):
 
 
 def fork(function, args, processes, timeout=240):
-    """Call `function(rank, *args)` in each of so many processes, forked from one that has imported what is slow to.
+    """Call `function(rank, *args)` in `processes` processes, forked from one that has already imported slow packages.
 
-    An error in a process is raised here. A fork takes milliseconds, where a process that imports takes seconds of CPU.
+    An error in a process is raised here. A fork takes milliseconds; importing in each process would take seconds.
     """
     multiprocessing.set_forkserver_preload(
         ["torch", "transformers", "accelerate", "sklearn.metrics", "pyarrow.parquet"]
     )
     with mock.patch.dict(os.environ, environment_of_a_user(OMP_NUM_THREADS="1"), clear=True):
-        forkserver.ensure_running()  # once; it keeps the environment in which it began
+        forkserver.ensure_running()  # the first call starts it; it keeps that environment
     context = torch.multiprocessing.start_processes(function, args, processes, join=False, start_method="forkserver")
     deadline = time.monotonic() + timeout
     try:
@@ -89,7 +87,7 @@ def fork(function, args, processes, timeout=240):
 
 
 def run(command, folder=ROOT, timeout=240, **environment):
-    """Run to the end; whatever happens, nothing of it stays."""
+    """Run a command to its end and return its output; in any case kill all processes that it started."""
     process = start(command, folder, **environment)
     try:
         out, err = process.communicate(timeout=timeout)
@@ -99,7 +97,7 @@ def run(command, folder=ROOT, timeout=240, **environment):
 
 
 def end(process):
-    """Kill a process and all it has started: torchrun's have sessions of their own, and save when it dies."""
+    """Kill a process and all its children; those of torchrun have sessions of their own and save when it dies."""
     started = []
     with contextlib.suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -113,18 +111,18 @@ def end(process):
 
 
 def power_off(process):
-    """Kill a process and all it has started as when the power fails: at once."""
+    """Kill a process and all its children at the same moment, like a power failure."""
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         found = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         for each in found:
-            each.suspend()  # none may see another one's end
+            each.suspend()  # no process may notice the end of another one
         for each in found:
             each.send_signal(signal.SIGKILL)
     process.wait()
 
 
 def succeed(command, **kwargs):
-    """Run a command that has to succeed; its output."""
+    """Run a command, check that it succeeds, and return its output."""
     done = run(command, **kwargs)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     return done.stdout + done.stderr
@@ -164,9 +162,9 @@ def accelerate_launch(config, *script, flags=()):
 
 
 def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None):
-    """Call a recipe's `main` with several configs, one after the other, in one launch: {name: its output folder}.
+    """Call a recipe's `main` with each config in turn, in one launch; return {name: output folder}.
 
-    `modes` gives what call_recipe.py is to do instead of only training, by name. What the launch printed is kept in
+    `modes` maps names to modes of call_recipe.py; the default is to train. The output of the launch is written to
     said-PROCESSES.txt.
     """
     jobs, said = folder / f"jobs-{processes}.json", folder / f"said-{processes}.txt"
@@ -201,7 +199,7 @@ def _call_recipe(rank, words, said, environment):
 
 
 def load_recipe(name):
-    """A recipe as a module, in this process: its functions, to compute what it should have computed."""
+    """Import a recipe as a module into this process, to compute expected results with its functions."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f"recipes/{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -210,9 +208,9 @@ def load_recipe(name):
 
 
 def in_group(function, processes, folder, machines=False):
-    """What `function(accelerator, folder)` returns on each process of a gloo group, as JSON gives it back.
+    """Call `function(accelerator, folder)` on each process of a gloo group; return the results, converted by JSON.
 
-    With `machines` each process is told that it is the only one of its machine.
+    With `machines`, the environment tells each process that it is the only one on its machine.
     """
     (folder / "store").unlink(missing_ok=True)
     fork(_join, (function, processes, folder, machines, dict(os.environ)), processes)
@@ -226,9 +224,9 @@ def _join(rank, function, processes, folder, machines, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0" if machines else str(rank), "WORLD_SIZE": str(processes)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the file does the work
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate requires them; the store is the file
     store = f"file://{folder / 'store'}"
-    timeout = timedelta(seconds=60)  # processes that no longer agree fail, and do not hang
+    timeout = timedelta(seconds=60)  # processes in different collectives fail instead of hanging
     torch.distributed.init_process_group("gloo", timeout=timeout, init_method=store, rank=rank, world_size=processes)
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == processes
@@ -247,24 +245,24 @@ def training_lines(output):
 
 
 def weights(output, without=None):
-    """The exported weights as one vector of float64, but for the tensors that have `without` in their names."""
+    """The exported weights as one float64 vector, except tensors with `without` in their names."""
     tensors = load_file(Path(output) / "model/model.safetensors")
     names = [name for name in sorted(tensors) if without is None or without not in name]
     return torch.cat([tensors[name].flatten().double() for name in names])
 
 
 def weights_that_learn(output):
-    """Those without the biases of attention keys, whose gradient is rounding noise, of which Adam makes steps."""
+    """The weights except the biases of attention keys: their gradient is rounding noise, which Adam scales up."""
     return weights(output, without="attention.self.key.bias")
 
 
 def distance(a, b):
-    """Relative distance of two vectors."""
+    """The relative distance of two vectors."""
     return ((a - b).norm() / b.norm()).item()
 
 
 def write_texts(folder, rows=160, validation_rows=37):
-    """train.csv and valid.csv: sentences of natural length out of the docstrings of Python's standard library."""
+    """Write train.csv and valid.csv with sentences from docstrings of the standard library; return their flags."""
     found = []
     library = Path(sysconfig.get_paths()["stdlib"])
     for label in ("asyncio", "email", "unittest", "xml"):
@@ -283,7 +281,7 @@ def write_texts(folder, rows=160, validation_rows=37):
 
 
 def write_bert_with_dropout(folder, texts):
-    """A BERT of random weights with dropout 0.1, and the tokenizer of the tiny runs."""
+    """Write a BERT with random weights and dropout 0.1, and the tokenizer of the tiny runs, to `folder`."""
     from transformers import BertConfig, BertForSequenceClassification
 
     recipe = load_recipe("nlp")
@@ -301,7 +299,7 @@ def write_bert_with_dropout(folder, texts):
 
 
 def write_in_another_order(model, folder):
-    """A copy of an exported classifier with its labels, and the rows of its last layer, in the reverse order."""
+    """Copy an exported classifier with its labels and the rows of its last layer in reverse order."""
     shutil.copytree(model, folder)
     settings = json.loads((folder / "config.json").read_text())
     names = [settings["id2label"][str(i)] for i in reversed(range(len(settings["id2label"])))]
@@ -316,11 +314,11 @@ def write_in_another_order(model, folder):
 
 
 def mount_in_memory(folder, limits):
-    """Mount a file system with limits such as size=8m at an empty folder; the reason why not, empty if it is there."""
+    """Mount a tmpfs with limits such as size=8m at an empty folder; return the error, empty on success."""
     mount = ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", folder]
     return subprocess.run(mount, capture_output=True, text=True, check=False).stderr.strip()
 
 
 def unmount(folder):
-    """The end of that file system."""
+    """Unmount the file system at `folder`."""
     subprocess.run(["umount", "-l", folder], check=True)

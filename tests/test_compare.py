@@ -1,4 +1,4 @@
-"""What `python -m shared.compare` promises: it names the first step at which two runs part, and in what."""
+"""`python -m shared.compare` names the first step at which two runs differ, and the differing value."""
 
 import json
 import math

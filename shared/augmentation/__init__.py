@@ -1,4 +1,4 @@
-"""What is done to images on the device, in training and in evaluation.
+"""Cropping, resizing, augmentation and normalization of image batches on the device.
 
 May import: images and below.
 """

@@ -1,7 +1,7 @@
-"""Augmentation of whole batches on the device, in plain torch, with draws that are functions of the sample.
+"""Augmentation of whole batches on the device, in plain torch; the random numbers are functions of the sample.
 
-Each number drawn is a hash of (seed, epoch, sample, number of the draw), computed for a batch at once on the CPU: it
-depends neither on the process that draws nor on the kind of device. Images are float32 [rows, 3, size, size].
+Each random number is a hash of (seed, epoch, sample, number of the draw), computed on the CPU for a whole batch. It is
+the same on any process and with any kind of device. Images are float32 [rows, 3, size, size].
 """
 
 import math
@@ -27,84 +27,84 @@ DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "t
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}
 DRAWS |= {"erase": 11, "erase area": 12, "erase shape": 13, "erase left": 14, "erase top": 15}
 DRAWS |= {"mix": 16, "mix which": 17, "mix left": 18, "mix top": 19, "hue": 20}
-MOST_OPERATIONS = 4  # of RandAugment on an image
+MOST_OPERATIONS = 4  # largest --rand_augment
 DRAWS |= {f"{what} {i}": 21 + 2 * i + j for i in range(MOST_OPERATIONS) for j, what in enumerate(("operation", "sign"))}
-MAX_ASPECT = 4 / 3  # of a random crop, and its inverse
+MAX_ASPECT = 4 / 3  # random crops have an aspect ratio from 3/4 to 4/3
 ERASED_AREA, ERASED_ASPECT = (0.02, 1 / 3), 3.3  # Zhong et al., "Random Erasing Data Augmentation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions(ImageOptions):
-    """The size of the images, and their augmentation in training."""
+    """The flags for the size of the images and for their augmentation in training."""
 
     decode_size: int | None = None
-    """Side of the square that an image is squeezed to when it is read, to be cut later. None: --resize_size."""
+    """Side of the square to which an image is squeezed when it is read, before it is cropped. None: --resize_size."""
     image_size: int | None = None
-    """Side of the model's input. None: what the pretrained model's image processor says, or 16."""
+    """Side of the model's input. None: the value of the pretrained model's image processor, or 16."""
     resize_size: int | None = None
-    """Length the shorter side gets before the middle is cut out for evaluation. None: as the processor says, or all."""
+    """Length of the shorter side before the evaluation's center crop. None: the image processor's, or --image_size."""
     min_crop_area: Annotated[float, Limits(above=0, most=1)] = 0.7
-    """Random crops take this share of an image's area, or more. 1: the whole image."""
+    """Smallest share of an image's area that a random crop takes. 1: the whole image."""
     horizontal_flip: bool = False
-    """Mirror half of the training images; not for digits."""
+    """Mirror half of the training images left to right; unsuitable for digits."""
     color_jitter: Share = 0.0
-    """Change brightness, contrast and saturation by up to this share."""
+    """Change brightness, contrast and saturation by a random factor, at most this far from 1."""
     hue: Annotated[float, Limits(least=0, most=0.5)] = 0.0
-    """Turn the hue by up to this share of the color circle, 0.5 at most."""
+    """Shift the hue at random by up to this share of the color circle, at most 0.5."""
     trivial_augment: bool = False
-    """One random operation of random strength on each training image."""
+    """TrivialAugment: one random operation of random strength on each training image."""
     rand_augment: Annotated[int, Limits(least=1, most=MOST_OPERATIONS)] | None = None
-    """RandAugment: that many random operations, such as 2, on each training image. None: none."""
+    """RandAugment: number of random operations on each training image, such as 2. None: none."""
     ra_magnitude: Annotated[int, Limits(least=1, most=random_operations.LEVELS - 1)] | None = None
-    """Strength of --rand_augment, of 30. None: 9."""
+    """Strength of --rand_augment, at most 30. None: 9."""
     random_erasing: Share = 0.0
-    """Share of the training images of which a box is blanked."""
+    """Share of the training images in which a random box is set to the mean color."""
     mixup: float = 0.0
-    """Alpha of mixup, such as 0.2. 0: none. With --cutmix, each is done to half of the images."""
+    """Alpha of mixup, such as 0.2. 0: no mixup. With --cutmix, each applies to half of the images."""
     cutmix: float = 0.0
-    """Alpha of CutMix, such as 1. 0: none."""
+    """Alpha of CutMix, such as 1. 0: no CutMix."""
     label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
-    """Share of each target that is spread over all classes."""
+    """Share of each target that is spread evenly over all classes."""
 
     NEEDS: ClassVar = (*ImageOptions.NEEDS, ("ra_magnitude", "rand_augment"))
 
 
 class Draws:
-    """Numbers in [0, 1) for the rows of a micro-batch, by name: always the same ones for the same sample."""
+    """Random numbers in [0, 1) for the rows of a micro-batch, by name; functions of seed, epoch and sample."""
 
     def __init__(self, seed: int, micro_batch: MicroBatch, device: torch.device) -> None:
         self.seed, self.micro_batch, self.device = seed, micro_batch, device
 
     @cached_property
     def all(self) -> NDArray[np.float64]:
-        """All draws at once, because calls cost more than numbers: float64 [draws, rows]."""
-        # The 3 keeps these draws apart from those of data sets (1) and dropout (2).
+        """All draws, float64 [draws, rows]; made in one call, because a call costs more than the numbers."""
+        # The stream number 3 separates these draws from those of data sets (1) and dropout (2).
         epochs, samples = self.micro_batch.epochs.astype(np.uint64), self.micro_batch.samples.astype(np.uint64)
         rows = hash64(self.seed, epochs, samples, 3)
         return (hash64(np.arange(len(DRAWS), dtype=np.uint64)[:, None], state=rows) >> np.uint64(11)) / 2.0**53
 
     def on_cpu(self, name: str) -> NDArray[np.float64]:
-        """The draw `name` of each row, where it was made: float64 [rows]."""
+        """The draw `name` of each row, on the CPU: float64 [rows]."""
         return self.all[DRAWS[name]]
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """The same on the device, uniform between `low` and `high`: float32 [rows]."""
-        return self.several({name: (low, high)})[0]
+        """The draw `name` of each row on the device, uniform in [low, high): float32 [rows]."""
+        return self.uniform({name: (low, high)})[0]
 
-    def several(self, ranges: dict[str, tuple[float, float]]) -> Tensor:
-        """Several draws with one copy to the device, each uniform in its range: float32 [draws, rows]."""
+    def uniform(self, ranges: dict[str, tuple[float, float]]) -> Tensor:
+        """Draws by name, each uniform in its range, with one copy to the device: float32 [draws, rows]."""
         low, high = np.array([*ranges.values()]).T[..., None]
         return to(self.device, low + (high - low) * self.all[[DRAWS[name] for name in ranges]])
 
 
 def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
-    """Numbers made on the CPU, on the device in float32."""
+    """Copy numbers from the CPU to the device as float32."""
     return to_device(torch.from_numpy(values.astype(np.float32)), device)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to training images; one that is None or 0 is left out. Names and meanings are those of the flags."""
+    """The augmentation of a run. Fields are named after the flags; None or 0 turns an operation off."""
 
     seed: int
     geometry: Geometry
@@ -122,17 +122,17 @@ class Augmentation:
 
     @classmethod
     def of_run(cls, config: Any, geometry: Geometry) -> "Augmentation":
-        """The augmentation that a config asks for."""
+        """The augmentation that a config requests."""
         names = [field.name for field in fields(cls) if field.name != "geometry"]
         return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 
     def evaluation(self, batch: dict[str, Tensor]) -> Tensor:
-        """The middle of each image, normalized: what the exported image processor does."""
+        """Center crop and normalize, as the exported image processor does: float32 [rows, 3, size, size]."""
         boxes = center_boxes(batch["aspects"], self.geometry.center_share)
         return self.normalize(self.cut(batch["images"], boxes))
 
     def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor], classes: int) -> tuple[Tensor, Tensor]:
-        """Augmented, normalized images, and their targets: float32 [rows, classes] that sum to 1."""
+        """Return augmented, normalized images and their targets, float32 [rows, classes] with rows that sum to 1."""
         draw = Draws(self.seed, micro_batch, batch["images"].device)
         boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
         if self.horizontal_flip:
@@ -160,28 +160,28 @@ class Augmentation:
         return images, targets
 
     def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
-        """The boxes of stored images, at the size of the model's input."""
+        """Cut the boxes out of decoded images and scale them to the size of the model's input."""
         return crop_and_resize(images, boxes, self.geometry.size, self.geometry.interpolation)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """0 ... 255 to the mean and standard deviation that the model expects."""
+        """Normalize values 0 ... 255 with the mean and the standard deviation that the model expects."""
         mean, std = (per_channel(values, images.device) for values in (self.geometry.mean, self.geometry.std))
-        images = images.div_(255).sub_(mean).div_(std)  # in place: `images` is new, and a pass over memory is the cost
+        images = images.div_(255).sub_(mean).div_(std)  # in place: saves passes over memory
         return images.to(memory_format=torch.channels_last) if self.channels_last and images.is_cuda else images
 
 
 def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
-    """Boxes [rows, 4] of random crops: a share of the area from `min_area` to 1, a shape from 3:4 to 4:3.
+    """Boxes [rows, 4] of random crops, with `min_area` to 1 of the image's area and an aspect ratio of 3:4 to 4:3.
 
-    Inception's crop (Szegedy et al., "Going Deeper with Convolutions") as torchvision defines it, with one draw for
-    each image instead of ten tries: a box that is wider or higher than the image is cut to it. `min_area` 1 is the
-    whole image, whatever its shape, as one box [1, 4] for all.
+    This is Inception's crop (Szegedy et al., "Going Deeper with Convolutions") as torchvision defines it, with one draw
+    per image instead of ten tries: a box wider or higher than the image is cut to the image. If `min_area` is 1, the
+    result is one box [1, 4] of the whole image, whatever its shape.
     """
     if min_area >= 1:
         return whole(aspects.device)
     widest = math.log(MAX_ASPECT)
     ranges = {"area": (min_area, 1.0), "shape": (-widest, widest), "left": (0.0, 1.0), "top": (0.0, 1.0)}
-    area, shape, left, top = draw.several(ranges)
+    area, shape, left, top = draw.uniform(ranges)
     shape = shape.exp()  # width over height, in pixels
     wide = (area * shape).div_(aspects).sqrt_().clamp_(max=1)
     high = (area / shape).mul_(aspects).sqrt_().clamp_(max=1)
@@ -191,18 +191,18 @@ def crop_boxes(draw: Draws, aspects: Tensor, min_area: float) -> Tensor:
 
 @cache
 def per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """float32 [channels, 1, 1], made once: a GPU would be waited for each time."""
+    """float32 [channels, 1, 1], cached because each copy to a GPU would synchronize."""
     return torch.tensor(values, device=device)[:, None, None]
 
 
 def mirrored(boxes: Tensor) -> Tensor:
-    """The boxes with left and right exchanged."""
+    """The boxes with left and right exchanged, which mirrors the crop."""
     left, top, right, bottom = boxes.unbind(1)
     return torch.stack([right, top, left, bottom], dim=1)
 
 
 def jitter(images: Tensor, draw: Draws, strength: float) -> Tensor:
-    """Brightness, contrast and saturation times a factor from 1 - `strength` to 1 + `strength`, in this order."""
+    """Scale brightness, contrast and saturation, in this order, by factors in [1 - `strength`, 1 + `strength`]."""
     for name, change in (
         ("brightness", color.brightness),
         ("contrast", color.contrast),
@@ -213,7 +213,7 @@ def jitter(images: Tensor, draw: Draws, strength: float) -> Tensor:
 
 
 def erased(draw: Draws, size: int, probability: float) -> Tensor:
-    """Which pixels random erasing sets to the mean: bool [rows, size, size], a box in a share of the images."""
+    """The pixels that random erasing replaces, bool [rows, size, size]: a box in `probability` of the images."""
     area = draw("erase area", *ERASED_AREA) * size * size
     shape = draw("erase shape", -math.log(ERASED_ASPECT), math.log(ERASED_ASPECT)).exp()
     wide = (area * shape).sqrt().round().clamp(max=size)
@@ -223,7 +223,7 @@ def erased(draw: Draws, size: int, probability: float) -> Tensor:
 
 
 def inside(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor, size: int) -> Tensor:
-    """Masks [rows, size, size] of boxes, in whole pixels [rows]."""
+    """Masks, bool [rows, size, size], of boxes whose edges are whole pixels [rows]."""
     places = torch.arange(size, device=left.device)
     columns = (places >= left[:, None]) & (places < right[:, None])
     lines = (places >= top[:, None]) & (places < bottom[:, None])
@@ -231,17 +231,18 @@ def inside(left: Tensor, top: Tensor, right: Tensor, bottom: Tensor, size: int) 
 
 
 def beta_quantile(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float64]:
-    """Uniform draws as draws from Beta(alpha, alpha)."""
+    """Turn uniform draws into draws from Beta(alpha, alpha)."""
     from scipy.special import betaincinv
 
     return betaincinv(alpha, alpha, shares)
 
 
 def mix(images: Tensor, targets: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
-    """Mix each image of the micro-batch, and its target, with the one before it; given both, each gets half the images.
+    """Mix each image of the micro-batch and its target with the previous one, by mixup or CutMix.
 
-    Mixup (Zhang et al. 2018) blends the two, CutMix (Yun et al. 2019) pastes a box of the other. `mixup` and `cutmix`
-    are the alpha of the Beta distribution from which the image's own share is drawn; 0: not this one.
+    Mixup (Zhang et al. 2018) blends the two images, CutMix (Yun et al. 2019) pastes a box of the other image. `mixup`
+    and `cutmix` are the alphas of the Beta distributions of the image's own share; 0 turns the method off. With both,
+    each image gets one of them with probability 1/2.
     """
     size = images.shape[-1]
     pasted = draw.on_cpu("mix which") < 0.5 if mixup and cutmix else np.full(len(images), bool(cutmix))
@@ -251,7 +252,7 @@ def mix(images: Tensor, targets: Tensor, draw: Draws, mixup: float, cutmix: floa
     x, y = draw.on_cpu("mix left") * size, draw.on_cpu("mix top") * size
     edges = np.clip([x - half, y - half, x + half, y + half], 0, size).round()  # left, top, right, bottom
     area = (edges[2] - edges[0]) * (edges[3] - edges[1]) / size**2
-    kept = np.where(pasted, 1 - area, kept)  # of what the border left of the box
+    kept = np.where(pasted, 1 - area, kept)  # the share that the clipped box leaves
 
     left, top, right, bottom = to(images.device, edges)
     box = inside(left, top, right, bottom, size)

@@ -1,6 +1,6 @@
 """TrivialAugment (Müller and Hutter 2021) and RandAugment (Cubuk et al. 2019) for whole batches.
 
-Each image gets its own operations. Both draw from the same ones; the strongest of each differ, as torchvision has them.
+Each image gets its own operation. Both methods use the same operations; their ranges of strength are torchvision's.
 """
 
 import math
@@ -16,19 +16,19 @@ from torch.nn import functional as F
 from shared.augmentation import color
 from shared.plan.device_transfer import to_device
 
-LEVELS = 31  # strengths, from nothing to the most
+LEVELS = 31  # number of strengths, from none to the maximum
 
 
 @dataclass(frozen=True)
 class Space:
-    """The most that each operation does."""
+    """The largest strength of each operation."""
 
     shear: float
-    shift: float  # in pixels,
-    shift_share: float  # and in shares of the side
+    shift: float  # in pixels
+    shift_share: float  # as a share of the side, added to `shift`
     turn: float  # in degrees
-    change: float  # of brightness, color, contrast, sharpness: 1 is black, grey, flat, smooth, and as far the other way
-    bits: int  # that posterize takes away
+    change: float  # of brightness, color, contrast, sharpness: the factor of the image is 1 - change ... 1 + change
+    bits: int  # removed by posterize
 
 
 WIDE = Space(0.99, 32.0, 0.0, 135.0, 0.99, 6)  # of TrivialAugment
@@ -46,17 +46,17 @@ OPERATIONS = ("identity", *GEOMETRY, *ENHANCE, "posterize", "solarize", "autocon
 def trivial(
     images: Tensor, operation: NDArray[np.float64], magnitude: NDArray[np.float64], sign: NDArray[np.float64]
 ) -> Tensor:
-    """One operation on each image, of the strength drawn for it.
+    """TrivialAugment: change each image by one random operation of random strength.
 
     Args:
-        images: float32 [rows, 3, size, size] of whole numbers 0 ... 255.
+        images: float32 [rows, 3, size, size], integers 0 ... 255.
         operation, magnitude, sign: [rows] draws from [0, 1).
     """
     return apply(images, operation, np.floor(magnitude * LEVELS) / (LEVELS - 1), sign, WIDE)
 
 
 def rand(images: Tensor, operation: NDArray[np.float64], magnitude: int, sign: NDArray[np.float64]) -> Tensor:
-    """One of RandAugment's operations on each image, of strength `magnitude` of 0 ... 30; arguments as above."""
+    """One step of RandAugment: as `trivial`, but every image gets the same strength `magnitude`, 0 ... 30."""
     return apply(images, operation, np.full(len(images), magnitude / (LEVELS - 1)), sign, USUAL)
 
 
@@ -67,7 +67,7 @@ def apply(
     sign: NDArray[np.float64],
     space: Space,
 ) -> Tensor:
-    """Change each image by the operation drawn for it, of `strengths` [rows]; what leaves the picture is black."""
+    """Change each image by its operation with `strengths` [rows]; pixels from outside the image are black."""
     chosen = (operation * len(OPERATIONS)).astype(int)
     signed = np.where(sign < 0.5, strengths, -strengths)
     result = images.clone()
@@ -81,7 +81,7 @@ def apply(
 def change(
     images: Tensor, name: str, strengths: NDArray[np.float64], signed: NDArray[np.float64], space: Space
 ) -> Tensor:
-    """One operation on all images: `strengths` [rows] of 0 ... 1, and the same with a sign."""
+    """Apply one operation to all images: `strengths` [rows] in 0 ... 1, and `signed`, the same with a sign."""
 
     def each(values: NDArray[np.float64]) -> Tensor:
         return to_device(torch.from_numpy(values.astype(np.float32)), images.device)[:, None, None, None]
@@ -100,9 +100,9 @@ def change(
 
 
 def inverse(name: str, signed: NDArray[np.float64], size: int, space: Space) -> NDArray[np.float64]:
-    """Where (x, y) of the result comes from: matrices [rows, 2, 3], in pixels, as Pillow's `transform` takes them.
+    """Matrices [rows, 2, 3] that map a pixel (x, y) of the result to its source, as in Pillow's `transform`.
 
-    Shears leave the upper left corner where it is, a rotation the middle.
+    Shears fix the upper left corner, rotations fix the center.
     """
     found = np.tile(np.eye(2, 3), (len(signed), 1, 1))
     if name.startswith("shear"):
@@ -118,8 +118,8 @@ def inverse(name: str, signed: NDArray[np.float64], size: int, space: Space) -> 
 
 
 def affine(images: Tensor, matrices: NDArray[np.float64]) -> Tensor:
-    """The nearest pixel at the place that `inverse` gives; 0 outside."""
-    # torch's places run from -1 to 1: x = (u + 1) * size / 2.
+    """Sample the nearest pixel at the source given by `matrices` [rows, 2, 3]; 0 outside the image."""
+    # torch's coordinates run from -1 to 1: x = (u + 1) * size / 2.
     size = images.shape[-1]
     scaled = matrices.copy()
     scaled[:, :, 2] = matrices[:, :, 2] * 2 / size + matrices[:, :, :2].sum(2) - 1

@@ -1,7 +1,7 @@
-"""Crop and resize of whole batches on any device, as Pillow does it one image at a time: two matrix products.
+"""Crop and resize whole batches on any device by two matrix products, with the results of Pillow.
 
-Images are stored as squares of one size, whatever their shape was; a crop is a box in shares of the original's width
-and height, so it means the same whatever the size of the square.
+All images are stored as squares of one size. A crop is a box in shares of the original width and height, so it does not
+depend on the size of the square.
 """
 
 from functools import cache
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def linear(x: Tensor) -> Tensor:
-    """Pillow's BILINEAR: a triangle."""
+    """Pillow's BILINEAR kernel: a triangle."""
     return (1 - x.abs()).clamp_(min=0)
 
 
 def cubic(x: Tensor) -> Tensor:
-    """Pillow's BICUBIC: Keys' kernel with a = -0.5."""
+    """Pillow's BICUBIC kernel: Keys' cubic with a = -0.5."""
     x = x.abs()
     inner = (1.5 * x - 2.5) * x * x + 1
     outer = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -27,12 +27,13 @@ FILTERS = {"bilinear": linear, "bicubic": cubic}
 
 
 def weights(low: Tensor, high: Tensor, source: int, target: int, interpolation: str) -> Tensor:
-    """Weights of `source` pixels in each of `target` pixels that cover low ... high: float32 [..., target, source].
+    """The weight of each source pixel in each target pixel: float32 [..., target, source].
 
     Args:
-        low, high: [...], ends of an interval of 0 ... 1; low > high mirrors it.
-        source, target: pixels of the whole 0 ... 1, and of the interval.
-        interpolation: "bilinear" or "bicubic", widened where pixels are joined, as Pillow's `resize` does.
+        low, high: [...], the ends of the cropped interval, as shares 0 ... 1 of the source; low > high mirrors it.
+        source: number of pixels of the whole source.
+        target: number of pixels of the result, which covers the interval.
+        interpolation: "bilinear" or "bicubic"; the kernel is widened when downscaling, as in Pillow's `resize`.
     """
     kernel = FILTERS[interpolation]
     step = (high - low) * source / target  # source pixels per target pixel
@@ -46,34 +47,34 @@ def crop_and_resize(images: Tensor, boxes: Tensor, size: int, interpolation: str
     """Cut a box out of each image and scale it to `size`: [rows, S, S, 3] uint8 -> [rows, 3, size, size], 0 ... 255.
 
     Args:
-        images: [rows, S, S, channels].
-        boxes: float32 [rows, 4], or [1, 4] for all: left, top, right, bottom in shares of the image; left > right
-            mirrors it.
+        images: uint8 [rows, S, S, channels].
+        boxes: float32 [rows, 4], or [1, 4] for all images: left, top, right, bottom as shares of the image;
+            left > right mirrors it.
         size: side of the result.
         interpolation: "bilinear" or "bicubic".
 
     Returns:
-        float32, rounded to whole numbers within 0 ... 255, as Pillow's pixels are.
+        float32, rounded to integers in 0 ... 255 like Pillow's pixels.
     """
     rows, side, _, channels = images.shape
     across, down = weights(boxes[:, :2], boxes[:, 2:], side, size, interpolation).unbind(1)
     lines = images.permute(0, 3, 1, 2).reshape(rows, channels * side, side).float()
-    wide = (lines @ across.transpose(1, 2)).round_().clamp_(0, 255)  # Pillow, too, keeps bytes in between
+    wide = (lines @ across.transpose(1, 2)).round_().clamp_(0, 255)  # Pillow also rounds between the two passes
     return (down[:, None] @ wide.view(rows, channels, side, size)).round_().clamp_(0, 255)
 
 
 @cache
 def whole(device: torch.device) -> Tensor:
-    """The box of all of an image, for all images: [1, 4], made once."""
+    """The box [1, 4] of the whole image, for all images; cached."""
     return torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device)
 
 
 def center_boxes(aspects: Tensor, share: float | None) -> Tensor:
-    """Boxes [rows, 4], or [1, 4] for all, of the square in the middle whose side is `share` of the image's shorter one.
+    """Boxes of the center crop, a square whose side is `share` of the shorter side: [rows, 4], or [1, 4] for all.
 
     Args:
-        aspects: float32 [rows], width over height.
-        share: 0.875 is resize to 256 and crop to 224; None is the whole image.
+        aspects: float32 [rows], width / height.
+        share: 0.875 is a resize to 256 and a crop to 224; None is the whole image.
     """
     if share is None:
         return whole(aspects.device)

@@ -1,6 +1,6 @@
-"""Private and undocumented interfaces of other libraries, one module per library, used nowhere else in shared/.
+"""Private and undocumented interfaces of other libraries, one module per library. The rest of shared/ uses none.
 
-Each function names what it uses, and a test in tests/compat names what breaks when an upgrade changes it. Where the
-library has a public way to the same result, the function takes it when the private name is missing. This room may
+Each function names the interface that it uses. A test in tests/compat fails if an upgrade changes the interface. If the
+private name is missing, the function uses a public interface with the same result, where there is one. This room may
 import only shared/errors.py.
 """

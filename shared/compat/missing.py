@@ -1,4 +1,4 @@
-"""The error for a private name that another version of a library does not have."""
+"""The error for a private name that the installed version of a library does not have."""
 
 from importlib.metadata import version
 
@@ -6,7 +6,7 @@ from shared.errors import UserError
 
 
 def missing(package: str, name: str, use: str) -> UserError:
-    """The error to raise when the installed `package` has no `name` and there is no public alternative."""
+    """The error for a `name` that the installed `package` lacks, when there is no public alternative."""
     return UserError(
         f"{package} {version(package)} has no {name}, which {use} needs: install the versions of requirements.txt"
     )

@@ -1,4 +1,4 @@
-"""Private and undocumented attributes of Accelerate: what `prepare` has seen, the state of the process, handlers."""
+"""Private and undocumented attributes of Accelerate: prepared objects, the process state, handlers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from shared.compat.missing import missing
 
 
 def models(accelerator: Any) -> list[nn.Module]:
-    """`Accelerator._models`: the models that went through `prepare`; the list itself, which `prepare` extends."""
+    """`Accelerator._models`: the prepared models. This is the list itself, which `prepare` extends."""
     return _attribute(accelerator, "_models", "a checkpoint")
 
 
 def optimizers(accelerator: Any) -> list[Any]:
-    """`Accelerator._optimizers`: the wrapped optimizers that went through `prepare`; the list itself."""
+    """`Accelerator._optimizers`: the wrapped, prepared optimizers. This is the list itself."""
     return _attribute(accelerator, "_optimizers", "a checkpoint")
 
 
 def registered_objects(accelerator: Any) -> list[Any]:
-    """`Accelerator._custom_objects`: what was given to `register_for_checkpointing`; the list itself."""
+    """`Accelerator._custom_objects`: the objects of `register_for_checkpointing`. This is the list itself."""
     return _attribute(accelerator, "_custom_objects", "a checkpoint")
 
 
 def schedulers_and_loaders(accelerator: Any) -> list[Any]:
-    """`Accelerator._schedulers` and `_dataloaders`: what else went through `prepare`."""
+    """`Accelerator._schedulers` and `_dataloaders`: the prepared schedulers and data loaders."""
     return [
         *_attribute(accelerator, "_schedulers", "a checkpoint"),
         *_attribute(accelerator, "_dataloaders", "a checkpoint"),
@@ -32,16 +32,16 @@ def schedulers_and_loaders(accelerator: Any) -> list[Any]:
 
 
 def set_ddp_handler(accelerator: Any, handler: Any) -> None:
-    """`Accelerator.ddp_handler`, undocumented: the keyword arguments and the hook that `prepare` gives to DDP.
+    """`Accelerator.ddp_handler`, undocumented: set the keyword arguments and the hook that `prepare` passes to DDP.
 
-    The documented way, `kwargs_handlers`, takes only Accelerate's own class, which cannot have a hook of ours.
+    The documented way, `kwargs_handlers`, accepts only Accelerate's own class, which does not support custom hooks.
     """
     _attribute(accelerator, "ddp_handler", "DDP")
     accelerator.ddp_handler = handler
 
 
 def set_trackers(accelerator: Any, trackers: Sequence[Any]) -> None:
-    """`Accelerator.log_with`, undocumented after construction: the trackers that `init_trackers` will start."""
+    """`Accelerator.log_with`, undocumented after construction: set the trackers that `init_trackers` will start."""
     _attribute(accelerator, "log_with", "--report_to")
     accelerator.log_with = list(trackers)
 
@@ -54,21 +54,21 @@ def has_state() -> bool:
 
 
 def mark_state(name: str) -> None:
-    """Put a name of ours into `AcceleratorState._shared_state`: `reset_state` removes it with the state."""
+    """Mark `AcceleratorState._shared_state` with a name of ours. `reset_state` removes the mark."""
     from accelerate.state import AcceleratorState
 
     _attribute(AcceleratorState, "_shared_state", "a run")[name] = True
 
 
 def state_is_marked(name: str) -> bool:
-    """Whether `mark_state` has marked the present state with this name."""
+    """Whether `mark_state` has marked the current state with this name."""
     from accelerate.state import AcceleratorState
 
     return name in _attribute(AcceleratorState, "_shared_state", "a run")
 
 
 def start_failed() -> bool:
-    """`PartialState._shared_state`: whether an error ended its construction before the processes were counted."""
+    """`PartialState._shared_state`: whether its construction failed before the number of processes was known."""
     from accelerate.state import PartialState
 
     state = _attribute(PartialState, "_shared_state", "a run")
@@ -76,7 +76,7 @@ def start_failed() -> bool:
 
 
 def reset_state(processes: bool) -> None:
-    """`_reset_state` of Accelerate's states: drop them, that of the processes too if `processes`."""
+    """`_reset_state` of Accelerate's states: drop them; with `processes`, also the state of the processes."""
     from accelerate.state import AcceleratorState, GradientState
 
     _attribute(AcceleratorState, "_reset_state", "a second run in a process")(reset_partial_state=processes)
@@ -84,7 +84,7 @@ def reset_state(processes: bool) -> None:
 
 
 def _attribute(owner: Any, name: str, use: str) -> Any:
-    """An attribute of Accelerate.
+    """Return an attribute of Accelerate; `use` names its use for the error.
 
     Raises:
         UserError: this version of Accelerate does not have it.

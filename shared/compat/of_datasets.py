@@ -1,4 +1,4 @@
-"""Undocumented interfaces of `datasets`: its cache, and what it writes into folders and into metadata of tables."""
+"""Undocumented interfaces of `datasets`: its cache, its files in folders, and its metadata in tables."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,12 @@ import pyarrow as pa
 
 
 def load_cached(name: str, config_name: str | None) -> Any:
-    """`packaged_modules.cache.cache.Cache`: the splits of a data set of the Hub that is on this machine.
+    """`packaged_modules.cache.cache.Cache`: load the splits of a data set of the Hub from the cache of this machine.
 
-    Without that name `load_dataset`, which reads the same cache, but without a network only after 24 s of retries.
+    If that name is missing, `load_dataset` is used. It reads the same cache, but offline only after 24 s of retries.
 
     Raises:
-        OSError or ValueError: it is not there, or there are several configs and none is chosen.
+        OSError or ValueError: it is not in the cache, or it has more than one config and none is selected.
     """
     try:
         from datasets.packaged_modules.cache.cache import Cache
@@ -27,19 +27,19 @@ def load_cached(name: str, config_name: str | None) -> Any:
 
 
 def is_saved_empty(folder: Path) -> bool:
-    """`_data_files` in the state.json that `save_to_disk` wrote: whether the folder holds a data set without rows.
+    """`_data_files` in the state.json that `save_to_disk` wrote: whether the data set has no rows.
 
-    Without that name the answer is no, and `load_from_disk` raises if it cannot read the folder.
+    If that name is missing, the answer is no; `load_from_disk` raises if it cannot read the folder.
     """
     return json.loads((folder / "state.json").read_text()).get("_data_files") == []
 
 
 def feature(table: pa.Table, column: str) -> Any:
-    """What the metadata of a table says of the feature of a column (under "huggingface"); {} if nothing."""
+    """The feature of a column in the metadata of a table (under "huggingface"); {} if there is none."""
     metadata = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
     return metadata.get("info", {}).get("features", {}).get(column, {})
 
 
 def is_class_label(described: Any) -> bool:
-    """Whether `_type` of such a feature is that of a ClassLabel."""
+    """Whether the `_type` of a feature, as returned by `feature`, is ClassLabel."""
     return isinstance(described, dict) and described.get("_type") == "ClassLabel"

@@ -1,15 +1,15 @@
-"""Undocumented names of `evaluate`: where it keeps the scripts of metrics."""
+"""Undocumented names of `evaluate`: the folders of its metric scripts."""
 
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-MODULES = "evaluate_modules"  # the package that evaluate makes of the scripts, and its folder
+MODULES = "evaluate_modules"  # the package in which evaluate puts the scripts, and the name of its folder
 
 
 def modules_cache() -> Path:
-    """`evaluate.config.HF_MODULES_CACHE`: the folder of scripts; without that name, the folder that is documented."""
+    """`evaluate.config.HF_MODULES_CACHE`: the folder of the scripts; if that name is missing, the documented folder."""
     import evaluate
 
     default = os.environ.get("HF_MODULES_CACHE", "~/.cache/huggingface/modules")
@@ -17,7 +17,7 @@ def modules_cache() -> Path:
 
 
 def use_modules_cache(folder: str) -> None:
-    """Set `evaluate.config.HF_MODULES_CACHE`; without that name, scripts stay in the folder of the user."""
+    """Set `evaluate.config.HF_MODULES_CACHE`; if that name is missing, scripts stay in the user's folder."""
     import evaluate
 
     if hasattr(_config(evaluate), "HF_MODULES_CACHE"):
@@ -30,7 +30,7 @@ def has_imported_scripts() -> bool:
 
 
 def cached_scripts(name: str) -> list[Path]:
-    """The copies of the script of a metric of the Hub, NAME or OWNER/NAME: a layout of folders of `evaluate`'s own."""
+    """The cached copies of the script of a Hub metric, NAME or OWNER/NAME; the folder layout is undocumented."""
     owner, _, metric = name.rpartition("/")
     metrics = modules_cache() / MODULES / "metrics"
     return list(metrics.glob(f"{owner or 'evaluate-metric'}--{metric}/*/{metric}.py"))

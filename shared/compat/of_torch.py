@@ -1,6 +1,6 @@
 """Private interfaces of torch.
 
-Names that are used in every step are looked up once, at import.
+Functions that every step uses are looked up once, at import.
 """
 
 import os
@@ -20,17 +20,17 @@ _foreach_norm = getattr(torch, "_foreach_norm", None)
 _foreach_mul_ = getattr(torch, "_foreach_mul_", None)
 _foreach_copy_ = getattr(torch, "_foreach_copy_", None)
 COUNTS_WRITES = hasattr(Tensor, "_version")
-"""Whether `write_counts` works. If not, a tensor that is being copied must not be left to code that may change it."""
+"""Whether `write_counts` works. If not, code that may change a tensor must not run while it is copied."""
 BATCH_NORMS: tuple[type, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""`torch.nn.modules.batchnorm._BatchNorm`, the base class of all batch norms; without that name the public classes."""
+"""`torch.nn.modules.batchnorm._BatchNorm`, the base class of all batch norms; if missing, the public classes."""
 if hasattr(nn.modules.batchnorm, "_BatchNorm"):
     BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
-    """`torch._foreach_norm`: the 2-norm of each tensor, scalars. Without it one call per tensor.
+    """`torch._foreach_norm`: the 2-norm of each tensor, as scalars. If missing, one call per tensor.
 
-    On a CPU both give the same bits. On a GPU they add up in another order, so they are equal to rounding.
+    Both give the same bits on a CPU. On a GPU the order of the sum differs, so they agree up to rounding.
     """
     if _foreach_norm is not None:
         return _foreach_norm(tensors)
@@ -38,7 +38,7 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
 
 
 def multiply(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
-    """`torch._foreach_mul_`: multiply each tensor in place. Without it one call per tensor, with the same bits."""
+    """`torch._foreach_mul_`: multiply each tensor in place. If missing, one call per tensor gives the same bits."""
     if _foreach_mul_ is not None:
         _foreach_mul_(tensors, factor)
         return
@@ -47,7 +47,7 @@ def multiply(tensors: Sequence[Tensor], factor: float | Tensor) -> None:
 
 
 def copy(places: Sequence[Tensor], tensors: Sequence[Tensor], non_blocking: bool = False) -> None:
-    """`torch._foreach_copy_`: copy each tensor to its place. Without it one call per tensor, with the same bits."""
+    """`torch._foreach_copy_`: copy each tensor to its place. If missing, one call per tensor gives the same bits."""
     if _foreach_copy_ is not None:
         _foreach_copy_(places, tensors, non_blocking=non_blocking)
         return
@@ -56,14 +56,14 @@ def copy(places: Sequence[Tensor], tensors: Sequence[Tensor], non_blocking: bool
 
 
 def write_counts(tensors: Sequence[Tensor]) -> list[int]:
-    """`Tensor._version` of each tensor: how often it was written to in place; see `COUNTS_WRITES`."""
+    """`Tensor._version` of each tensor: the number of in-place writes; see `COUNTS_WRITES`."""
     return [tensor._version for tensor in tensors]
 
 
 def default_store() -> dist.Store:
     """`ProcessGroup.get_group_store`, which is undocumented: the store of the default process group.
 
-    Without it `distributed_c10d._get_default_store`, which gives the same store.
+    If missing, `distributed_c10d._get_default_store` returns the same store.
 
     Raises:
         UserError: this torch has neither.
@@ -77,32 +77,32 @@ def default_store() -> dist.Store:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """`nn.Module._compiled_call_impl`: whether a module was compiled in place. Without that name, it may be: True."""
+    """`nn.Module._compiled_call_impl`: whether a module was compiled in place; True if that name is missing."""
     return getattr(module, "_compiled_call_impl", True) is not None
 
 
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
-    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`. Without that name the answer is no."""
+    """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`; False if that name is missing."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Have this module alone compute `forward(module, ...)`: nn.Module takes the instance's `forward` if it has one."""
+    """Replace the forward of one module by `forward(module, ...)`: nn.Module calls an instance's `forward` if set."""
     module.forward = MethodType(forward, module)
 
 
 class UnknownLayout(Exception):
-    """torch or safetensors lay a file out in another way than this code knows."""
+    """A file of torch or safetensors has a layout that this code does not know."""
 
 
 def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
-    """Of each record with content in a torch.save archive: where it starts and ends, and the places of its checksum.
+    """Return (start, end, both offsets of its checksum) of each non-empty record in a torch.save archive, by name.
 
-    torch documents that the archive is a ZIP file. It does not document that the content is not compressed, and that
-    the checksum follows behind it.
+    torch documents that the archive is a ZIP file. It does not document that the content is uncompressed and followed
+    by its checksum.
 
     Raises:
-        UnknownLayout: this torch lays out its archives in another way: their content cannot be replaced in place.
+        UnknownLayout: the archive has another layout, so its content cannot be replaced in place.
     """
     records = {}
     with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
@@ -115,7 +115,7 @@ def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int
                 checksum, places = struct.pack("<I", info.CRC), (end + 4, entry + 16)
                 found = [os.pread(descriptor, 4, place) for place in (end, places[0], entry, places[1])]
                 if found != [b"PK\x07\x08", checksum, b"PK\x01\x02", checksum] or info.compress_type:
-                    raise UnknownLayout(f"{info.filename} of torch's archive is not stored, its checksum behind it")
+                    raise UnknownLayout(f"{info.filename} of torch's archive is not stored with its checksum after it")
                 records[info.filename] = start, end, places
             entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
     return records

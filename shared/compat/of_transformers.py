@@ -1,4 +1,4 @@
-"""Private interfaces of transformers: the attention of a model, and the drawing of new weights."""
+"""Private interfaces of transformers: the attention of a model, and the initialization of new weights."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -11,21 +11,21 @@ from shared.compat.missing import missing
 def attention_name(config: Any) -> str | None:
     """`PretrainedConfig._attn_implementation`, such as "sdpa".
 
-    None without that name. Then the attention is not replaced, which changes speed and rounding only.
+    None if that name is missing. Then the attention is not replaced, which changes speed and rounding only.
     """
     return getattr(config, "_attn_implementation", None)
 
 
 def takes_registered_attention(model: Any) -> bool:
-    """`PreTrainedModel._supports_attention_backend`: whether a model calls the attention that is registered by name.
+    """`PreTrainedModel._supports_attention_backend`: whether a model calls the attention registered by name.
 
-    False without that name. Then the attention is not replaced, which changes speed and rounding only.
+    False if that name is missing. Then the attention is not replaced, which changes speed and rounding only.
     """
     return bool(getattr(model, "_supports_attention_backend", False))
 
 
 def attention_function(name: str | None) -> Callable[..., Any]:
-    """`modeling_utils.ALL_ATTENTION_FUNCTIONS`: the attention registered as `name`; without it, AttentionInterface."""
+    """`modeling_utils.ALL_ATTENTION_FUNCTIONS`: the attention registered as `name`; if missing, AttentionInterface."""
     try:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
     except ImportError:
@@ -36,7 +36,7 @@ def attention_function(name: str | None) -> Callable[..., Any]:
 
 
 def sdpa_mask() -> Callable[..., Any]:
-    """`masking_utils.sdpa_mask`: makes the mask of "sdpa"; without that name, AttentionMaskInterface."""
+    """`masking_utils.sdpa_mask`: the function that makes the mask of "sdpa"; if missing, AttentionMaskInterface."""
     try:
         from transformers.masking_utils import sdpa_mask as function
     except ImportError:
@@ -47,10 +47,10 @@ def sdpa_mask() -> Callable[..., Any]:
 
 
 def draw_anew(model: Any, names: Collection[str]) -> None:
-    """`_is_hf_initialized` of tensors and modules: draw these parameters anew, as transformers does for missing ones.
+    """`_is_hf_initialized` of tensors and modules: draw these parameters anew, as transformers draws missing ones.
 
     Raises:
-        UserError: this version of transformers draws others, or none. The model is of no use then.
+        UserError: this version of transformers draws other parameters, or none. The model cannot be used then.
     """
     tensors = dict((*model.named_parameters(), *model.named_buffers()))
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""Images on disk: class folders and columns, decoding, the cache of pixels.
+"""Images on disk: folders of classes, image columns of tables, decoding, the cache of decoded pixels.
 
 May import: datasets and below.
 """

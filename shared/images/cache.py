@@ -1,4 +1,4 @@
-"""Images decoded once per machine into a memory map, `--cache uint8`; and what of them could not be decoded."""
+"""The cache of `--cache uint8`: images decoded once per machine into a memory map, and a list of the corrupt ones."""
 
 import hashlib
 import json
@@ -15,13 +15,14 @@ from shared.datasets.prepared import build_once
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.sources import Source
 
-FORMAT = 2  # raise it when what is written for the same images changes: it is part of the cache's names
+FORMAT = 2  # part of the cache's name: increase it when the files written for the same images change
 
 
 def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> Path:
-    """The folder with the images of a source as squares of `size`, or with the list of its corrupt images only.
+    """Decode the images of a source to squares of `size`, unless this machine has done so before; return the folder.
 
-    Threads decode, as many as there are cores for this process: Pillow does not hold Python's lock.
+    With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. One thread per core
+    of this process decodes: Pillow releases the GIL.
     """
 
     def write(folder: Path) -> None:
@@ -29,7 +30,7 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
         pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape) if keep_pixels else None
         aspects, corrupt = np.ones(len(source), np.float32), []
 
-        def one(i: int) -> tuple[int, str] | None:
+        def decode_one(i: int) -> tuple[int, str] | None:
             try:
                 square, aspects[i] = decode(source.stored(i), size, interpolation)
             except CorruptImage as problem:
@@ -39,7 +40,7 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
             return None
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            decoded = threads.map(one, range(len(source)))
+            decoded = threads.map(decode_one, range(len(source)))
             for problem in tqdm(decoded, f"decoding {source.name}", len(source), unit=" images", mininterval=0.5):
                 corrupt += [problem] if problem else []
         if pixels is not None:
@@ -53,10 +54,10 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
 
 
 def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
-    """The squares, memory-mapped, and their widths over heights."""
+    """Return the memory-mapped pixels, uint8 [N, size, size, 3], and the aspect ratios (width / height), [N]."""
     return np.load(folder / "pixels.npy", mmap_mode="r"), np.load(folder / "aspects.npy")
 
 
 def corrupt_images(folder: Path) -> list[tuple[int, str]]:
-    """The images that could not be decoded: their numbers, and why."""
+    """Return (image number, error text) of each image that could not be decoded."""
     return [(i, problem) for i, problem in json.loads((folder / "corrupt.json").read_text())]

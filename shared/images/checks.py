@@ -1,6 +1,7 @@
-"""What is known of stored images before a run decodes any: fingerprints, and which are corrupt by their headers.
+"""Check of encoded images before a run decodes any: a fingerprint of each, and which are corrupt by their headers.
 
-Each is opened once per machine. Later starts find what was seen, by the times of the files or the bytes of a table.
+Each image is opened once per machine. Later starts read the stored result, as long as the file times or the bytes of
+the table are the same.
 """
 
 import hashlib
@@ -21,44 +22,44 @@ from tqdm import tqdm
 from shared.datasets.prepared import build_once
 from shared.images.decoding import CorruptImage, inspect
 
-FORMAT = 1  # raise it when other things are found in the same images: it is part of the cache's names
+FORMAT = 1  # part of the cache's name: increase it when the check finds other things in the same images
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
-HASHED = 1 << 30  # bytes of a table's images that are read at each start; of more, evenly spaced blocks
+HASHED = 1 << 30  # bytes of a table's images that each start hashes; if there are more, it hashes evenly spaced blocks
 PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in the stored images of a source."""
+    """The result of `check` for the M encoded images of a source."""
 
-    key: str  # of what is stored, on this machine
-    prints: NDArray[np.uint64]  # [M] of each image: see `decoding.inspect`
-    problems: Mapping[int, str]  # what is wrong with corrupt ones
-    deep: tuple[int, ...]  # those of more than 8 bits
+    key: str  # identifies the encoded images on this machine
+    prints: NDArray[np.uint64]  # [M] fingerprint of each image: see `decoding.inspect`
+    problems: Mapping[int, str]  # error text by the number of the corrupt image
+    deep: tuple[int, ...]  # numbers of the images with more than 8 bits per channel
 
 
 def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str) -> Checked:
-    """Look into the headers of `count` images, as far as that has not been done on this machine for what `key` means.
+    """Read the headers of `count` images, or the stored result if this machine has checked the same `key` before.
 
     Args:
         key: see `key_of_files` and `key_of_column`.
-        stored: gives image number i.
-        name: of the source, for the progress bar.
+        stored: returns the encoded image number i: its bytes or its path.
+        name: name of the source, for the progress bar.
 
     Raises:
         UserError: a file cannot be read.
     """
 
     def write(folder: Path) -> None:
-        def one(i: int) -> tuple[int, str, str]:
+        def inspect_one(i: int) -> tuple[int, str, str]:
             try:
                 return *inspect(stored(i)), ""
             except CorruptImage as problem:
                 return problem.args[1], "", problem.args[0]
 
-        with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as threads:  # they wait for the disk, too
-            looks = threads.map(one, range(count))
-            found = list(tqdm(looks, f"checking {name}", count, unit=" images", mininterval=0.5, delay=2))
+        with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as threads:  # more than cores: they wait for the disk
+            results = threads.map(inspect_one, range(count))
+            found = list(tqdm(results, f"checking {name}", count, unit=" images", mininterval=0.5, delay=2))
         np.save(folder / "prints.npy", np.array([fingerprint for fingerprint, *_ in found], np.uint64))
         problems = {i: problem for i, (*_, problem) in enumerate(found) if problem}
         deep = [i for i, (_, mode, _) in enumerate(found) if mode.startswith(DEEP)]
@@ -72,9 +73,9 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
 
 
 def key_of_files(paths: Sequence[Path]) -> str:
-    """What changes when one of the files does: their paths, sizes and times on this machine.
+    """A hash of the files' paths, sizes and times on this machine: it changes when a file changes.
 
-    A time of change cannot be set back, as copying and unpacking do with the time of modification.
+    The time of change (ctime) is included because copying and unpacking can set back the time of modification.
     """
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
@@ -85,7 +86,7 @@ def key_of_files(paths: Sequence[Path]) -> str:
 
 
 def key_of_column(column: pa.ChunkedArray) -> str:
-    """What changes when an image of a column of bytes does: their lengths and bytes, of more than 1 GiB a sample."""
+    """A hash of a column of encoded images: all lengths and bytes, or a sample of the bytes beyond 1 GiB."""
     state = hashlib.blake2b(digest_size=16)
     chunks = [chunk.cast(pa.large_binary()) for chunk in column.chunks]
     lengths = [np.asarray(pc.binary_length(chunk).fill_null(-1)) for chunk in chunks]

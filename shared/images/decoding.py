@@ -1,4 +1,4 @@
-"""One image, however it was stored, as a square of RGB bytes; the only place where Pillow decodes."""
+"""Decode one encoded image to a square of RGB bytes. No other module decodes with Pillow."""
 
 import hashlib
 import io
@@ -12,23 +12,23 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from shared.errors import UserError
 
 Pixels = np.ndarray  # uint8 [side, side, 3]
-BLOCK = 4096  # bytes; three of them, and the length, tell a stored image from others
-ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}  # without it a file is probably cut off
+BLOCK = 4096  # bytes; three blocks and the length make the fingerprint of an encoded image
+ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}  # a file without its format's ending is probably truncated
 
 
 class CorruptImage(Exception):
-    """Bytes that are no image, or only the beginning of one; says what the decoder said."""
+    """The bytes are not an image, or are truncated; the message is the decoder's."""
 
 
 def decode(stored: bytes | Path, size: int, interpolation: str = "bilinear") -> tuple[Pixels, float]:
-    """The image in `stored`, scaled to a square of `size`: (pixels, width over height).
+    """Decode an image and scale it to a square of `size`: return (pixels, aspect ratio as width / height).
 
-    It is turned upright and made RGB as a pipeline of transformers does it. The whole image is squeezed into the
-    square, so that crops can later be taken anywhere. A JPEG is decoded at 1/2, 1/4 or 1/8 where that is still twice
-    `size`, which is most of the time saved.
+    The image is rotated by its EXIF orientation and converted to RGB as in transformers' pipelines. The whole image is
+    squeezed into the square, so that training can crop anywhere. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if
+    the result is still at least twice `size`: this saves most of the time.
 
     Raises:
-        CorruptImage: it cannot be decoded to its end.
+        CorruptImage: the image cannot be decoded completely.
         UserError: the file cannot be read.
     """
     with opened(stored) as image:
@@ -40,10 +40,10 @@ def decode(stored: bytes | Path, size: int, interpolation: str = "bilinear") -> 
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """RGB as `load_image` of transformers makes it, and then its image processors.
+    """Convert to RGB as transformers' `load_image` and then its image processors do.
 
-    The first drops an alpha channel and cuts values at 255. The second put white where one color is declared to be
-    transparent, which Pillow remembers.
+    `load_image` drops an alpha channel and clips values at 255. The processors paint white where the image declares
+    one color to be transparent; Pillow keeps that declaration after the conversion.
     """
     image = image.convert("RGB")
     if image.info.get("transparency") is None:
@@ -53,12 +53,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def inspect(stored: bytes | Path) -> tuple[int, str]:
-    """A fingerprint of a stored image (64 bits of its length and of three blocks), and its mode, such as "RGB".
+    """Return an encoded image's fingerprint (64-bit hash of its length and three blocks) and its mode, such as "RGB".
 
-    Only its header is read, unless its end is missing: then all of it is decoded.
+    Only the header is decoded, unless the ending of the format is missing: then the whole image is decoded.
 
     Raises:
-        CorruptImage: it is no image, or cut off; its second argument is the fingerprint.
+        CorruptImage: the bytes are not an image, or are truncated; its second argument is the fingerprint.
         UserError: the file cannot be read.
     """
     try:
@@ -85,7 +85,7 @@ def inspect(stored: bytes | Path) -> tuple[int, str]:
 
 @contextmanager
 def opened(stored: bytes | Path) -> Iterator[Image.Image]:
-    """Pillow's image of `stored`; whatever a broken one raises, inside the `with` too, becomes a CorruptImage."""
+    """Open an image with Pillow. Any error of a broken image, also inside the `with`, becomes a CorruptImage."""
     try:
         with Image.open(io.BytesIO(stored) if isinstance(stored, bytes) else stored) as image:
             yield image
@@ -96,12 +96,12 @@ def opened(stored: bytes | Path) -> Iterator[Image.Image]:
         raise CorruptImage(f"more than {most:,} pixels, which Pillow refuses to decode: scale it down") from None
     except MemoryError:
         raise
-    except Exception as error:  # of a dozen kinds: files of other people
+    except Exception as error:  # Pillow raises a dozen kinds of errors for broken files
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(stored, error) from None
         raise CorruptImage(str(error).partition("\n")[0] or type(error).__name__) from None
 
 
 def unreadable(stored: bytes | Path, error: OSError) -> UserError:
-    """What to say when the disk, and not the image, is at fault: that is never taken for a corrupt image."""
-    return UserError(f"the image {stored!s} cannot be read ({error.strerror}): see to its permissions, or its disk")
+    """The error for a file that the system cannot read, which is not a corrupt image."""
+    return UserError(f"the image {stored!s} cannot be read ({error.strerror}): check its permissions and the disk")

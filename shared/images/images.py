@@ -1,4 +1,4 @@
-"""Images as the loader reads them: squares of RGB bytes, decoded when asked for or once for all, and their targets."""
+"""The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their classes."""
 
 import warnings
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from shared.images.sources import Source, limited, load_sources
 
 @dataclass
 class Images(Dataset):
-    """Items are (uint8 [side, side, 3], width over height, class id).
+    """Items are (uint8 [side, side, 3], aspect ratio as width / height, class id).
 
-    `pixels` and `aspects` are there when all are decoded already: the digits, or a memory-mapped cache. Image i is then
-    in their row `places[i]`; None: where the source has it.
+    `pixels` and `aspects` hold all images if they are decoded already (the digits, or a memory-mapped cache). Image i
+    is then in row `places[i]`. The default of `places` is `source.rows`.
     """
 
     source: Source
@@ -49,9 +49,9 @@ class Images(Dataset):
             raise UserError(refusal(self.source, i, problem)) from None
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
-        """Items, or, where all are decoded already, one array of each kind for all of them: what `collate` takes.
+        """Return what `collate` takes: a list of items, or one array per field if all images are decoded already.
 
-        They are the same in every epoch: augmentation comes later (shared/augmentation/augmentation.py).
+        The result is the same in every epoch: augmentation comes later (shared/augmentation/augmentation.py).
         """
         if self.pixels is None or self.aspects is None or self.places is None:
             return [self[i] for i in samples.tolist()]
@@ -68,7 +68,7 @@ class Images(Dataset):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64 [N], what each costs: all the same."""
+        """int64 [N], the cost of each image: 1."""
         return np.ones(len(self), np.int64)
 
     @property
@@ -78,7 +78,7 @@ class Images(Dataset):
 
 
 def collate(items: Any) -> dict[str, torch.Tensor]:
-    """images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows], from items or their arrays."""
+    """Make a batch: images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows]."""
     pixels, aspects, targets = items if isinstance(items, tuple) else zip(*items, strict=True)
     return {
         "images": torch.from_numpy(np.stack(pixels) if isinstance(pixels, tuple) else pixels),
@@ -88,24 +88,29 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
 
 
 def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tuple[Images, Images]:
-    """Training and validation images of a config, their squares `size` pixels wide.
+    """Load the training and validation images of a config as squares of `size` pixels.
 
     `interpolation` is that of the model's image processor, "bilinear" or "bicubic".
 
-    One that is corrupt by its header, or cut off, ends the run here; damage within a file does when its turn comes, or
-    here under --cache. With --skip_corrupt_images each is decoded once, and what cannot be is left out and listed.
+    An image with a corrupt header or a truncated file ends the run here. Other damage ends the run when the image is
+    read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
+    listed.
 
     Raises:
-        UserError: data that cannot be read, or a corrupt image.
+        UserError: the data cannot be read, or an image is corrupt.
     """
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # odd metadata, sizes and palettes, in Pillow's own words
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     sources = limited(load_sources(config), config)
     train, validation = (prepare(source, config, size, interpolation) for source in sources)
     return train, validation
 
 
 def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:
-    """The images of a source, cached or checked as the config says."""
+    """Return the images of a source, cached or checked as the config says.
+
+    Raises:
+        UserError: an image is corrupt, or a class has only corrupt images.
+    """
     if source.arrays is not None:
         side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)
         return Images(source, side, source.arrays, aspects)
@@ -131,7 +136,7 @@ def prepare(source: Source, config: Any, size: int, interpolation: str = "biline
 
 
 def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
-    """Raise UserError, which names the first few, if there are corrupt images."""
+    """Raise a UserError that names the first few corrupt images, if there are any."""
     if corrupt:
         others = [str(source.where(i)) for i, _ in corrupt[1:4]]
         more = f", and so are {len(corrupt) - 1:,} more, such as {', '.join(others)}" if others else ""
@@ -139,7 +144,7 @@ def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
 
 
 def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
-    """How a corrupt image ends a run."""
+    """The message of the error for a corrupt image."""
     return (
         f"{source.where(i)} is corrupt ({problem}){more}: replace it, or leave such images out with "
         "--skip_corrupt_images"
@@ -149,12 +154,12 @@ def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
 def worst_predictions(
     data: Images, ranked: NDArray[np.int64], losses: NDArray[np.float64], count: int = 16
 ) -> list[Picture]:
-    """The wrongly classified images with the largest losses, each with what it was taken for and what it is.
+    """The misclassified images with the largest losses, each with its predicted and its true class.
 
     Args:
-        ranked: [N, k] the classes predicted for each image, the likeliest first.
-        losses: [N]
-        count: most pictures.
+        ranked: [N, k] the predicted classes of each image, most likely first.
+        losses: [N] the loss of each image.
+        count: maximum number of pictures.
     """
     wrong = np.flatnonzero(ranked[:, 0] != data.targets)
     names = data.source.names

@@ -1,4 +1,4 @@
-"""A picture with its caption, for the end of curves.png."""
+"""A picture with its caption, shown at the bottom of curves.png."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of the data, as uint8 [height, width, 3], the class it was taken for, and the one it is of.
+    """An image uint8 [height, width, 3], its predicted class (`says`) and its true class.
 
-    `aspect` is its width over its height, as it is to be shown.
+    `aspect` is the width / height with which it is drawn.
     """
 
     pixels: Any

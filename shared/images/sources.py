@@ -1,6 +1,6 @@
-"""Where images come from: scikit-learn's digits, folders of classes, a column of a table; and their classes.
+"""Sources of labelled images: scikit-learn's digits, folders of classes, or a column of a table.
 
-A source has images by number, their class ids and the names of the classes; it reads nothing before it is asked to.
+A source gives encoded images by number, their class ids and the class names. It reads an image only on request.
 """
 
 import hashlib
@@ -34,23 +34,23 @@ EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff",
 
 @dataclass(frozen=True)
 class Source:
-    """Images and their classes; which of the three it is decides what `stored` gives."""
+    """Labelled images: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths)."""
 
-    name: str  # as an error begins: "--train_dir photos"
-    names: tuple[str, ...]  # of the classes
+    name: str  # the start of its error messages: "--train_dir photos"
+    names: tuple[str, ...]  # class names
     targets: NDArray[np.int64]  # [N] class ids
-    rows: NDArray[np.int64]  # [N] where each image is, below
-    arrays: Pixels | None = None  # uint8 [M, side, side, 3], decoded
+    rows: NDArray[np.int64]  # [N] the index of each image in `arrays`, `paths` or `table`
+    arrays: Pixels | None = None  # uint8 [M, side, side, 3], already decoded
     paths: tuple[Path, ...] = ()
     table: pa.Table | None = None
     column: str = ""
-    checked: Checked | None = None  # of what is encoded
+    checked: Checked | None = None  # the check of `paths` or `table`
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def stored(self, i: int) -> bytes | Path:
-        """Image number `i`, encoded: a file, or its bytes."""
+        """Return the encoded image number `i`: the path of a file, or bytes."""
         row = int(self.rows[i])
         if self.paths:
             return self.paths[row]
@@ -58,10 +58,10 @@ class Source:
         return contents(self.table[self.column])[row].as_py()
 
     def digest(self) -> str:
-        """A function of the classes and of the images: their pixels, or the fingerprints of what is encoded.
+        """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
 
-        Files enter with their names below the folder that all of them lie in. Where that folder is, and when a file was
-        written, change nothing: a copy is the same data.
+        Files enter with their paths relative to their common folder. The place of that folder and the file times are
+        not included: a copy of the data has the same digest.
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
         content.update(self.targets.tobytes())
@@ -76,14 +76,14 @@ class Source:
         return content.hexdigest()
 
     def key(self) -> str:
-        """What changes, on this machine, when something encoded does."""
+        """A key that changes when an encoded image changes; valid on this machine only."""
         if self.paths:
             return key_of_files(self.paths)
         assert self.table is not None
         return self.checked.key if self.checked else key_of_column(contents(self.table[self.column]))
 
     def corrupt(self) -> list[tuple[int, str]]:
-        """The images whose header says that they are corrupt: their numbers, and what is wrong."""
+        """Return (image number, error text) of each image that `check` found corrupt."""
         if not self.checked or not self.checked.problems:
             return []
         return [
@@ -91,17 +91,17 @@ class Source:
         ]
 
     def where(self, i: int) -> str:
-        """How to speak to the user about image number `i`."""
+        """The name of image number `i` in messages."""
         row = int(self.rows[i])
         place = self.name if self.table is None else where(self.table, row)
         return f"{place}: {self.paths[row]}" if self.paths else place
 
     def take(self, chosen: NDArray[Any]) -> "Source":
-        """The source with the images `chosen` only: their numbers, or a mask."""
+        """The source with only the images `chosen`, given as indices or as a mask."""
         return replace(self, targets=self.targets[chosen], rows=self.rows[chosen])
 
     def ordered(self, names: tuple[str, ...]) -> "Source":
-        """The same images and classes with the ids that `names`, which are these names, give them."""
+        """The same images with class ids in the order of `names`, a permutation of the class names."""
         places = np.array([names.index(name) for name in self.names])
         return replace(self, names=names, targets=places[self.targets])
 
@@ -118,12 +118,12 @@ def digits() -> Source:
 
 
 def contents(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The encoded images of a column that holds bytes, or structs of bytes and path."""
+    """The encoded images of a column of bytes, or of structs of bytes and path."""
     return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
 
 def checked(source: Source) -> Source:
-    """The source, with what `image_check` finds in its files or cells; images of more than 8 bits are said aloud.
+    """The source with the result of `check`; prints a line if some images have more than 8 bits per channel.
 
     Raises:
         UserError: a file cannot be read.
@@ -132,24 +132,24 @@ def checked(source: Source) -> Source:
     if deep := source.checked.deep if source.checked else ():
         say(
             f"{source.name}: {len(deep):,} images have more than 8 bits per pixel and channel, such as "
-            f"{source.where(deep[0])}: they are read as transformers' pipeline reads them, which cuts values at 255; "
-            "convert them to 8 bits if theirs are larger, or fractions"
+            f"{source.where(deep[0])}: they are read as in transformers' pipelines, which clip values at 255; "
+            "convert them to 8 bits if their values are larger, or fractions"
         )
     return source
 
 
 def subfolders(root: Path) -> list[str]:
-    """The visible folders in a folder, sorted."""
+    """Return the names of the folders in `root`, sorted, without hidden ones."""
     return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def split_folders(folder: str, flag: str) -> tuple[str, str | None]:
-    """The folders with the training and the validation images of `folder`: itself and none, unless it holds splits.
+    """Return the folders of the training and the validation images: (`folder`, None), unless `folder` holds splits.
 
-    Folders named like splits are splits where there are folders inside: train/cat, train/dog, val/cat, val/dog.
+    A folder is a split if it is named like one and has folders inside: train/cat, train/dog, val/cat, val/dog.
 
     Raises:
-        UserError: it holds splits without a train split, or without classes.
+        UserError: there are splits but no train split, or splits without class folders.
     """
     root = Path(folder)
     found = subfolders(root) if root.is_dir() else []
@@ -166,23 +166,25 @@ def split_folders(folder: str, flag: str) -> tuple[str, str | None]:
     train = next((nested[split] for split in TRAIN_SPLITS if split in nested), None)
     validation = next((nested[split] for split in VALIDATION_SPLITS if split in nested), None)
     if train is None:
-        raise UserError(f"{flag} {folder} holds the splits {', '.join(nested.values())} and no train: give one of them")
+        raise UserError(f"{flag} {folder} holds the splits {', '.join(nested.values())} and no train: name one train")
     unused = [name for name in found if name not in (train, validation)]
     say(
-        f"{flag} {folder} holds splits: {train} is trained on"
-        + (f", {validation} validates" if validation else "")
+        f"{flag} {folder} holds splits: {train} is used for training"
+        + (f", {validation} for validation" if validation else "")
         + (f"; not used: {', '.join(unused)}" if unused else "")
     )
     return str(root / train), str(root / validation) if validation else None
 
 
 def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) -> Source:
-    """The images in the subfolders of `folder`, each of which is a class; `names` are those of the training data.
+    """The images in the subfolders of `folder`, one class per subfolder; `names` are the classes of the training data.
 
-    What is hidden, no regular file or not named like an image is passed over, and counted aloud.
+    Hidden files, files without an image extension and whatever is not a regular file are skipped; a line prints how
+    many.
 
     Raises:
-        UserError: no such folder, no classes or only one, a class without images, or one that training lacks.
+        UserError: there is no such folder, it has fewer than two classes, a class has no images, or a class is not one
+            of the training data's.
     """
     root, name = Path(folder), f"{flag} {folder}"
     if not root.is_dir():
@@ -190,15 +192,15 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     found = subfolders(root)
     if names is None and len(found) < 2:
         raise UserError(
-            f"{name} has {len(found)} subfolders, and each is a class: put the images into two or more, as in "
+            f"{name} has {len(found)} subfolders, one for each class: put the images into two or more, as in "
             f"{folder}/cat, {folder}/dog"
         )
     if odd := [label for label in found if {"Cc", "Cs"} & {*map(unicodedata.category, label)}]:
         raise UserError(f"{name} has a class {odd[0]!r}, whose name is not text: rename the folder")
     if unknown := [label for label in found if label not in (names or found)]:
         raise UserError(
-            f"{name} has a class {unknown[0]} that {flag.replace('validation', 'train')} does not have: leave it out "
-            "there"
+            f"{name} has a class {unknown[0]} that {flag.replace('validation', 'train')} does not have: remove its "
+            "folder"
         )
     paths, targets = [], []
     hidden = [path.name.startswith(".") for path in root.iterdir()]
@@ -217,14 +219,14 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
 
 
 def images_below(root: Path, name: str, passed_over: Counter[str]) -> list[Path]:
-    """The images in a folder and the folders in it, sorted; counts what else is there, by the reason.
+    """The images in a folder and its subfolders, sorted; counts skipped files in `passed_over`, by reason.
 
     Raises:
-        UserError: a folder cannot be read, which names it and `name`.
+        UserError: a folder cannot be read; the message names it and `name`.
     """
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"{name}: {error.filename} cannot be read ({error.strerror}): see to its permissions")
+        raise UserError(f"{name}: {error.filename} cannot be read ({error.strerror}): check its permissions")
 
     found = []
     for parent, folders, files in os.walk(root, onerror=refuse):
@@ -246,13 +248,13 @@ def images_below(root: Path, name: str, passed_over: Counter[str]) -> list[Path]
 
 
 def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Source:
-    """The images in a column of a table: bytes, or the structs of bytes and path that `datasets` writes, or paths.
+    """The images in a column of a table: bytes, paths, or the structs of bytes and path that `datasets` writes.
 
     Args:
-        folder: where relative paths begin; without it there can be none.
+        folder: the folder to which paths are relative; None: a column of paths is an error.
 
     Raises:
-        UserError: there is no such column, it holds no images, or labels are missing or unknown.
+        UserError: the column is missing or does not hold images, or labels are missing or unknown.
     """
     column = column_of(table, image_column, "--image_column_name")
     content = column
@@ -278,28 +280,28 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
 
 
 def existing(table: pa.Table, cells: list[str], folder: Path) -> list[Path]:
-    """The files that a table names, relative to `folder`.
+    """The files that a column of a table names, relative to `folder`.
 
     Raises:
-        UserError: one is not there.
+        UserError: a file does not exist.
     """
     paths = [folder / cell for cell in cells]
     if missing := [row for row, path in enumerate(paths) if not path.is_file()]:
         row, such = missing[0], f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
         raise UserError(
             f"{where(table, row)} names {cells[row]!r}, and there is no file {paths[row]}{such}: correct the paths, "
-            f"which begin in {folder}, or leave such rows out"
+            f"which are relative to {folder}, or remove such rows"
         )
     return paths
 
 
 def load_sources(config: Any) -> tuple[Source, Source]:
-    """The training and the validation images that a config names; without any, the digits.
+    """The training and the validation images that a config names, or the digits if it names none.
 
-    Where there is no validation part, --validation_split_percentage of each class is held out, chosen by --seed.
+    Without validation data, --validation_split_percentage of each class is held out, chosen by --seed.
 
     Raises:
-        UserError: flags that exclude each other, or data that cannot be read.
+        UserError: flags exclude each other, or the data cannot be read.
     """
     given = {flag: getattr(config, flag) for flag in ("train_dir", "train_file", "dataset_name")}
     if len(given := {flag: value for flag, value in given.items() if value}) > 1:
@@ -316,8 +318,8 @@ def load_sources(config: Any) -> tuple[Source, Source]:
     if validation is None:
         train, validation = hold_out(train, config.validation_split_percentage, config.seed)
         say(
-            f"{train.name}: no validation part, {len(validation):,} images "
-            f"({config.validation_split_percentage} % of each class, chosen by --seed {config.seed}) are kept for it"
+            f"{train.name}: no validation part, so {len(validation):,} images "
+            f"({config.validation_split_percentage} % of each class, chosen by --seed {config.seed}) are held out"
         )
     if config.model_name_or_path and not config.from_scratch:
         names = label_order(config.model_name_or_path, train.names, config.revision)
@@ -326,14 +328,14 @@ def load_sources(config: Any) -> tuple[Source, Source]:
 
 
 def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
-    """Training and validation images, of which --max_train_samples and --max_eval_samples leave some."""
+    """Reduce the training and validation images to --max_train_samples and --max_eval_samples."""
     for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
         chosen = subset(len(source), getattr(config, name), config.seed, f"--{name}")
         yield source if chosen is None else source.take(chosen)
 
 
 def is_folder_of_images(name: str) -> bool:
-    """Whether --dataset_name is a folder that `save_to_disk` did not write, with image files in folders inside."""
+    """Whether --dataset_name is a folder of folders with image files, not one that `save_to_disk` wrote."""
     if any(Path(name, file).exists() for file in ("dataset_dict.json", "dataset_info.json", "state.json")):
         return False
     inside = (file for folder in Path(name).glob("*/") for _, _, files in os.walk(folder) for file in files)
@@ -341,7 +343,7 @@ def is_folder_of_images(name: str) -> bool:
 
 
 def from_folders(folder: str, flag: str, validation_dir: str | None) -> tuple[Source, Source | None]:
-    """The training and the validation images of folders; None without a validation part."""
+    """The training and the validation images of folders; None if there is no validation folder."""
     given, validating = split_folders(folder, flag)
     train = class_folders(given, flag)
     if validation_dir:
@@ -351,9 +353,9 @@ def from_folders(folder: str, flag: str, validation_dir: str | None) -> tuple[So
 
 
 def from_tables(config: Any) -> tuple[Source, Source | None]:
-    """The training and the validation images of --train_file or --dataset_name; None without a validation part.
+    """The training and the validation images of --train_file or --dataset_name; None if there is no validation part.
 
-    Paths in a file begin in its folder, those in a folder of `save_to_disk` there.
+    Paths in a column are relative to the folder of the file, or to the folder that `save_to_disk` wrote.
     """
     if config.train_file:
         given = {"--train_file": config.train_file, "--validation_file": config.validation_file or config.train_file}
@@ -368,17 +370,17 @@ def from_tables(config: Any) -> tuple[Source, Source | None]:
 
 
 def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
-    """The folder of the files that a setting names, in which paths of images begin; None if they lie in several."""
+    """The folder of the files that a setting names; None if they are in more than one folder."""
     names = [given] if isinstance(given, str) else given
     folders = {file.parent for file in find_files(names, flag, KINDS)}
     return folders.pop() if len(folders) == 1 else None
 
 
 def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
-    """`source` without `percentage` of each class (see `share_of_each`), and those images.
+    """Split off `percentage` of each class (see `share_of_each`): return (the remaining images, those held out).
 
     Raises:
-        UserError: there are too few images for that.
+        UserError: there are too few images to hold out any.
     """
     held_out = share_of_each(source.targets, percentage, seed)
     if not held_out.any():

@@ -1,4 +1,4 @@
-"""Models made to fit a task and a device, new or pretrained, of text and of images.
+"""New and pretrained models, adapted to the task and the device.
 
 May import: augmentation, text and below.
 """

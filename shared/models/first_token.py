@@ -1,8 +1,8 @@
-"""The last layer of a classifier that reads the first token only, computed for that token only.
+"""Compute the last layer for the first token only, in classifiers whose head reads only that token.
 
-The heads of BERT, RoBERTa and their relatives, of DistilBERT, ViT and DeiT look at nothing else. Keys and values of the
-last layer are needed for every token; its queries, its attention and its feed-forward network for one. Logits and
-gradients are those of the whole layer, to rounding.
+These are the classifiers of BERT, RoBERTa and their relatives, of DistilBERT, ViT and DeiT. Their last layer needs the
+keys and values of every token, but query, attention and feed-forward network of the first token only. Logits and
+gradients equal those of the whole layer, up to rounding.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ SHORT = "last_layer_is_short"
 
 
 def shorten_last_layer(model: Any) -> None:
-    """Have the last layer compute the first token only, where the model's head reads no other; else change nothing.
+    """Make the last layer compute the first token only, if the model's head reads only that token.
 
-    The model's `last_hidden_state` is then [batch, 1, width]. Where the logits then change, see `keep_if_equal`, the
-    model stays as it came.
+    The model's `last_hidden_state` is then [batch, 1, width]. If that changes the logits or gradients (see
+    `keep_if_equal`), the replacement is undone.
     """
     config: Any = getattr(model, "config", None)
     kind = type(model)
-    known = kind.__module__.startswith("transformers.models.")  # a head of one's own may read every token
+    known = kind.__module__.startswith("transformers.models.")  # a custom head may read every token
     head = kind.__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
     family = getattr(config, "model_type", None) if known and head else None
     if (
@@ -39,7 +39,7 @@ def shorten_last_layer(model: Any) -> None:
         of_torch.replace_forward(last, forward)
 
     make_batch = image_batch if kind.__name__.endswith("ForImageClassification") else text_batch
-    name = "a last layer of the first token only"
+    name = "a last layer that computes the first token only"
     setattr(model, SHORT, keep_if_equal(model, name, replace, lambda: vars(last).pop("forward", None), make_batch))
 
 
@@ -49,9 +49,9 @@ def is_short(model: nn.Module) -> bool:
 
 
 def bert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **more: Any) -> Tensor:
-    """The forward pass of transformers' BertLayer and its copies: [batch, length, width] -> [batch, 1, width].
+    """Forward pass of transformers' BertLayer and its copies: [batch, length, width] -> [batch, 1, width].
 
-    Here and below `attention_mask` is None or has a shape that is broadcast to [batch, heads, length, length].
+    Here and below `attention_mask` is None or can be broadcast to [batch, heads, length, length].
     """
     own = layer.attention.self
     projections = own.query, own.key, own.value
@@ -62,7 +62,7 @@ def bert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None 
 
 
 def distilbert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
-    """The forward pass of transformers' TransformerBlock of DistilBERT: [batch, length, width] -> [batch, 1, width]."""
+    """Forward pass of transformers' TransformerBlock of DistilBERT: [batch, length, width] -> [batch, 1, width]."""
     own = layer.attention
     projections = own.q_lin, own.k_lin, own.v_lin
     attended = attend_from_first(
@@ -73,7 +73,7 @@ def distilbert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor |
 
 
 def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
-    """The forward pass of transformers' ViTLayer and DeiTLayer: [batch, length, width] -> [batch, 1, width]."""
+    """Forward pass of transformers' ViTLayer and DeiTLayer: [batch, length, width] -> [batch, 1, width]."""
     own, normed = layer.attention, layer.layernorm_before(hidden_states)
     projections = own.q_proj, own.k_proj, own.v_proj
     attended = attend_from_first(own, projections, normed, attention_mask, own.head_dim, own.attention_dropout)
@@ -81,7 +81,7 @@ def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None =
     return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
 
 
-FAMILIES = {  # by the config's model_type: where an encoder's layers are, and the forward pass of the last one
+FAMILIES = {  # model_type: (path of the encoder's layers, forward pass of the last layer)
     **dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer)),
     "distilbert": ("transformer.layer", distilbert_layer),
     **dict.fromkeys(("deit", "vit"), ("layers", vit_layer)),
@@ -96,9 +96,9 @@ def attend_from_first(
     head_size: int,
     dropout: float,
 ) -> Tensor:
-    """Attention of the first token to all, before the output's projection: [batch, length, width] -> [batch, 1, width].
+    """Attention of the first token to all, without output projection: [batch, length, width] -> [batch, 1, width].
 
-    `own` is the layer's attention module, `projections` are those to queries, keys and values.
+    `own` is the layer's attention module; `projections` are the modules for query, key and value.
     """
     to_query, to_key, to_value = projections
     query, key, value = (

@@ -1,4 +1,4 @@
-"""Whether the model that a run exports is the one that `from_pretrained` makes of its files."""
+"""Check that `from_pretrained` can load the model that a run will export."""
 
 import copy
 from typing import Any
@@ -9,10 +9,10 @@ from shared.errors import UserError
 
 
 def check_names(model: torch.nn.Module) -> None:
-    """Refuse, before it trains, a transformers model that was changed so that `from_pretrained` would not load it.
+    """Check that a transformers model has the weights of its class, so that `from_pretrained` can load its export.
 
     Raises:
-        UserError: names a weight that was added or replaced.
+        UserError: a weight was added or removed; the message names it.
     """
     from transformers import PreTrainedModel
 
@@ -25,7 +25,7 @@ def check_names(model: torch.nn.Module) -> None:
     if changed := sorted(found ^ expected):
         what = "has" if changed[0] in found else "lacks"
         raise UserError(
-            f"build_model: a {type(model).__name__} that {what} {changed[0]} ({len(changed)} weights differ) would be "
-            "exported, and from_pretrained would not load it as it was trained: change the model's class, or return a "
-            "torch.nn.Module that holds the model and has a forward of its own"
+            f"build_model: a {type(model).__name__} that {what} {changed[0]} ({len(changed)} weights differ) could be "
+            "exported, but from_pretrained would not load it as trained: change the model's class, or return a "
+            "torch.nn.Module of your own that contains the model"
         )

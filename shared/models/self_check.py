@@ -1,7 +1,7 @@
-"""Whether a model that computes in another way gives what it gave as it came, found out on a tiny random batch.
+"""Check on a tiny random batch that a faster replacement in a model leaves logits and gradients unchanged.
 
-What is replaced in models of transformers relies on how its modules work today. The check at each start sees to it that
-a new version of transformers cannot turn into wrong numbers.
+The replacements rely on how the modules of transformers work today. The check at each start ensures that a new version
+of transformers cannot cause wrong numbers.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from shared.errors import say
 from shared.models.requirements import checked
 
-TOLERANCE = 1e-4  # of two computations of the same in float32, relative to the largest logit: rounding is a tenth of it
-GRADIENT_TOLERANCE = 1e-2  # rounding adds up through the layers; what is missing from a gradient is far more
-LENGTH, PADDED, PATCHES = 8, 3, 2  # tokens of the longest row, those that the shortest lacks, patches along an image
-WIDEST_WINDOW = 128  # tokens; beyond, a row that is longer than the window would cost too much
+TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
+GRADIENT_TOLERANCE = 1e-2  # rounding adds up through the layers; a missing part of a gradient is far larger
+LENGTH, PADDED, PATCHES = 8, 3, 2  # tokens of the longest row, padding of the shortest, patches along a side
+WIDEST_WINDOW = 128  # tokens; a row longer than a wider window would cost too much
 
 
 def keep_if_equal(
@@ -28,21 +28,21 @@ def keep_if_equal(
     undo: Callable[[], object],
     make_batch: Callable[[Any], dict[str, Any]],
 ) -> bool:
-    """Replace a part of what a model computes, and undo that if logits or gradients change by more than rounding.
+    """Replace a part of a model; undo the replacement if logits or gradients change by more than rounding.
 
-    The model is tried in eval mode where its weights are: before `prepare` it is whole, under FSDP as well. Gradients
-    are compared for parameters of one dimension (biases, norms) only: each layer has them, and they cost little. No
-    `grad`, buffer, mode or random state is changed.
+    The model runs in eval mode on the device of its weights. Call this before `prepare`, when the model is not yet
+    sharded by FSDP. Gradients are compared only for parameters of one dimension (biases, norms): every layer has them,
+    and they cost little. `grad`, buffers, modes and random states do not change.
 
     Args:
         model: with a `config`.
-        name: of the replacement, for the line that is printed when it is undone.
+        name: name of the replacement, for the warning that is printed if it is undone.
         replace: changes the model.
-        undo: makes it what it was; does nothing where `replace` was not called.
-        make_batch: the batch for a model with this config, with all of its tensors on the CPU.
+        undo: restores the model; does nothing if `replace` was not called.
+        make_batch: returns a batch for a model with this config, on the CPU.
 
     Returns:
-        Whether the replacement stays. It is undone, too, where the model cannot compute the batch.
+        Whether the replacement stays. It is also undone if the model cannot compute the batch.
     """
     try:
         batch = make_batch(model.config)
@@ -52,20 +52,20 @@ def keep_if_equal(
         if same(found, expected) and same(gradient, expected_gradient, GRADIENT_TOLERANCE):
             return True
         problem = "it changes the logits or gradients by more than rounding"
-    except Exception as error:  # of any model, and any version of transformers
+    except Exception as error:  # any model, any version of transformers
         problem = f"it cannot be checked ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     undo()
     say(
-        f"warning: a {type(model).__name__} is trained as transformers {version('transformers')} computes it, without "
-        f"{name}: {problem}"
+        f"warning: a {type(model).__name__} is trained with the code of transformers {version('transformers')}, "
+        f"without {name}: {problem}"
     )
     return False
 
 
 def text_batch(config: Any) -> dict[str, Tensor]:
-    """Random input_ids and attention_mask [3, length]: rows of several lengths, each with its end-of-sequence token.
+    """Random input_ids and attention_mask [3, length]: rows of different lengths, each with its end-of-sequence token.
 
-    Where a model attends locally, the longest row is longer than its window.
+    If a model has local attention, the longest row is longer than its window.
     """
     window = getattr(config, "sliding_window", None) or 0
     length = LENGTH + (window if window <= WIDEST_WINDOW else 0)
@@ -82,19 +82,19 @@ def text_batch(config: Any) -> dict[str, Tensor]:
 
 
 def image_batch(config: Any) -> dict[str, Any]:
-    """Two random images of a few patches, pixel_values [2, channels, height, width]; ViT interpolates."""
+    """Two random images of a few patches, pixel_values [2, channels, height, width]; ViT interpolates positions."""
     size = (PATCHES * config.patch_size,) * 2
     pixels = torch.randn(2, config.num_channels, *size, generator=torch.Generator().manual_seed(0))
     return {"pixel_values": pixels, "interpolate_pos_encoding": True}
 
 
 def logits_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Logits as `logits_of` gives them, and the gradient of their sum of squares for parameters of one dimension."""
+    """Return the logits, and the gradient of their sum of squares for all parameters of one dimension, flattened."""
     parameters = [parameter for parameter in model.parameters() if parameter.ndim == 1 and parameter.requires_grad]
     device = next(model.parameters()).device
-    there = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
     with torch.enable_grad(), in_eval_mode(model):
-        logits = model(**there).logits
+        logits = model(**on_device).logits
         if not parameters:
             return logits.detach(), logits.new_zeros(1)
         parts = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True, materialize_grads=True)
@@ -102,7 +102,7 @@ def logits_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor
 
 
 def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """What a model says of a batch, nothing dropped out, nothing compiled; it stays in its mode.
+    """Return the logits of a batch, without dropout and uncompiled; the model keeps its mode.
 
     Raises:
         UserError: see `requirements.checked`.
@@ -113,7 +113,7 @@ def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Calls of `model` inside drop nothing out and run uncompiled; modes and random state are restored.
+    """Run `model` in eval mode and uncompiled in this context; restore modes and random state at its end.
 
     Raises:
         UserError: see `requirements.checked`.
@@ -129,6 +129,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def same(given: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
-    """Whether logits are equal to rounding: to `tolerance` of the largest in float32, to eight steps in less."""
+    """Whether all values agree to `tolerance` times the largest; for dtypes below float32, at least eight epsilons."""
     tolerance = max(tolerance, 8 * torch.finfo(expected.dtype).eps)
     return bool((given - expected).abs().max() <= tolerance * expected.abs().max())

@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights, evaluated and exported in place of the last ones."""
+"""The exponential moving average of a model's weights, evaluated and exported instead of the last weights."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from shared.models.batch_norm import RunningAverages
 
 
 class WeightAverage:
-    """torch's AveragedModel of a model's weights and buffers, kept in checkpoints; without a decay, nothing.
+    """torch's AveragedModel of a model's weights and buffers, saved in checkpoints. Without a decay it does nothing.
 
-    How many steps are in it is counted on the host, where torch's `update_parameters` would wait for a GPU.
+    The host counts the averaged steps, because torch's `update_parameters` would wait for the GPU.
 
     Args:
-        accelerator: saves and loads the average with the rest of a checkpoint.
-        model: the one that will train, before `prepare`, which under mixed precision ties its forward to its weights.
-        decay: share of the average that stays at each step; None: there is no average, and `model` is None.
+        accelerator: saves and loads the average in its checkpoints.
+        model: the model to train, before `prepare`, which under mixed precision binds its forward to its own weights.
+        decay: share of the average that each step keeps; None: no average, and the attribute `model` is None.
 
     Raises:
-        UserError: under FSDP, whose shards torch's average does not know.
+        UserError: FSDP is used; torch's AveragedModel does not support its shards.
     """
 
     def __init__(self, accelerator: Any, model: nn.Module, decay: float | None) -> None:
@@ -31,15 +31,15 @@ class WeightAverage:
             return
         if accelerator.is_fsdp2:
             raise UserError(f"--ema_decay {decay} does not work under FSDP: leave it out, or use multi_gpu.yaml")
-        self.take_in = get_ema_multi_avg_fn(decay)
-        self.average = AveragedModel(model, accelerator.device, multi_avg_fn=self.take_in, use_buffers=True)
+        self.update = get_ema_multi_avg_fn(decay)
+        self.average = AveragedModel(model, accelerator.device, multi_avg_fn=self.update, use_buffers=True)
         self.average.n_averaged = self.average.n_averaged.cpu()
         self.average.requires_grad_(False)
         self.model = self.average.module
         accelerator.register_for_checkpointing(self.average)
 
     def end_step(self, statistics: RunningAverages) -> None:
-        """Take in the weights and buffers of the model after a step; the first step's are copied."""
+        """Add the weights and buffers of the model to the average; after the first step, copy them."""
         if self.average is None:
             return
         statistics.copy_into_model()
@@ -50,7 +50,7 @@ class WeightAverage:
         if self.average.n_averaged == 0:
             of_torch.copy(averages, values)
         else:
-            for dtype in {tensor.dtype for tensor in averages}:  # counters are averaged in another way
+            for dtype in {tensor.dtype for tensor in averages}:  # the update function treats integers differently
                 pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].dtype == dtype]
-                self.take_in(*map(list, zip(*pairs, strict=True)), self.average.n_averaged)
+                self.update(*map(list, zip(*pairs, strict=True)), self.average.n_averaged)
         self.average.n_averaged += 1

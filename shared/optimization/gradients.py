@@ -1,6 +1,6 @@
-"""Gradients between the loss and the optimizer: summed over processes, clipped, dropped.
+"""Gradients between the loss and the optimizer: summed over processes, clipped, set to None.
 
-What Accelerate's methods of the same purpose do, to the bit, at less cost per step (docs/performance.md says how much).
+Results equal those of Accelerate's methods to the bit, at less cost per step (docs/performance.md has the figures).
 """
 
 import math
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch
 
-HOST = "cpu"  # where to read a number is no waiting
+HOST = "cpu"  # on this device, reading a number does not synchronize
 
 
 def backward(accelerator: Accelerator, loss: Tensor) -> None:
-    """Add the gradients of `loss`, a process's share of a sum over all of them: DDP averages, and the sum is meant.
+    """Backpropagate `loss`, this process's share of a sum over all processes.
 
-    Accelerate's `backward` puts one more operation into the graph.
+    The loss is multiplied by the number of processes, because DDP averages gradients. Accelerate's `backward` adds one
+    more operation to the graph.
     """
     if accelerator.num_processes > 1:
         loss = loss * accelerator.num_processes
@@ -28,25 +29,25 @@ def backward(accelerator: Accelerator, loss: Tensor) -> None:
 
 
 def set_to_none(parameters: list[nn.Parameter]) -> None:
-    """What `zero_grad` does, without Accelerate's look at its signature."""
+    """Drop all gradients, like `zero_grad`, but without Accelerate's inspection of its signature."""
     for parameter in parameters:
         parameter.grad = None
 
 
 def clip(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the synchronized gradients down to `max_norm` (0: leave them) and return their norm before that, a scalar.
+    """Clip the synchronized gradients to `max_norm` (0: no clipping) and return their norm before clipping, a scalar.
 
-    Under fp16 Accelerate unscales them first. The operations are those of torch's `clip_grad_norm_`, without what it
-    spends on gradients of several devices and formats.
+    Under fp16 Accelerate unscales them first. The operations are those of torch's `clip_grad_norm_`, without its
+    support for gradients of different devices and dtypes.
     """
     if accelerator.is_fsdp2:
         norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 shards the norm, too
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 also shards the norm
     accelerator.unscale_gradients()
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(of_torch.norms(gradients)))
     if max_norm and norm.device.type == HOST and norm.dtype == torch.float32 and type(norm) is Tensor:
-        # The host may look at the norm: arithmetic without torch's calls, and no pass over gradients that are short.
+        # The host can read the norm: use cheaper NumPy arithmetic, and do not multiply short gradients by 1.
         factor = np.float32(1) / (np.float32(norm.item()) + np.float32(1e-6)) * np.float32(max_norm)
         if not factor >= 1:
             of_torch.multiply(gradients, float(factor))

@@ -1,4 +1,4 @@
-"""What changes the training loss of a classifier: weights of its classes, and smoothed labels."""
+"""Class weights and label smoothing in the training loss of a classifier."""
 
 import math
 from collections.abc import Sequence
@@ -16,47 +16,47 @@ from shared.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LossOptions(TextOptions):
-    """The settings of it."""
+    """The flags of the training loss."""
 
     class_weights: tuple[str, ...] | None = None
-    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all alike."""
+    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
     label_smoothing: Annotated[float, Limits(least=0, below=1)] = 0.0
-    """Share of the target that is spread over all classes. The evaluation's loss stays without it."""
+    """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""
 
 
 @dataclass(frozen=True)
 class LossShape:
-    """What the training loss of a run is made with. The evaluation's loss is made without it.
+    """The class weights and label smoothing of a run's training loss. The evaluation loss does not use them.
 
     As in torch.nn.CrossEntropyLoss, the loss of a global batch is the sum of its samples' weighted losses divided by
-    the sum of their weights. `Plan` divides by that sum when it is given `sample_weights`.
+    the sum of their weights. `Plan` divides by that sum if it is given `sample_weights`.
     """
 
-    cross_entropy: dict[str, Any] = field(default_factory=dict)  # arguments of F.cross_entropy beside reduction="none"
-    sample_weights: NDArray[np.float64] | None = None  # [N] that of each training sample's class; None: 1 each
-    notes: dict[str, str] = field(default_factory=dict)  # for the launch card
+    cross_entropy: dict[str, Any] = field(default_factory=dict)  # for F.cross_entropy, besides reduction="none"
+    sample_weights: NDArray[np.float64] | None = None  # [N] class weight of each training sample; None: 1 each
+    notes: dict[str, str] = field(default_factory=dict)  # lines of the launch card
 
 
 def shape_of_run(
     config: LossOptions, kind: str, names: Sequence[str], targets: NDArray[Any], device: torch.device
 ) -> LossShape:
-    """What --class_weights and --label_smoothing make of the loss for the training data's `targets`.
+    """The loss shape that --class_weights and --label_smoothing give for the training data's `targets`.
 
     Args:
-        config: the settings.
-        kind: of task, "classification", "multi_label" or "regression".
-        names: of the classes, in the order of the model's outputs.
-        targets: [N] class ids of the training data; of another kind of task, anything.
-        device: where the logits will be.
+        config: the flags.
+        kind: of the task, "classification", "multi_label" or "regression".
+        names: class names in the order of the model's outputs.
+        targets: [N] class ids of the training data; not used for other kinds of tasks.
+        device: device of the logits.
 
     Raises:
-        UserError: a setting does not fit the task, or the weights do not fit the classes.
+        UserError: a flag does not fit the task, or the weights do not fit the classes.
     """
     given = {"class_weights": " ".join(config.class_weights or ()), "label_smoothing": config.label_smoothing}
     for name, value in given.items():
         if value and kind != "classification":
-            task = "regression has no classes" if kind == "regression" else "here a text has several labels"
-            raise UserError(f"--{name} {value} is for one label of several, and {task}: leave it out")
+            task = "regression has no classes" if kind == "regression" else "here a text can have several"
+            raise UserError(f"--{name} {value} requires exactly one label per sample, but {task}: leave it out")
     arguments: dict[str, Any] = {"label_smoothing": config.label_smoothing} if config.label_smoothing else {}
     if config.class_weights is None:
         return LossShape(arguments)
@@ -68,12 +68,12 @@ def shape_of_run(
 
 
 def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[np.int64]) -> list[float]:
-    """The weight of each class, as --class_weights `given` says.
+    """The weight of each class for the value `given` of --class_weights.
 
-    balanced: samples / (classes * samples of the class), as in scikit-learn.
+    For balanced: samples / (classes * samples of the class), as in scikit-learn.
 
     Raises:
-        UserError: these are no weights, or not one for each class.
+        UserError: a value is not a positive number, their number is not that of the classes, or a class has no samples.
     """
     flag = f"--class_weights {' '.join(given)}"
     listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")

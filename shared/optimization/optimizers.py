@@ -1,4 +1,4 @@
-"""Parameter groups, optimizers, learning-rate schedules, and the update that skips itself on the device."""
+"""Parameter groups, optimizers, learning-rate schedules, and optimizer steps that skip non-finite gradients."""
 
 import math
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from shared.optimization import gradients
 from shared.pretrained.from_pretrained import backbone
 
 Schedule = Callable[[int], float]
-BASE_BATCH = 256  # that --learning_rate is meant for, where --scale_learning_rate scales it
+BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Trainable parameters in two groups: matrices decay, biases and the gains of norms (one dimension) do not."""
+    """The trainable parameters in two groups: with weight decay, and without (one dimension: biases and norms)."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     return [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
@@ -29,10 +29,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
 
 
 def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
-    """`--optim` over the parameter groups, AdamW and SGD fused: one kernel per step.
+    """Make the optimizer of --optim. AdamW and SGD are fused: one kernel per step.
 
-    LARS and Muon are pytorch_optimizer's, a library that has both and needs torch and NumPy only: torch has no LARS,
-    its Muon takes no convolutions, and timm, which has both, needs torchvision.
+    LARS and Muon come from pytorch_optimizer, which depends on torch and NumPy only. Torch has no LARS, and its Muon
+    does not support convolutions; timm has both but depends on torchvision.
+
+    Raises:
+        UserError: see `muon_groups`.
     """
     groups, rate = parameter_groups(model, config.weight_decay), base_learning_rate(config)
     if config.optim == "lars":
@@ -54,7 +57,7 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
 
 
 def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
-    """AdamW's betas and epsilon: the flags, or else 0.9 and these."""
+    """AdamW's betas and epsilon: the values of the flags, or the defaults 0.9, `beta2` and `epsilon`."""
     given = config.adam_beta1, config.adam_beta2, config.adam_epsilon
     beta1, beta2, epsilon = (
         default if value is None else value for value, default in zip(given, (0.9, beta2, epsilon), strict=True)
@@ -63,10 +66,10 @@ def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, fl
 
 
 def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
-    """Zeros as momentum before the first step, from which that step gets what it would make by itself.
+    """Set the momentum to zeros before the first step; this does not change the result of that step.
 
-    Where the device skips the first step (`step_if_finite`, GradScaler), the kernel does not write the momentum that
-    torch 2.13 has allocated for it, and the next step would go on from whatever was in that memory.
+    If the device skips the first step (`step_if_finite`, GradScaler), the kernel leaves the momentum that torch 2.13
+    allocated uninitialized, and the next step would use it.
     """
     if not sgd.state:
         for group in sgd.param_groups:
@@ -75,18 +78,18 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
-    """Trainable parameters in three groups: Muon for matrices and kernels inside the model, AdamW for the rest.
+    """The trainable parameters in three groups: Muon for matrices and kernels of hidden layers, AdamW for the rest.
 
-    The first layers ("embeddings", "embedder") and the head are AdamW's, as Jordan et al. ("Muon", 2024) have it. One
-    learning rate does for both: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
+    AdamW updates the first layers ("embeddings", "embedder") and the head, as in Jordan et al. ("Muon", 2024). Both use
+    the same learning rate: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
 
     Raises:
-        UserError: the model does not tell what its head is.
+        UserError: the model does not tell its backbone from its head.
     """
     if not hasattr(model, "base_model"):
         raise UserError(
-            f"--optim muon: a {type(model).__name__} does not tell its head (base_model, base_model_prefix) from the "
-            "rest, for which Muon is meant: use adamw"
+            f"--optim muon: a {type(model).__name__} does not tell its hidden layers (base_model, base_model_prefix) "
+            "from its head, which Muon must not update: use adamw"
         )
     inside = {id(p) for p in backbone(model).parameters()}
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -101,7 +104,7 @@ def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
 
 
 def peak_learning_rate(config: Options) -> float:
-    """--learning_rate as --scale_learning_rate scales it from a global batch of 256 to that of the run.
+    """--learning_rate, scaled by --scale_learning_rate from a global batch of 256 to that of the run.
 
     linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and LARS.
     """
@@ -112,16 +115,16 @@ def peak_learning_rate(config: Options) -> float:
 
 
 def warmup_steps(config: Options, total_steps: int) -> int:
-    """Steps over which the learning rate rises: --warmup_steps, or --warmup_ratio of all."""
+    """The number of warm-up steps: --warmup_steps, or --warmup_ratio of all steps."""
     return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
 
 
 def make_schedule(config: Options, total_steps: int) -> Schedule:
-    """The learning rate as a pure function of the step (0 ... total_steps-1): nothing to save, nothing to restore.
+    """The learning rate as a pure function of the step (0 ... total_steps-1), without state to save.
 
-    Warm-up is linear and reaches the peak with step `warmup_steps`; then linear and cosine go to 0 at `total_steps`,
-    polynomial goes there with the square of what is left, constant stays. warmup_stable_decay stays and goes there over
-    the last `decay_ratio` of all steps, as 1 - sqrt (Hägele et al., arXiv:2405.18392).
+    Warm-up is linear and reaches the peak at step `warmup_steps`. Then linear and cosine decay to 0 at `total_steps`,
+    polynomial decays to 0 with the square of the remaining share, and constant keeps the peak. warmup_stable_decay
+    keeps the peak and decays over the last `decay_ratio` of all steps, as 1 - sqrt (Hägele et al., arXiv:2405.18392).
     """
     peak = peak_learning_rate(config)
     warmup = warmup_steps(config, total_steps)
@@ -145,7 +148,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give every parameter group the same learning rate."""
+    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
@@ -162,23 +165,23 @@ def inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 @cache
 def flag(value: bool) -> Tensor:
-    """0.0 or 1.0 on the host, not to be written to: the same two tensors for all steps."""
+    """0.0 or 1.0 on the host. The two tensors are cached, so do not write to them."""
     return torch.tensor(float(value))
 
 
 def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
-    """One optimizer step, left out on all processes together when the norm of the gradients is not finite.
+    """Do one optimizer step, or skip it on all processes if the norm of the gradients is not finite.
 
-    `grad_norm` is that of the synchronized gradients, so it is the same on every process. Returns 1.0 on the device
-    when the update was skipped, else 0.0; the host does not wait for it. Accelerate's `step_was_skipped` cannot serve:
-    with fused optimizers it is always False (accelerate#4242).
+    `grad_norm` belongs to the synchronized gradients, so it is the same on every process. Returns 1.0 on the device
+    if the update was skipped, else 0.0; the host does not wait for it. Accelerate's `step_was_skipped` is always False
+    with fused optimizers (accelerate#4242).
     """
     on_host = grad_norm.device.type == gradients.HOST
     skipped = flag(not math.isfinite(grad_norm)) if on_host else (~torch.isfinite(grad_norm)).float()
     if accelerator.scaler is not None:
-        optimizer.step()  # the scaler found the same when it unscaled the gradients, and skips and backs off by itself
+        optimizer.step()  # the scaler also found this when it unscaled the gradients; it skips and backs off
         return skipped
-    optimizer = inner(optimizer)  # without a scaler the wrapper adds nothing but two import probes, 0.1 ms per step
+    optimizer = inner(optimizer)  # without a scaler the wrapper only adds two import probes, 0.1 ms per step
     if not on_host and skips_on_device(optimizer):
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Regression on numbers of any size: standardized while a model trains, and scaled back into its last layer."""
+"""Standardized targets for regression; after training, the scale is put back into the model's last layer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +11,18 @@ from shared.datasets.labels import FLAG, Labels
 from shared.errors import UserError
 from shared.pretrained.from_pretrained import label_weights
 
-ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # what a model learns without being scaled
-FINEST = 100  # steps of float32 in a standard deviation that an exported model needs at least
+ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
+FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and standard deviation of the training targets; for labels that are no numbers, nothing happens."""
+    """Mean and standard deviation of the training targets; the identity for tasks other than regression."""
 
     labels: Labels
     mean: float = 0.0
     deviation: float = 1.0
-    layer: nn.Linear | None = None  # the model's last
+    layer: nn.Linear | None = None  # the model's last layer; None: no scaling
 
     def __str__(self) -> str:
         if self.layer is None:
@@ -31,13 +31,13 @@ class Scale:
 
     @classmethod
     def of_run(cls, labels: Labels, targets: np.ndarray, model: Any) -> "Scale":
-        """The scale of the training targets [N]. A last layer that already gives such numbers is divided by it.
+        """The scale of the training targets [N]. Call this before `prepare`.
 
-        Call it before `prepare`.
+        If the last layer was already trained on these targets, its weights are standardized here.
 
         Raises:
-            UserError: the model's last layer cannot be scaled, and these targets need it; or float32, in which a model
-                answers, cannot tell them apart.
+            UserError: the targets need scaling but the last layer cannot be scaled, or float32, the dtype of the
+                model's outputs, is too coarse for them.
         """
         if labels.kind != "regression":
             return cls(labels)
@@ -49,14 +49,14 @@ class Scale:
         step = float(np.spacing(np.float32(np.abs(numbers).max())))
         if numbers.std() and step * FINEST > deviation:
             raise UserError(
-                f"{said}, but float32, in which a model answers, has steps of {step:.2g} there: subtract {mean:.6g} "
-                "from the column"
+                f"{said}, but float32, the dtype of a model's outputs, has steps of {step:.2g} there: subtract "
+                f"{mean:.6g} from the column"
             )
         if (layer := last_layer(model)) is None:
             if abs(mean) > ORDINARY_MEAN or not ORDINARY_DEVIATION[0] <= deviation <= ORDINARY_DEVIATION[1]:
                 raise UserError(
-                    f"{said}, but a {type(model).__name__} does not end in a linear layer with a bias, into which that "
-                    "can be put back: subtract the one from the column and divide by the other"
+                    f"{said}, but a {type(model).__name__} does not end in a linear layer with a bias, which could "
+                    "undo a standardization: subtract the mean from the column and divide by the deviation"
                 )
             return cls(labels)
         if getattr(model, "knows_labels", False):
@@ -66,27 +66,30 @@ class Scale:
         return cls(labels, mean, deviation, layer)
 
     def standardize(self, targets: Tensor) -> Tensor:
-        """Targets as the loss takes them: numbers [rows] in units of the standard deviation, float32."""
+        """Targets [rows] for the loss: standardized to mean 0 and deviation 1, float32; other tasks: unchanged."""
         return ((targets - self.mean) / self.deviation).float() if self.labels.kind == "regression" else targets
 
     def restore(self, predictions: Tensor) -> Tensor:
-        """What a model in training says, in units of the targets: [rows] float64."""
+        """Predictions [rows] of the model in training, converted to units of the targets, float64."""
         return predictions if self.layer is None else predictions.double() * self.deviation + self.mean
 
     def put_back(self, model: nn.Module) -> None:
-        """Have the model itself, as `prepare` returned it, answer in units of the targets. It is trained no more."""
+        """Scale the last layer so that the model answers in units of the targets. Call this after training.
+
+        `model` is the one that `prepare` returned.
+        """
         if self.layer is None:
             return
         for module in model.modules():
             if reshard := getattr(module, "reshard", None):
-                reshard()  # FSDP2: else a gathered copy would be scaled, and not what is exported
+                reshard()  # FSDP2: otherwise a gathered copy would be scaled, not the exported weights
         with torch.no_grad():
             self.layer.weight.mul_(self.deviation)
             self.layer.bias.mul_(self.deviation).add_(self.mean)
 
     @property
     def note(self) -> str:
-        """What the model card says about it."""
+        """The text about the scale in the model card; empty without one."""
         if self.layer is None:
             return ""
         return (
@@ -96,7 +99,7 @@ class Scale:
 
 
 def last_layer(model: Any) -> nn.Linear | None:
-    """The linear layer with a bias that gives the model's output; None where it ends otherwise, or cannot be known."""
+    """The linear layer with a bias that makes the model's output; None if there is no such layer, or it is unknown."""
     if not hasattr(model, "config"):
         return None
     names = label_weights(model)

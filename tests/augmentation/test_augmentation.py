@@ -1,4 +1,4 @@
-"""Each transform against Pillow's or a formula; and draws that belong to the sample."""
+"""Each transform equals Pillow's or a formula, and random numbers depend on the sample only."""
 
 import colorsys
 

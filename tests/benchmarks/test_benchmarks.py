@@ -1,4 +1,4 @@
-"""The benchmarks run and write the results that they promise; no test depends on a speed."""
+"""The benchmarks run and write their results; no test depends on a speed."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The rings from send and receive sum what all_reduce sums, whatever the length, and send no more than they must."""
+"""Rings of sends and receives give the sums of all_reduce for any length, and send no more bytes than necessary."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py at toy size on a CPU: every benchmark trains a recipe and gives the figures of the table."""
+"""benchmarks/gpu.py at toy size on a CPU: each benchmark trains a recipe and returns the figures of its table."""
 
 import json
 import math

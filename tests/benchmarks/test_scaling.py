@@ -1,4 +1,4 @@
-"""The benchmark of scaling starts the right processes and counts correctly; the prediction follows its model."""
+"""The scaling benchmark starts the right processes and counts correctly; the prediction follows its model."""
 
 import json
 import os

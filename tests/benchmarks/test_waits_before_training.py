@@ -1,4 +1,4 @@
-"""The benchmark of waits measures until the line that it names, and writes the results beside the promised limits."""
+"""The benchmark of waits measures the time to the line that it names, and writes it next to the promised limit."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Damage the newest checkpoint, put things beside it, fill the disk, start two runs at once: nothing is lost.
+"""Damage the newest checkpoint, put files next to it, fill the disk, start two runs together: nothing is lost.
 
     python tests/campaigns/damage.py --processes 2
 

@@ -1,4 +1,4 @@
-"""What the campaigns share: a launch whose processes are watched, and the table of what was tried."""
+"""Code of all campaigns: a launch with watched processes, and the table of the results."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""Kill a run at random instants and start it again: it ends as if nothing had happened (docs/checkpoints.md).
+"""Kill a run at random instants and resume it: the result equals that of an uninterrupted run (docs/checkpoints.md).
 
     python tests/campaigns/kills.py --kills 200 --processes 2
 

@@ -1,4 +1,4 @@
-"""Tell a run to end at every point of its life, and start it again: it ends as if nothing had happened.
+"""End a run by a signal at each point of its life and resume it: the result equals an uninterrupted run's.
 
     python tests/campaigns/signals.py --processes 2
 

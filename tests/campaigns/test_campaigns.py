@@ -1,4 +1,4 @@
-"""Short forms of the campaigns that `make campaign` runs: docs/checkpoints.md names what else stands for them."""
+"""Short forms of the campaigns of `make campaign`; docs/checkpoints.md lists the tests that complement them."""
 
 import sys
 

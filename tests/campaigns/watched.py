@@ -1,4 +1,4 @@
-"""The NLP recipe, which writes down what it does, and waits at some points until it is told to go on.
+"""The NLP recipe, which logs what it does and waits at some points until it is told to continue.
 
 WATCH in the environment is a folder. Each process adds lines of JSON to a file of its own there: the rows that its
 model is fed in each step, the points where it waits, and its exit code. PAUSES names these points, with commas between;

@@ -1,4 +1,4 @@
-"""Go on with other numbers of processes within an epoch: each sample is fed once, the weights are those of one process.
+"""Resume with other numbers of processes within an epoch: each sample is used once, weights are those of one process.
 
     python tests/campaigns/worlds.py --walks 3
 

@@ -1,4 +1,4 @@
-"""What is laid out in memory is a file as Accelerate writes it, and stays one when the values change."""
+"""The file images in memory equal the files that Accelerate writes, also after the values change."""
 
 import os
 import zipfile

@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent, and a run that was killed and started again is the run that was not."""
+"""A checkpoint is complete or absent, and a run that was killed and resumed equals an uninterrupted run."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Saving while the training goes on: what is written, what a failure does, and that Accelerate can read it."""
+"""Saving during training: the files, the effect of failures, and that Accelerate can read the result."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A model that torch's `fully_shard` shares out over gloo: saved in parts, read by another number of processes."""
+"""A model sharded by torch's `fully_shard` over gloo is saved in parts and read by another number of processes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A torch that lays its files out in a new way costs a warning, and no checkpoint."""
+"""A torch version with a new file layout causes a warning, and checkpoints are still written."""
 
 import io
 import pickle

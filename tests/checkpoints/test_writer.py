@@ -1,4 +1,4 @@
-"""The writer: complete or absent, nothing of others touched, deaf to signals, gone with its parent."""
+"""The writer process: files are complete or absent, other files stay; it ignores signals and ends with its parent."""
 
 import contextlib
 import json

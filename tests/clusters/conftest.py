@@ -1,4 +1,4 @@
-"""Two machines, as network namespaces of this one."""
+"""Two machines, simulated by network namespaces."""
 
 import os
 import shutil

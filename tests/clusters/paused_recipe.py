@@ -1,4 +1,4 @@
-"""The NLP recipe, which stops before some steps until a file says go on.
+"""The NLP recipe, which pauses before some steps until a file tells it to continue.
 
 PAUSES=STEP,STEP... in the environment says before which, and PAUSE_FOLDER where the files go-STEP appear. A line is
 added to starts.jsonl there at each start and each step, so that a test knows who trained when.

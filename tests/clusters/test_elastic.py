@@ -1,6 +1,6 @@
-"""Machines that die and join: two, as network namespaces of this one, train through clusters/torchrun_elastic.sh.
+"""clusters/torchrun_elastic.sh: machines fail and join. Two machines are simulated by network namespaces.
 
-`make test-clusters` runs this. It needs root, for the namespaces, and iproute2, which it installs where apt can.
+`make test-clusters` runs this. It needs root, for the namespaces, and iproute2, which it installs with apt if possible.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Two machines, as network namespaces of this one: what keeps them apart is said, and multi_node.yaml joins them.
+"""multi_node.yaml connects two machines, simulated by network namespaces; errors name what prevents a connection.
 
-`make test-clusters` runs this. It needs root, iproute2 and nftables, which it installs where apt can.
+`make test-clusters` runs this. It needs root, iproute2 and nftables, which it installs with apt if possible.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""A job of clusters/slurm/train.sbatch on a real SLURM, of two nodes on this machine, reaches its time limit.
+"""A job of clusters/slurm/train.sbatch reaches its time limit, on a real SLURM with two nodes on this machine.
 
-`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs where apt can.
+`make test-clusters` runs this. It needs root, for munge, and slurm-wlm, which it installs with apt if possible.
 """
 
 import contextlib
@@ -139,7 +139,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     assert state == "COMPLETED", log.read_text()[-5000:]
     assert field(job, "Restarts", slurm) == "1"
     text = log.read_text()
-    assert f"job {job} queues itself again" in text
+    assert f"job {job} requeues itself" in text
     assert len(set(map(str, (line["step"] for line in runs.training_lines(clone / "out/limited"))))) == STEPS // 2
     assert not (clone / "out/limited/PREEMPTED").exists()
 

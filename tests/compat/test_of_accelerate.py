@@ -1,4 +1,4 @@
-"""The private and undocumented attributes of Accelerate are those of this version."""
+"""The installed Accelerate has the private and undocumented attributes that we use."""
 
 from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""The undocumented interfaces of datasets are those of this version."""
+"""The installed datasets has the undocumented interfaces that we use."""
 
 import datasets
 import pyarrow as pa

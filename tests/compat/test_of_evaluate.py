@@ -1,4 +1,4 @@
-"""The undocumented names of evaluate are those of this version."""
+"""The installed evaluate has the undocumented names that we use."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The private interfaces of torch are those of this version, and without one the result is the same."""
+"""The installed torch has the private interfaces that we use; if one is missing, the result is the same."""
 
 import importlib.util
 import os

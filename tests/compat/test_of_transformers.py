@@ -1,4 +1,4 @@
-"""The private interfaces of transformers are those of this version, and without one a run is slower, not wrong."""
+"""The installed transformers has the private interfaces that we use; without one a run is slower, not wrong."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Private interfaces of libraries are used in shared/compat alone, as the command in CONTRIBUTING.md shows."""
+"""Only shared/compat uses private interfaces of libraries; the command in CONTRIBUTING.md finds such uses."""
 
 import re
 import shlex

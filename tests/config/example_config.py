@@ -1,4 +1,4 @@
-"""A recipe's Config, for tests, and what a run folder stores of one."""
+"""A recipe's Config and its stored form in a run folder, for tests."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""A flag and a line of YAML mean the same; whatever is wrong with either is one line that names it."""
+"""A flag and a line of YAML have the same meaning; an error in either is one line that names it."""
 
 import dataclasses
 import subprocess

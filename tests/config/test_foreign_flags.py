@@ -1,4 +1,4 @@
-"""The names that other programs have for a setting lead to the flag of the recipes."""
+"""The flag names of other programs lead to a message with the flag of the recipes."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What every recipe can be told, and what of it contradicts itself."""
+"""The options of all recipes, and the errors for contradictory ones."""
 
 import dataclasses
 import math

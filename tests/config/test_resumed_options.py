@@ -1,4 +1,4 @@
-"""What a resumed run may change, and that a stored config is read as it was written."""
+"""Which options may change when a run resumes; a stored config is read back unchanged."""
 
 import dataclasses
 from pathlib import Path

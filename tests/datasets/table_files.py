@@ -1,4 +1,4 @@
-"""Files of rows and the tables that are read from them, for tests."""
+"""Write files of rows and read them as tables, for tests."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
 
 
 def load(text=("text",), label="label", problem_type=None, **flags):
-    """The tables that these flags name."""
+    """Load the tables that these flags name."""
     return load_tables(
         Options(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()}),
         text,
@@ -24,13 +24,13 @@ def load(text=("text",), label="label", problem_type=None, **flags):
 
 
 def values(table, as_text=()):
-    """The rows of a table as a recipe reads them: columns of a CSV file are numbers where they can be."""
+    """The rows of a table as a recipe reads them: CSV columns become numbers if possible."""
     columns = {n: column_of(table, n, "", n in as_text).to_pylist() for n in table.column_names if n != ROW_COLUMN}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def refusal(path: Path) -> str:
-    """The message with which reading `path` as --train_file is refused: one line that begins with flag and path."""
+    """The error of reading `path` as --train_file, without flag and path, with which its single line begins."""
     with pytest.raises(UserError) as caught:
         read_file(str(path), "--train_file")
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""The embedded docstrings: what is gathered, how it is split, and that it is built once. 10 s, or 20 s uncached."""
+"""The demo texts from docstrings: collection, split, and that they are built once. 10 s, or 20 s without cache."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Several files, patterns, folders and compressed files, as rows and as documents; and what of them is refused."""
+"""Lists of files, patterns, folders and compressed files, as rows and as documents, and the errors for bad ones."""
 
 import bz2
 import gzip

@@ -1,3 +1,5 @@
+"""Label columns become classes, sets of labels or numbers; the errors for unusable columns."""
+
 import re
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Prepared data that is damaged is prepared again, whatever it is, and that is said once."""
+"""Damaged prepared data of any kind is prepared again, and one message is printed."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Files of rows are read as they are, and what is malformed is named with its line."""
+"""Files of rows are read without changes; errors name the malformed line."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a column of a CSV file means, which wrote no types."""
+"""How columns of CSV files, which have no types, are interpreted."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What is held out for validation: a share of each label, chosen by the seed."""
+"""The validation split holds out a share of each label, chosen by the seed."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,3 +1,5 @@
+"""Tables from files, saved data sets and the Hub, with their training and validation parts."""
+
 import socket
 from pathlib import Path
 

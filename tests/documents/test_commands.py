@@ -1,8 +1,8 @@
-"""Every command of README.md and docs/ is run, on a small configuration, or, where this machine cannot, parsed.
+"""Each command of README.md and docs/ runs on a small configuration, or is parsed if it cannot run here.
 
-`make test-docs` runs this. A block of commands is one test: they run in their order, in one fresh folder. What needs a
-GPU, the Hub, another machine or files that nobody has is checked against the parsers it would reach: every flag exists
-and has a value that is allowed, and every file of the repository that it names is there.
+`make test-docs` runs this. A block of commands is one test: its commands run in order in a new folder. A command
+that needs a GPU, the Hub, another machine or files of a user is only parsed: its flags exist and have valid values, and
+the files of the repository that it names exist.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The documents name nothing that does not exist, and the code keeps the limits that CONTRIBUTING.md states."""
+"""Everything that the documents name exists, and the code keeps the limits of CONTRIBUTING.md."""
 
 import argparse
 import ast

@@ -1,7 +1,7 @@
-"""Each feature of Accelerate that the recipes leave out still does what docs/from_accelerate.md says of it.
+"""Each feature of Accelerate that the recipes do not use still behaves as docs/from_accelerate.md says.
 
-A test here that fails is good news: upstream has mended something. Then the row goes from the page, and what stands in
-its place here may go as well.
+If a test here fails, upstream has probably fixed something. Then remove the row from the page; our replacement may no
+longer be necessary.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The recipe of docs/your_own_recipe.md: short, the same run on 1 and 2 processes, interrupted or not."""
+"""The recipe of docs/your_own_recipe.md is short and gives the same run on 1 and 2 processes, interrupted or not."""
 
 import pytest
 import runs

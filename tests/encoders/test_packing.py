@@ -1,4 +1,4 @@
-"""Packed documents give what each gives alone, and the head on hidden tokens what the dense head gives there."""
+"""Packed documents give the same outputs as single ones; the head on masked tokens equals the dense head there."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Models that see padding are found out, and get all rows of one length; the others do not pay for that."""
+"""Models whose outputs depend on padding are detected and get rows of equal length; other models do not."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The attention and the masks of a device: what transformers computes with its own."""
+"""Our attention and masks on a device give the results of transformers' own."""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of images."""
+"""Fixtures of the image tests."""
 
 import pytest
 

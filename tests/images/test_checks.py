@@ -1,4 +1,4 @@
-"""What is known of stored images before a run decodes any."""
+"""The check of encoded images before a run decodes any."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Images of every kind come out right."""
+"""Images of every format and mode are decoded correctly."""
 
 from types import SimpleNamespace
 

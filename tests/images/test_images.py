@@ -1,4 +1,4 @@
-"""What tells one set of images from another; corrupt images are named, or left out."""
+"""The digest of image data sets; corrupt images are named or left out."""
 
 import json
 import os

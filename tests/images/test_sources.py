@@ -1,4 +1,4 @@
-"""Where images come from: folders of classes, columns of tables; and their classes."""
+"""Sources of images (folders of classes, columns of tables) and their classes."""
 
 import numpy as np
 import pyarrow as pa
@@ -146,7 +146,7 @@ def test_what_a_user_can_get_wrong_is_refused(tmp_path):
     for flags, said in (
         ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: no such folder"),
         ({"train_dir": parquet}, "is a file: give a folder"),
-        ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, and each is a class"),
+        ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, one for each class"),
         ({"train_dir": tmp_path / "nothing"}, "the class cat has no image (.jpg"),
         ({"train_dir": good, "validation_dir": tmp_path / "other"}, "has a class fox that --train_dir does not have"),
         ({"train_dir": good, "train_file": parquet}, "give one of them"),
@@ -174,7 +174,7 @@ def test_a_folder_with_splits_inside_is_used_as_such_and_said(tmp_path, capsys):
     assert train.names == validation.names == ("disc", "square")
     assert (len(train), len(validation)) == (6, 4)
     assert validation.stored(0) == tmp_path / "shapes/val/disc/0.png"
-    assert "Train is trained on, val validates; not used: notes, test" in capsys.readouterr().err
+    assert "Train is used for training, val for validation; not used: notes, test" in capsys.readouterr().err
     by_name, _ = load_sources(config(dataset_name=str(tmp_path / "shapes")))
     given, other = load_sources(
         config(train_dir=str(tmp_path / "shapes/Train"), validation_dir=str(tmp_path / "shapes"))

@@ -1,7 +1,7 @@
-"""Every key of every YAML reaches what `accelerate launch` starts, which ignores some keys without a word.
+"""Each key of each YAML file has an effect on what `accelerate launch` starts; it silently ignores some keys.
 
-The check changes one key at a time and looks whether the launch changes: the command, torchrun's arguments, the
-environment of the processes, or an error that accelerate raises over the new value.
+The test changes one key at a time and checks that the launch changes: the command, torchrun's arguments, the
+environment of the processes, or an error of accelerate about the new value.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The scripts for clusters tell the recipe how many processes are meant where they know it; ssh and SLURM are fakes."""
+"""The cluster scripts pass the expected number of processes to the recipe if they know it; ssh and SLURM are fakes."""
 
 import os
 import re

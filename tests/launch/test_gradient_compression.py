@@ -1,4 +1,4 @@
-"""Gradients in half the bytes, one synchronization per step, and the profile that shows it: the recipe's own loop."""
+"""The recipe's loop with gradients of half the bytes: one synchronization per step, as a profile shows."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""clusters/kubernetes: what the published schemas allow, parts that fit each other, and a start command that starts."""
+"""clusters/kubernetes fits the published schemas, its parts fit each other, and its start command works."""
 
 import os
 import re

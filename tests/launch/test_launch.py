@@ -1,4 +1,4 @@
-"""Every way to start a recipe gives the same run, and every run ends cleanly."""
+"""All ways to start a recipe give the same run, and every run ends cleanly."""
 
 import hashlib
 import os

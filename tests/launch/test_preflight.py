@@ -1,4 +1,4 @@
-"""Processes that cannot meet are told the likely cause, within a timeout of their own, and each cause by its name."""
+"""Processes that cannot connect get an error with the likely cause, within their own timeout."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A launch that would train something else is refused; what the processes of a machine share."""
+"""A launch that would give a different result is an error; how the processes of a machine share its resources."""
 
 import os
 import socket

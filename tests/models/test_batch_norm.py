@@ -1,4 +1,4 @@
-"""Running averages move once per step, by what all micro-batches have seen; frozen ones do not move."""
+"""Running averages are updated once per step with the statistics of all micro-batches; frozen ones do not change."""
 
 from types import SimpleNamespace
 

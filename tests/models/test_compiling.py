@@ -1,7 +1,7 @@
-"""--torch_compile: in place, the same losses, the same run on any number of processes and after a kill.
+"""--torch_compile works in place and gives the same losses, on any number of processes and after a kill.
 
-Compiled with torch's "aot_eager", which does everything but the generating of code: a C++ compiler takes a minute here.
-Tests for `make campaign` and for GPUs take the real one.
+The tests use torch's "aot_eager", which does everything except code generation, because a C++ compiler takes a minute.
+Tests of `make campaign` and on GPUs use the real compiler.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""A last layer that computes the first token only: the same logits and gradients, and only where a head reads it."""
+"""A last layer for the first token only gives the same logits and gradients, and is used only where it is valid."""
 
 import copy
 import sys

@@ -1,4 +1,4 @@
-"""Families of image classifiers train, export and give the reported score in a pipeline, as docs/images.md says."""
+"""Families of image classifiers train, export, and reach the reported score in a pipeline, as docs/images.md says."""
 
 import json
 import re
@@ -157,9 +157,9 @@ def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tm
 
 def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, tmp_path, images, capsys):
     for family, flags, said in (
-        ("ViT", [], "images of 32 x 32, as the model's config says, normalized as ImageNet's are"),
-        ("CLIP", [], "images of 32 x 32, as the model's config says"),
-        ("RegNet", ["--image_size", 32], "images of 32 x 32, as --image_size says"),
+        ("ViT", [], "images are 32 x 32 (from the model's config), normalized as for ImageNet"),
+        ("CLIP", [], "images are 32 x 32 (from the model's config)"),
+        ("RegNet", ["--image_size", 32], "images are 32 x 32 (from --image_size)"),
     ):
         write_model(tmp_path / family / "given", family, processor=False)
         results = recipe.main(config_of(recipe, tmp_path / family, images, *flags))
@@ -167,7 +167,7 @@ def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, 
         exported = json.loads((tmp_path / family / "run/model/preprocessor_config.json").read_text())
         assert exported["image_mean"] == [0.485, 0.456, 0.406]
         assert results["eval_loss"] < 100
-    with pytest.raises(UserError, match="has no image processor, and its config no size of images: give --image_size"):
+    with pytest.raises(UserError, match="has no image processor, and its config has no image_size: give --image_size"):
         recipe.load_data(config_of(recipe, tmp_path / "RegNet", images))
 
 
@@ -204,10 +204,10 @@ def test_odd_processors_are_said_or_refused(capsys):
     given = type("Given", (), {"model_name_or_path": "it", "image_size": None, "resize_size": None})()
     flipped = transformers.MobileViTImageProcessorPil()
     assert geometry_of(flipped, given).std == (1, 1, 1)
-    assert "gives the channels as blue, green, red" in capsys.readouterr().err
+    assert "orders the channels blue, green, red" in capsys.readouterr().err
     nearest = transformers.EfficientNetImageProcessorPil(resample=0)
     assert geometry_of(nearest, given).interpolation == "bicubic"
-    assert "resamples in a way (0) that is not known here: bicubic is" in capsys.readouterr().err
+    assert "uses an unknown resampling (0): bicubic is used instead" in capsys.readouterr().err
     with pytest.raises(UserError, match="its image processor makes no squares"):
         geometry_of(transformers.Siglip2ImageProcessorPil(), given)
     with pytest.raises(UserError, match="its image processor makes no images"):

@@ -1,6 +1,6 @@
-"""Each family of docs/models.md, tiny and of random weights, through both text recipes and back out of the export.
+"""Each family of docs/models.md, tiny and with random weights, trains in both text recipes and loads from the export.
 
-What is seen makes a row of that page's table, so the page cannot say anything else.
+The results must equal the rows of that page's table.
 """
 
 import csv

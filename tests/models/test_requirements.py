@@ -1,4 +1,4 @@
-"""`build_model` that returns any `nn.Module`, as the README says: checked before it trains, exported, loaded again."""
+"""`build_model` may return any `nn.Module`, as the README says: it is checked before training, exported and loaded."""
 
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -125,7 +125,7 @@ class BarePixels(Pixels):
         (
             "nlp",
             lambda c, labels, t: Deaf(len(t), labels.num_labels),
-            "Deaf.forward does not take what it is called with, input_ids, attention_mask",
+            "Deaf.forward does not accept its arguments, input_ids, attention_mask",
         ),
         ("mlm", lambda c, t: Bare(len(t)), "Bare.forward returns a Tensor without logits"),
         ("image_classification", lambda c, n: BarePixels(len(n)), "BarePixels.forward returns a dict without logits"),
@@ -140,7 +140,7 @@ def test_what_a_recipe_cannot_use_is_refused_before_training(call, tmp_path, rec
 
 
 def test_muon_needs_to_know_the_head():
-    with pytest.raises(UserError, match=r"^--optim muon: a Words does not tell its head .*: use adamw$"):
+    with pytest.raises(UserError, match=r"^--optim muon: a Words does not tell its hidden layers .*: use adamw$"):
         muon_groups(Words(9), 0.1)
 
 

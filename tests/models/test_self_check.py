@@ -1,4 +1,4 @@
-"""What replaces a part of a model's computation is undone, with one line, where it gives other numbers."""
+"""A replacement in a model that changes its numbers is undone, and one line is printed."""
 
 import copy
 import sys
@@ -83,7 +83,8 @@ def family(kind, change):
 
 
 DIFFERS, FAILS = "it changes the logits or gradients by more than rounding", "it cannot be checked (AttributeError: "
-LAST, MASKS, PRODUCTS = "a last layer of the first token only", "the attention sdpa_on_device", "the attention products"
+LAST = "a last layer that computes the first token only"
+MASKS, PRODUCTS = "the attention sdpa_on_device", "the attention products"
 CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
     "last layer, roberta": ("roberta", shorten_last_layer, family("roberta", changed), LAST, DIFFERS),
@@ -111,7 +112,7 @@ def test_a_replacement_that_gives_other_numbers_is_undone_and_named(case, monkey
     technique(model)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith(f"warning: a {type(model).__name__} is trained as transformers ")
+    assert lines[0].startswith(f"warning: a {type(model).__name__} is trained with the code of transformers ")
     assert f", without {said}: {why}" in lines[0]
     assert torch.equal(logits(model, kind), expected)
     assert not is_short(model)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of a run's figures."""
+"""Fixtures of the monitoring tests."""
 
 import pytest
 from accelerate import Accelerator

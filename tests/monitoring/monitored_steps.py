@@ -1,4 +1,4 @@
-"""Steps of a run as a Monitor sees them, for tests."""
+"""Feed the steps of a run to a Monitor, for tests."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""The picture of a run shows names, shapes and single points as they are, and says nothing on the side."""
+"""curves.png shows names, shapes and single points correctly, and drawing it prints nothing."""
 
 import math
 

@@ -1,3 +1,5 @@
+"""The evaluation counts each sample once on any number of processes and computes scikit-learn's metrics."""
+
 import json
 import os
 import threading

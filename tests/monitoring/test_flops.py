@@ -1,4 +1,4 @@
-"""How many FLOPs a model needs for its real tokens."""
+"""The number of FLOPs that a model needs for its real tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Where metrics come from: the recipes, files of the user, and the Hub; what cannot be used is refused."""
+"""Sources of metrics: the recipes, files of the user, and the Hub; a metric that cannot be used is an error."""
 
 import os
 import subprocess

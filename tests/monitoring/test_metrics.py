@@ -1,3 +1,5 @@
+"""The metrics of the recipes equal their definitions, load offline, and count each sample once."""
+
 import sys
 import warnings
 from collections.abc import Callable, Iterator

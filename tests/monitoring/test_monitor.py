@@ -1,4 +1,4 @@
-"""What a run reports: means, counts and the digest of what was fed, the same whoever fed it and however it was cut."""
+"""Means, counts and the digest of the inputs do not depend on the number of processes or on the micro-batches."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured without making the host wait for the device."""
+"""The parts of the time of a step are measured without making the host wait for the device."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The table at the end of a run adds up, and advises what would help."""
+"""The time table at the end of a run adds up, and its advice fits the figures."""
 
 import pytest
 from hypothesis import given

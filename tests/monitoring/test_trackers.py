@@ -1,4 +1,4 @@
-"""A tracker gets the numbers, never ends a training, and no key lands in a file."""
+"""A tracker receives the numbers, cannot end a training, and no API key is written to a file."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""metrics.jsonl is the record of a run; the end of a run comes with a picture and a table."""
+"""metrics.jsonl is the record of a run; at its end a run draws a picture and prints a table."""
 
 import io
 import json

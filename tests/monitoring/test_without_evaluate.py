@@ -1,4 +1,4 @@
-"""Where the `evaluate` library is not installed, the shipped metrics have the same values, and others are refused."""
+"""Without the `evaluate` library, the metrics of the recipes have the same values, and other metrics are errors."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Class weights and smoothed labels: training has the loss of torch's CrossEntropyLoss, evaluation the plain one."""
+"""With class weights and label smoothing, training uses torch's CrossEntropyLoss; evaluation uses the plain loss."""
 
 import numpy as np
 import pytest
@@ -93,9 +93,9 @@ def test_without_the_settings_nothing_changes():
             "the training data has no row of class b, whose weight",
         ),
         ({"class_weights": ("balanced",), "kind": "regression"}, "regression has no classes: leave it out"),
-        ({"class_weights": ("1", "2", "3"), "kind": "multi_label"}, "here a text has several labels: leave it out"),
-        ({"label_smoothing": 0.1, "kind": "regression"}, "--label_smoothing 0.1 is for one label of several, and regr"),
-        ({"label_smoothing": 0.1, "kind": "multi_label"}, "here a text has several labels: leave it out"),
+        ({"class_weights": ("1", "2", "3"), "kind": "multi_label"}, "here a text can have several: leave it out"),
+        ({"label_smoothing": 0.1, "kind": "regression"}, "--label_smoothing 0.1 requires exactly one label per sample"),
+        ({"label_smoothing": 0.1, "kind": "multi_label"}, "here a text can have several: leave it out"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(settings, says):

@@ -1,4 +1,4 @@
-"""Schedules are pure functions, and an update with a gradient that is not finite is left out, on the device."""
+"""Schedules are pure functions, and the device skips updates with non-finite gradients."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Targets in units of their standard deviation, and back; runs with them are in tests/recipes/test_tasks.py."""
+"""Standardization of regression targets and its inverse; tests/recipes/test_tasks.py has complete runs."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The plan: every sample once per epoch, under budget, cut by the config alone, shared out, at any step at once."""
+"""The plan: each sample once per epoch, within the budget, determined by the config, computed for any step directly."""
 
 from collections import Counter
 

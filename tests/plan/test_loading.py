@@ -1,4 +1,4 @@
-"""The loader feeds exactly what the plan says, with the same random draws, whoever reads the sample."""
+"""The loader yields exactly the plan's samples, with the same random numbers on any process or worker."""
 
 import gc
 import random

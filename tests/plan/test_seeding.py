@@ -1,4 +1,4 @@
-"""Seeds of the draws of a step."""
+"""The seeds of the random numbers of a step."""
 
 import torch
 

@@ -1,3 +1,5 @@
+"""A Hub that cannot be reached is an early one-line error; local and cached models need no network."""
+
 import os
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""Where loaded weights lie, whose order of labels is kept, and activation checkpointing.
+"""The memory layout of loaded weights, the order of labels, and activation checkpointing.
 
 What cannot be loaded is in tests/recipes/test_bad_models.py.
 """

@@ -1,4 +1,4 @@
-"""Pretrained tokenizers that know no words, none of the words of the texts, or no token to pad with."""
+"""Errors for pretrained tokenizers without words, without the words of the texts, or without a padding token."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""A process may start one run after another, with other settings, and what others have made in it stays theirs."""
+"""A process can start a second run with other settings; an Accelerator made by other code is left unchanged."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Processes wait for one that is late for longer than the group's time-out, and do not wait for one that is lost."""
+"""Processes wait longer than the group's timeout for a late process, but do not wait for a lost one."""
 
 import os
 import signal

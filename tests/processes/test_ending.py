@@ -1,4 +1,4 @@
-"""How a process ends: its exit code, its one line, and what its peers learn of it."""
+"""How a process ends: its exit code, its one-line message, and the messages of the other processes."""
 
 import errno
 import gc

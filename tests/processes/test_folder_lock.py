@@ -1,4 +1,4 @@
-"""One run at a time in an output folder; a lock of a dead process is none."""
+"""Only one run at a time uses an output folder; the lock of a dead process has no effect."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""A run that a signal ends, at any point, goes on as if it had not: the same weights, the same record."""
+"""A run that is ended by a signal at any point and resumed has the same weights and record as an uninterrupted run."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""What one process finds or raises reaches every process."""
+"""The result or the error of one process reaches every process."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What one process does on a signal: before there is anything to save, in training, and in its children."""
+"""How one process handles signals: before there is anything to save, in training, and in its children."""
 
 import json
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Machines with folders of their own agree on what they resume and remove; a wrong setting is found out at once."""
+"""Machines with separate folders agree on what they resume and remove; a wrong setting is detected at the start."""
 
 import socket
 

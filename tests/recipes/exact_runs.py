@@ -1,4 +1,4 @@
-"""The runs whose numbers docs/exactness.md promises: their flags, and what they are compared with, for tests."""
+"""The runs behind the numbers of docs/exactness.md: their flags and their references, for tests."""
 
 import call_recipe
 import runs

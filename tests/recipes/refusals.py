@@ -1,4 +1,4 @@
-"""What a recipe refuses, and what a run has left, for tests."""
+"""Check the errors of a recipe and the outputs of a run, for tests."""
 
 import csv
 import hashlib

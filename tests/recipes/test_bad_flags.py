@@ -1,4 +1,4 @@
-"""Flags, Hub names, folders and disks that a run cannot use are refused in one line."""
+"""Flags, Hub names, folders and disks that a run cannot use cause a one-line error."""
 
 import errno
 import resource

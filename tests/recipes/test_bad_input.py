@@ -1,7 +1,7 @@
-"""Data that a user can get wrong are refused before the first step, in one line.
+"""Bad data cause a one-line error before the first step.
 
-The functions that refuse data, labels, tokens, options and Hub names have tests of their own; here a recipe is called
-as a whole, so that each of them is shown to be asked, and asked in time.
+The functions that check data, labels, tokens, options and Hub names have tests of their own. Here a whole recipe is
+called, which shows that it calls each of them early enough.
 """
 
 import csv

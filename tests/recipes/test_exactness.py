@@ -1,7 +1,7 @@
-"""A run is decided by its config, data and seed: the same numbers on 1, 2 and 3 processes, and under any budget.
+"""The same config, data and seed give the same numbers on 1, 2 and 3 processes and with any budget.
 
-Each recipe is started once for each number of processes, with all configs in each; the tests compare what they left.
-The numbers are those that docs/exactness.md promises, in float32.
+Each recipe is launched once per number of processes and runs all configs in that launch; the tests compare the outputs.
+The tolerances are those of docs/exactness.md, in float32.
 """
 
 import json

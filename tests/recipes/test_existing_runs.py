@@ -1,4 +1,4 @@
-"""What a run folder holds already is resumed, refused or left as it is; nothing of an earlier run is touched."""
+"""An existing run folder is resumed, causes an error, or is left unchanged; no file of an earlier run is damaged."""
 
 import dataclasses
 import importlib.util

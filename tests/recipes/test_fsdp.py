@@ -1,4 +1,4 @@
-"""Our side of FSDP2: the loop on a model sharded by torch's own `fully_shard`, over gloo, on two processes.
+"""Our part of FSDP2: the loop with a model sharded by torch's `fully_shard`, over gloo, on two processes.
 
 There each forward and backward pass communicates, so both processes need the same number of micro-batches. Accelerate
 makes FSDP on a CPU silently DDP (and the recipes refuse it), so what Accelerate's wrapper itself does with

@@ -1,6 +1,6 @@
-"""What only a GPU can show; `make gpu` runs it. Not measured so far: no GPU was at hand when it was written.
+"""Tests that need a GPU; `make gpu` runs them. docs/performance.md has the results on one H100.
 
-None of it needs `evaluate` or `datasets`, which a GPU machine may lack.
+No test here needs `evaluate` or `datasets`, which a GPU machine may lack.
 """
 
 import os

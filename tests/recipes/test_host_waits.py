@@ -1,4 +1,4 @@
-"""No step of a recipe makes the host wait for the device: what would, is counted on a CPU, recipe by recipe."""
+"""No step of a recipe makes the host wait for the device; operations that would are counted on a CPU."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The image recipe as a whole, called in this process: what it leaves, resumes, exports and refuses."""
+"""The whole image recipe, called in this process: its outputs, resuming, export and errors."""
 
 import json
 import shutil

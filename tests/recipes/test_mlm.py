@@ -1,6 +1,6 @@
-"""The recipe for masked language models: resumable, its export is a model, and what it refuses.
+"""The recipe for masked language models: resuming, export and errors.
 
-That it is exact on any number of processes is in test_exactness.py.
+test_exactness.py tests that it is exact on any number of processes.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Every config in recipes/configs trains: two steps of it, on stand-ins for its images."""
+"""Each config in recipes/configs trains for two steps, with substitutes for its images."""
 
 import numpy as np
 import pytest

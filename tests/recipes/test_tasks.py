@@ -1,6 +1,6 @@
-"""Tasks of the NLP recipe other than one class per text: trained, and its scores held against scikit-learn's.
+"""Tasks of the NLP recipe other than one class per text: they train, and their scores equal scikit-learn's.
 
-The second opinion comes from the exported model as transformers loads it, one text at a time, so without padding.
+The reference is the exported model, loaded by transformers and applied to one text at a time, without padding.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""An exported model is complete, loads as it was trained, and goes to the Hub on request."""
+"""An exported model is complete, loads with the trained weights, and is pushed to the Hub on request."""
 
 import math
 import os

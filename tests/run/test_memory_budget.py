@@ -1,4 +1,4 @@
-"""Out of memory on one process ends all, in one line; the search for a budget leaves everything as it was."""
+"""Out of memory on one process ends all with a one-line error; the search for a budget changes no state."""
 
 import re
 import textwrap

@@ -1,4 +1,4 @@
-"""What the launch settles once for a run, when a run is finished, and which of its models is the best."""
+"""Settings fixed at the first launch of a run, whether a run is finished, and which of its models is the best."""
 
 import dataclasses
 import json

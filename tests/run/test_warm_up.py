@@ -1,4 +1,4 @@
-"""Discarded passes leave no trace; what the loss does not reach is frozen, and what some batches reach is refused."""
+"""Warm-up passes change no state; parameters without gradients are frozen, or errors if some batches use them."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Hidden tokens: an exact number in each document, drawn from (seed, epoch, document, place) and nothing else."""
+"""Masked tokens: an exact number per document, a function of (seed, epoch, document, position) only."""
 
 import numpy as np
 import pytest

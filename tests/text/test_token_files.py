@@ -1,4 +1,4 @@
-"""A corpus as a flat file of tokens: from any source, in little memory, by content, with nothing lost."""
+"""A corpus as a flat file of tokens: from any source, with little memory, keyed by content, without losses."""
 
 import json
 import os

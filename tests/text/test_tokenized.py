@@ -1,3 +1,5 @@
+"""Texts are tokenized once per machine with the tokenizer's own results; tokenizers of new models are trained."""
+
 import os
 import pickle
 import subprocess

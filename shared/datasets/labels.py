@@ -102,7 +102,7 @@ class Labels:
             names = tuple(map(str, range(width)))
             return cls(kind, column, names, names, vectors=True)._checked_not_constant(table)
         if len(distinct) < 2:
-            raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): nothing to learn")
+            raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
             numbers = tuple(map(str, range(len(classes))))
             labels = cls(kind, column, classes, numbers, named=True)
@@ -178,7 +178,7 @@ class Labels:
                 found = by_number
                 meant = ", ".join(f"{number} is {name}" for number, name in list(enumerate(classes or self.names))[:5])
                 if classes:
-                    say(f"{source_of(table)} has names of labels and training has not: matched by number ({meant})")
+                    say(f"{source_of(table)} has names of labels, training only numbers: matched by number ({meant})")
                 else:
                     say(f"{source_of(table)} has numbers in {column} where training has names: read as {meant}")
             elif not found.equals(by_number):
@@ -213,7 +213,7 @@ class Labels:
         targets = self.encode(table)
         if len(targets) > 1 and (targets == targets[0]).all():
             names = self.column if isinstance(self.column, str) else " ".join(self.column)
-            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: nothing to learn")
+            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Rows and their labels: files, saved data sets, the Hub, the demo texts.
+"""Rows and their labels, read from files, saved data sets, the Hub or the demo texts.
 
 May import: plan, pretrained and below.
 """

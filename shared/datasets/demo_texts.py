@@ -1,7 +1,7 @@
-"""The embedded text data: docstrings of installed libraries, labeled by library; a recipe needs no network for it.
+"""The embedded text data: docstrings of installed libraries, labeled by library. They need no network.
 
-`load` gives classification data (train, validation), `documents` all the text for masked language modeling.
-`python -m shared.datasets.demo_texts` prints the counts and the honest baselines.
+`load` returns classification data (train, validation); `documents` returns all texts, for masked language modeling.
+`python -m shared.datasets.demo_texts` prints the sizes and the accuracy of simple baselines.
 """
 
 import ast
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from shared.datasets.prepared import build_once
 from shared.errors import UserError
 
-if TYPE_CHECKING:  # the reading processes import this module, and have no use for pyarrow
+if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
     import pyarrow as pa
 
-FORMAT = 1  # raise it when a change below changes the data: it is part of the cache's name
-LIBRARIES = {  # package: its distribution. requirements.txt brings all; where some lack, the next ones take their place
+FORMAT = 1  # part of the cache's name: increase it when a change below changes the data
+LIBRARIES = {  # package: distribution. The first MAX_LIBRARIES that are installed are read; requirements.txt has all
     "transformers": "transformers",
     "sklearn": "scikit-learn",
     "pandas": "pandas",
@@ -34,76 +34,79 @@ LIBRARIES = {  # package: its distribution. requirements.txt brings all; where s
     "matplotlib": "matplotlib",
     "numpy": "numpy",
 }
-MOST_LIBRARIES, FEWEST_LIBRARIES = 5, 4
+MAX_LIBRARIES, MIN_LIBRARIES = 5, 4
 FILES_PER_LIBRARY = 600
 TEXTS_PER_LIBRARY = 2000
-SHORTEST_TEXT = 80  # characters; below it are mostly single sentences that any library could have ("Return a copy.")
+MIN_CHARACTERS = 80  # shorter texts are mostly single sentences that fit any library ("Return a copy.")
 VALIDATION_SHARE = 0.15
 FILES_PER_PROCESS = 200
 
 
 def load(progress: bool = True) -> "tuple[pa.Table, pa.Table]":
-    """Train and validation, with the columns text, label (the library) and file (all strings), in a fixed random order.
+    """Training and validation tables with the string columns text, label (the library) and file.
 
-    At most TEXTS_PER_LIBRARY texts per label; a source file lies on one side whole. The tables are the same in every
-    process for the same versions of the libraries. The first call on a machine reads the sources, which takes some
-    seconds; that process alone speaks, on stderr, when `progress` is set. UserError with too few libraries installed.
+    The rows are in a fixed random order, with at most TEXTS_PER_LIBRARY texts per label. All texts of a source file are
+    in the same table. The tables are the same in every process for the same library versions. The first call on a
+    machine reads the sources, which takes some seconds; with `progress`, that process reports it on stderr.
+
+    Raises:
+        UserError: too few of the libraries are installed.
     """
     import pyarrow.parquet as pq
 
-    folder = _prepared(progress)
+    folder = _cache_folder(progress)
     train, validation = (pq.ParquetFile(folder / f"{part}.parquet").read() for part in ("train", "validation"))
     return train, validation
 
 
 def documents(progress: bool = True) -> "pa.Table":
-    """All gathered text without the limit per library: the columns text, file and split ("train" or "validation")."""
+    """All texts, without the limit per library: the columns text, file and split ("train" or "validation")."""
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(_prepared(progress) / "documents.parquet").read()
+    return pq.ParquetFile(_cache_folder(progress) / "documents.parquet").read()
 
 
 def installed() -> tuple[dict[str, Path], dict[str, str], list[str]]:
-    """The source folders of the libraries that are read here and their versions, by package; those that are missing."""
+    """The source folders and the versions of the libraries to read, by package; and the missing distributions."""
     roots: dict[str, Path] = {}
     versions: dict[str, str] = {}
     missing = []
     for package, distribution in LIBRARIES.items():
-        spec = importlib.util.find_spec(package)  # a top-level name is looked up, not imported
+        spec = importlib.util.find_spec(package)  # does not import a top-level package
         if spec is None or spec.origin is None or not spec.submodule_search_locations:
             missing.append(distribution)
-        elif len(roots) < MOST_LIBRARIES:
+        elif len(roots) < MAX_LIBRARIES:
             roots[package] = Path(spec.submodule_search_locations[0])
             versions[package] = importlib.metadata.version(distribution)
     return roots, versions, missing
 
 
-def _prepared(progress: bool) -> Path:
-    """The cache folder with the three Parquet files, built if this machine has none for the installed versions."""
+def _cache_folder(progress: bool) -> Path:
+    """The cache folder with the three Parquet files for the installed versions; builds it if it is missing."""
     roots, versions, missing = installed()
     absent = f"{', '.join(missing)} not installed"
-    if len(roots) < FEWEST_LIBRARIES:
+    if len(roots) < MIN_LIBRARIES:
         raise UserError(
-            f"the embedded docstrings need {FEWEST_LIBRARIES} of {len(LIBRARIES)} libraries ({absent}): "
-            "pip install -r requirements.txt, or give your own text with --train_file"
+            f"the embedded docstrings need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({absent}): "
+            "pip install -r requirements.txt, or use your own text with --train_file"
         )
 
     def build(folder: Path) -> None:
         if progress:
             names = ", ".join(f"{package} {version}" for package, version in versions.items())
             aside = f" ({absent})" if missing else ""
-            print(f"gathering docstrings, once, from the source of {names}{aside}", file=sys.stderr, flush=True)
+            print(f"reading docstrings, once per machine, from {names}{aside}", file=sys.stderr, flush=True)
         _write(gather(roots, progress), folder)
 
-    # The Python version decides which files can be parsed.
+    # The Python version is included because it determines which files can be parsed.
     content = json.dumps([FORMAT, sys.version_info[:2], versions])
     return build_once(f"docstrings-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}", build)
 
 
 def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
-    """The docstrings under each library's source folder: columns text, label, file and split, in a fixed random order.
+    """The docstrings in each library's source folder: columns text, label, file and split, in a fixed random order.
 
-    Texts that differ in white space only are duplicates: one stays, and none if two libraries have it.
+    Texts that differ only in white space are duplicates: one of them is kept, or none if two libraries contain it.
     """
     import pyarrow as pa
     from tqdm import tqdm
@@ -112,14 +115,14 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
     found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
     ambiguous = set()
     with tqdm(total=len(files), desc="reading sources", unit="file", disable=not progress) as bar:
-        for file, texts in zip(files, _read(list(files.values())), strict=True):
+        for file, texts in zip(files, _parse_in_processes(list(files.values())), strict=True):
             for text in texts:
                 key = " ".join(text.split())
-                if len(key) >= SHORTEST_TEXT and _label(found.setdefault(key, (text, file))[1]) != _label(file):
+                if len(key) >= MIN_CHARACTERS and _label(found.setdefault(key, (text, file))[1]) != _label(file):
                     ambiguous.add(key)
             bar.update()
 
-    # Sorted by a hash of the text, any first n rows are a fair sample, which `_write` uses.
+    # Sorted by a hash of the text, so the first n rows are a random sample for any n; `_write` relies on this.
     keys = sorted(found.keys() - ambiguous, key=lambda key: (_hash("order", key), key))
     rows = [found[key] for key in keys]
     return pa.table(
@@ -133,29 +136,29 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
 
 
 def in_validation(file: str) -> bool:
-    """Whether the docstrings of `file` (such as sympy/core/add.py) are for validation; other files have no say."""
+    """Whether the docstrings of `file` (such as sympy/core/add.py) are for validation; independent of other files."""
     return _hash("split", file) < VALIDATION_SHARE
 
 
 def docstrings(source: bytes) -> list[str]:
-    """The cleaned docstrings of a Python file, its classes and functions, in no useful order; [] if it is not valid."""
+    """The cleaned docstrings of a Python file, its classes and functions, in any order; [] if it cannot be parsed."""
     try:
         pending: list[ast.AST] = [ast.parse(source)]
-    except (SyntaxError, ValueError):  # written for a newer Python; or null bytes, a ValueError until 3.11
+    except (SyntaxError, ValueError):  # code for a newer Python, or null bytes (a ValueError up to Python 3.11)
         return []
     texts = []
     while pending:
         node = pending.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
-            texts.append(text.encode(errors="ignore").decode())  # an escape can make half a surrogate pair, no UTF-8
-        for block in ("body", "orelse", "handlers", "finalbody"):  # unlike ast.walk, leaves out the many expressions
+            texts.append(text.encode(errors="ignore").decode())  # drops lone surrogates, which UTF-8 cannot encode
+        for block in ("body", "orelse", "handlers", "finalbody"):  # unlike ast.walk, skips the many expressions
             pending.extend(getattr(node, block, ()))
     return texts
 
 
 def _sample(label: str, root: Path) -> list[tuple[str, Path]]:
-    """Name and path of at most FILES_PER_LIBRARY source files, by a hash of the name; tests are no documentation."""
+    """Names and paths of at most FILES_PER_LIBRARY source files, selected by a hash of the name; tests are skipped."""
     paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
     names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
     names.sort(key=lambda name: (_hash("sample", name), name))
@@ -167,20 +170,21 @@ def _label(file: str) -> str:
 
 
 def _hash(purpose: str, text: str) -> float:
-    """A number in [0, 1) that depends on nothing else: the same in every process, on every machine."""
+    """A number in [0, 1) that depends only on the arguments: the same in every process and on every machine."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _read(paths: list[Path]) -> Iterator[list[str]]:
-    """The docstrings of each file, parsed in as many processes as there are cores.
+def _parse_in_processes(paths: list[Path]) -> Iterator[list[str]]:
+    """Yield the docstrings of each file, parsed in as many processes as there are cores, at most 8.
 
-    Plain subprocesses, because multiprocessing would fork a process that holds the threads of torch, or import the
-    caller's script anew, with all that it imports.
+    These are plain subprocesses: multiprocessing would either fork a process that has torch's threads, or import the
+    caller's script again with all its imports.
     """
     chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from shared.datasets import demo_texts; demo_texts._answer()"
-    # -P: the working folder is not on the path; -W: libraries have invalid escapes, which ast.parse warns about.
+    load = "import sys; sys.path.insert(0, sys.argv[1]); from shared.datasets import demo_texts"
+    code = f"{load}; demo_texts._parse_files()"
+    # -P keeps the working folder off the path; -W silences ast.parse's warnings about invalid escapes in libraries.
     command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(Path(__file__).parents[2])]
 
     def read(chunk: list[Path]) -> list[list[str]]:
@@ -193,8 +197,8 @@ def _read(paths: list[Path]) -> Iterator[list[str]]:
             yield from answers
 
 
-def _answer() -> None:
-    """What a process started by `_read` does: file names in, docstrings out."""
+def _parse_files() -> None:
+    """Read file names from stdin and write their docstrings to stdout, in a process of `_parse_in_processes`."""
     json.dump([docstrings(Path(path).read_bytes()) for path in json.load(sys.stdin)], sys.stdout)
 
 
@@ -214,7 +218,7 @@ def _write(table: "pa.Table", folder: Path) -> None:
 
 
 def _report() -> None:
-    """Print what the README says about the data: sizes, and what simple methods reach on the same split."""
+    """Print the figures of the README about the data: sizes, and the accuracy of simple methods on the same split."""
     import numpy as np
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression

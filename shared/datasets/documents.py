@@ -1,7 +1,7 @@
-"""Documents for language modeling, read a few at a time: a corpus need not fit into memory.
+"""Documents for language modeling, read a few at a time, so that a corpus may be larger than memory.
 
-Text files (a document per line), CSV, JSON lines and Parquet are streamed; data sets of the Hub and of `save_to_disk`
-are memory-mapped Arrow tables; without any of these, the embedded docstrings.
+Text files (one document per line), CSV, JSON lines and Parquet are streamed. Data sets of the Hub and of `save_to_disk`
+are memory-mapped Arrow tables. The default is the embedded docstrings.
 """
 
 import codecs
@@ -36,7 +36,7 @@ from shared.errors import UserError
 
 FLAG = "--text_column_name"
 BATCH_DOCUMENTS = 1000
-BLOCK_BYTES = 1 << 22  # of a file read at once; no row may be longer
+BLOCK_BYTES = 1 << 22  # size of the blocks in which a file is read, and the maximum length of a row
 TEXT_FILES = (".txt", ".text", ".md")
 STREAMED = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
@@ -47,19 +47,21 @@ Batches = Iterator[list[str | None]]
 class Documents:
     """Texts that can be read from the start as often as needed."""
 
-    source: str  # how to speak of them to the user: "--train_file corpus.txt"
-    content: Callable[[], str]  # a digest of what `batches` gives; may take as long as reading it once
-    batches: Callable[[], Batches]  # lists of texts; None or only space: no document
+    source: str  # their name in messages: "--train_file corpus.txt"
+    content: Callable[[], str]  # returns a digest of all texts; may take as long as reading them once
+    batches: Callable[[], Batches]  # yields lists of texts; None and white space are not documents
 
 
 def load_documents(config: Options, text_column_name: str) -> tuple[Documents, Documents | None]:
-    """Training documents and, where the source has some, validation documents: by the flags that every recipe has.
+    """The training documents and, if the source has some, the validation documents, from the data flags of a config.
 
     Raises:
-        UserError: data that is not there or cannot be read, or a flag without effect on it.
+        UserError: the data does not exist or cannot be read, or a flag has no effect on it.
     """
     if config.skip_incomplete_rows:
-        raise UserError("--skip_incomplete_rows has no effect here: documents without text are always left out")
+        raise UserError(
+            "--skip_incomplete_rows has no effect here: documents without text are always skipped: remove the flag"
+        )
     if config.train_file:
         train = of_files(config.train_file, "--train_file", text_column_name, config.csv_delimiter)
         if config.validation_file is None:
@@ -71,7 +73,7 @@ def load_documents(config: Options, text_column_name: str) -> tuple[Documents, D
     from shared.datasets import demo_texts
 
     if text_column_name != "text":
-        raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: leave it out")
+        raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: remove the flag")
     everything = demo_texts.documents()
     splits = everything["split"].to_pylist()
     both = [
@@ -82,10 +84,10 @@ def load_documents(config: Options, text_column_name: str) -> tuple[Documents, D
 
 
 def of_table(table: pa.Table, column_name: str) -> Documents:
-    """The texts of a column of an Arrow table.
+    """The texts in a column of an Arrow table.
 
     Raises:
-        UserError: there is no such column, or it holds no text.
+        UserError: the column does not exist, or its type is not text.
     """
     column = column_of(table, column_name, FLAG, as_text=True)
     check_is_text(column.type, column_name, source_of(table))
@@ -98,14 +100,14 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
 
 
 def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
-    """The texts of the files that `given` names, one file after the other in the order of their names.
+    """The texts of the files that `given` names (see `find_files`), in the order of the file names.
 
     Raises:
         UserError: one of them cannot be read; names `flag`.
     """
     files = find_files(given, flag, STREAMED)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
-        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: leave it out")
+        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
     parts = [of_file(file, flag, column_name, csv_delimiter) for file in files]
     if len(parts) == 1:
         return parts[0]
@@ -121,10 +123,10 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
 
 
 def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
-    """The texts of a file: a document per line of a text file, per row of the others.
+    """The texts of a file: one document per line of a text file, or per row of another kind of file.
 
     Raises:
-        UserError: there is no such file, it is of an unknown kind, empty, or lacks the column; names `flag`.
+        UserError: the file does not exist, has an unknown kind, is empty, or lacks the column; names `flag`.
     """
     source, file = f"{flag} {path}", Path(path)
     kind = kind_of(file)
@@ -133,11 +135,11 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
         head = stream.read(4096).removeprefix(codecs.BOM_UTF8)
         status = file.stat()
     if kind in TEXT_FILES and column_name != "text":
-        raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: leave the flag out")
+        raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: remove the flag")
     if not head:
         raise UserError(f"{source} is empty")
     if (kind == ".json" and head.lstrip().startswith(b"[")) or (kind == ".parquet" and is_compressed(file)):
-        return of_table(read_file(str(path), flag), column_name)  # these have to be read whole
+        return of_table(read_file(str(path), flag), column_name)  # neither can be streamed
     if kind == ".parquet":
         check_parquet(file, source, column_name)
     separator = separator_of(kind, csv_delimiter)
@@ -145,21 +147,21 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
     def batches() -> Batches:
         try:
             if kind in TEXT_FILES:
-                yield from _grouped(text.rstrip("\r\n") for _, text in _lines(file, source))
+                yield from _in_batches(text.rstrip("\r\n") for _, text in _lines(file, source))
             elif kind == ".parquet":
                 yield from _parquet(file, column_name)
             elif kind in (".csv", ".tsv"):
-                yield from _separated(file, source, column_name, separator)
+                yield from _csv(file, source, column_name, separator)
             else:
-                yield from _grouped(_json_lines(file, source, column_name))
+                yield from _in_batches(_json_lines(file, source, column_name))
         except pa.ArrowException as error:
             raise UserError(f"{source} is malformed: {first_line(error)}") from None
 
     def content() -> str:
-        """The digest of the file; found once for a path, inode, size and times, because it takes a while.
+        """A digest of the file. It is slow to compute, so it is cached by path, inode, size and times.
 
-        st_ctime is the kernel's: rsync -t and cp -p bring back st_mtime with other content. The quotation marks of a
-        CSV file are checked then, too.
+        st_ctime is included because rsync -t and cp -p can restore st_mtime with different content. The quotation
+        marks of a CSV file are checked at the same time.
         """
         of_content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         how = [csv_delimiter] if csv_delimiter and kind in (".csv", ".tsv") else []
@@ -180,7 +182,7 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
 
 
 def digest_of(batches: Iterable[list[str | None]]) -> str:
-    """A digest of texts, the same however they are cut into batches."""
+    """A digest of all texts, independent of the batch boundaries."""
     digest = hashlib.blake2b(digest_size=16)
     for batch in batches:
         for text in batch:
@@ -191,7 +193,11 @@ def digest_of(batches: Iterable[list[str | None]]) -> str:
 
 
 def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
-    """The first texts, some `most_bytes` of them at most, as a table with the column text: to train a tokenizer on."""
+    """The first texts, about `most_bytes` characters in total, in a column text: training data for a tokenizer.
+
+    Raises:
+        UserError: there is no text.
+    """
     texts: list[str] = []
     size = 0
     for batch in documents.batches():
@@ -201,18 +207,18 @@ def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
         if size >= most_bytes:
             break
     if not texts:
-        raise UserError(f"{documents.source} holds no text")
+        raise UserError(f"{documents.source} contains no text")
     return named(pa.table({"text": pa.array(texts, pa.large_string())}), documents.source)
 
 
 def check_is_text(type_: Any, column_name: str, source: str) -> None:
-    """UserError unless an Arrow type is one of text."""
+    """Raise UserError if an Arrow type is not text."""
     if not is_text(type_):
-        raise UserError(f"{FLAG} {column_name}: {source} holds {type_} there, not text")
+        raise UserError(f"{FLAG} {column_name}: this column of {source} contains {type_}, not text")
 
 
 def check_parquet(file: Path, source: str, column_name: str) -> None:
-    """UserError unless a file is Parquet and has a column of text by that name."""
+    """Raise UserError if a file is not Parquet or has no text column of this name."""
     try:
         schema = pyarrow.parquet.read_schema(file)
     except pa.ArrowException as error:
@@ -228,7 +234,7 @@ def _check_column(names: list[str], column_name: str, source: str) -> None:
         raise no_such_column(names, column_name, FLAG, source)
 
 
-def _grouped(texts: Iterable[str | None]) -> Batches:
+def _in_batches(texts: Iterable[str | None]) -> Batches:
     batch: list[str | None] = []
     for text in texts:
         batch.append(text)
@@ -240,7 +246,7 @@ def _grouped(texts: Iterable[str | None]) -> Batches:
 
 
 def _lines(file: Path, source: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file and their numbers, from 1."""
+    """The lines of a file with their numbers, from 1."""
     with opened(file, source) as stream:
         for number, line in enumerate(stream, 1):
             try:
@@ -270,7 +276,7 @@ def _json_lines(file: Path, source: str, column_name: str) -> Iterator[str | Non
         _check_column(list(row), column_name, f"line {number:,} of {source}")
         text = row[column_name]
         if not isinstance(text, str | None):
-            raise UserError(f"{FLAG} {column_name}: {source} holds {text!r:.50} in line {number:,}, not text")
+            raise UserError(f"{FLAG} {column_name}: {source} contains {text!r:.50} in line {number:,}, not text")
         if text and LONE_SURROGATE.search(text):
             raise UserError(f"{source} is malformed in line {number:,}: {why_no_row({column_name: text})}")
         yield text
@@ -279,23 +285,23 @@ def _json_lines(file: Path, source: str, column_name: str) -> Iterator[str | Non
 def _parquet(file: Path, column_name: str) -> Batches:
     with pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
         for batch in parquet.iter_batches(BATCH_DOCUMENTS, columns=[column_name]):
-            batch.validate(full=True)  # Parquet's own reader takes any bytes for text
+            batch.validate(full=True)  # the Parquet reader does not check that text is UTF-8
             yield batch.column(0).to_pylist()
 
 
-def _separated(file: Path, source: str, column_name: str, separator: str) -> Batches:
+def _csv(file: Path, source: str, column_name: str, separator: str) -> Batches:
     with opened(file, source) as stream:
         head = stream.read(1 << 16)
     if b"\0" in head:
-        raise UserError(f"{source} is not text: give a text file or one of another extension")
+        raise UserError(f"{source} is not text: use a text file, or correct the file's extension")
     refuse_other_separator(head, separator, source)
     parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # with threads it reads far ahead
+    blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # threads would read far ahead
     with opened(file, source) as stream, pyarrow.csv.open_csv(stream, blocks, parse) as reader:
         names = reader.schema.names
     refuse_repeated(names, source)
     _check_column(names, column_name, source)
-    # Only this column is converted: the first block decides the types of others, and later ones may not fit.
+    # Convert only this column: the first block determines the types of the others, and later blocks may not fit them.
     convert = pyarrow.csv.ConvertOptions(include_columns=[column_name], column_types={column_name: pa.large_string()})
     with opened(file, source) as stream, pyarrow.csv.open_csv(stream, blocks, parse, convert) as reader:
         for block in reader:

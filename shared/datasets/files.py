@@ -1,4 +1,4 @@
-"""Which files a setting names (several, a pattern, a folder), and their bytes, whether they are compressed or not."""
+"""Finding the files that a flag names (files, patterns, folders), and reading them, compressed or not."""
 
 import bz2
 import glob
@@ -25,24 +25,24 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def kind_of(path: Path) -> str:
-    """The kind of a file by the end of its name, ".csv" for reviews.CSV and for reviews.csv.gz."""
+    """The extension without compression, in lower case: ".csv" for reviews.CSV and for reviews.csv.gz."""
     suffix = path.suffix.lower()
     return Path(path.stem).suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether the end of a file's name says that it is compressed."""
+    """Whether a file's extension is that of a compression format."""
     return path.suffix.lower() in COMPRESSIONS
 
 
 def find_files(given: Sequence[str], flag: str, kinds: Sequence[str]) -> list[Path]:
-    """The files that `given` (files, patterns such as data/*.csv, folders) names, in the order of their names.
+    """The files that `given` (files, patterns such as data/*.csv, folders) names, sorted by name.
 
-    A shell that expands a pattern itself puts the names into an order of its own, so the order of `given` is none. Of
-    a folder come the files of known `kinds`, without hidden ones and without folders in it.
+    The order of `given` is ignored, because a shell that expands a pattern chooses an order of its own. From a folder,
+    the files of known `kinds` are used, except hidden files and subfolders.
 
     Raises:
-        UserError: there is no such file, a folder or a pattern has none, a file is named twice, or its kind is unknown.
+        UserError: a folder or pattern has no files, a file is named twice, or its kind is unknown.
     """
     found: list[Path] = []
     for name in given:
@@ -50,7 +50,7 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str]) -> list[Pa
         if os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises where the folder cannot be read
             found += _in_folder(path, f"{flag} {name}", kinds)
         elif glob.has_magic(name) and not os.path.exists(path):  # noqa: PTH110
-            matches = [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  Path.glob takes no absolute pattern
+            matches = [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  Path.glob refuses absolute patterns
             if not (matches := [match for match in matches if match.is_file()]):
                 raise UserError(f"{flag} {name}: no file matches this pattern")
             found += matches
@@ -67,37 +67,37 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str]) -> list[Pa
 
 
 def refuse_unknown(path: Path, source: str, kinds: Sequence[str]) -> None:
-    """UserError unless a file is of one of these kinds."""
+    """Raise UserError if a file is not of one of these kinds."""
     if kind_of(path) not in kinds:
-        known = f"{', '.join(kinds)}; compressed with {', '.join(COMPRESSIONS)}"
-        raise UserError(f"{source}: unknown kind of file, known are {known}")
+        known = f"{', '.join(kinds)}, optionally compressed ({', '.join(COMPRESSIONS)})"
+        raise UserError(f"{source}: unknown kind of file: use {known}")
 
 
 def _in_folder(folder: Path, source: str, kinds: Sequence[str]) -> list[Path]:
-    """The data files in a folder, all of one kind."""
+    """The data files in a folder, which must all be of the same kind."""
     if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        raise UserError(f"{source} is a folder that save_to_disk wrote: give it as --dataset_name")
+        raise UserError(f"{source} is a folder that save_to_disk wrote: use it as --dataset_name")
     try:
         inside = [path for path in folder.iterdir() if path.is_file() and path.name[0] not in "._"]
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror}") from None
     files = [path for path in inside if kind_of(path) in kinds]
     if not files:
-        raise UserError(f"{source} is a folder without a data file ({', '.join(kinds)})")
+        raise UserError(f"{source} is a folder without data files ({', '.join(kinds)}): use another folder")
     if len(found := sorted({kind_of(path) for path in files})) > 1:
         raise UserError(
-            f"{source} is a folder with files of several kinds ({', '.join(found)}): name those to read, as in "
-            f"'{folder / ('*' + found[0])}'"
+            f"{source} is a folder with files of several kinds ({', '.join(found)}): select one kind with a pattern, "
+            f"such as '{folder / ('*' + found[0])}'"
         )
     return files
 
 
 @contextmanager
 def opened(path: Path, source: str) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed.
+    """Open a file to read its decompressed bytes.
 
     Raises:
-        UserError: it cannot be read, or is not compressed in the way that its name says; begins with `source`.
+        UserError: it cannot be read, or its compression does not match its name; the message begins with `source`.
     """
     try:
         with path.open("rb") as file:

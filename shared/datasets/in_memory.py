@@ -1,4 +1,4 @@
-"""A data set of tensors in memory, with what a run asks of its data."""
+"""A data set of tensors in memory, with the attributes that a run requires of its data."""
 
 from hashlib import blake2b
 
@@ -7,17 +7,17 @@ from torch.utils.data import TensorDataset
 
 
 class InMemory(TensorDataset):
-    """Tensors [N, ...] whose items of one index belong to one sample."""
+    """Tensors [N, ...]; item i of each tensor belongs to sample i."""
 
     draws_random = False
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [N]: all samples are of one size."""
+        """int64 [N], all 1: samples have equal cost."""
         return np.ones(len(self), np.int64)
 
     def digest(self) -> str:
-        """A function of the content: a resumed run compares it."""
+        """A digest of the content, which a resumed run compares with that of the interrupted run."""
         content = blake2b(digest_size=16)
         for tensor in self.tensors:
             content.update(f"{tensor.dtype}{[*tensor.shape]}".encode())

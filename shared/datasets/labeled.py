@@ -1,4 +1,4 @@
-"""The tables of a text recipe that learns labels, and what these mean."""
+"""The training and validation tables of a recipe that learns labels, and the meaning of the labels."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from shared.pretrained.from_pretrained import label_order
 
 
 def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
-    """The training and the validation rows that a config names, and their labels, in the order that its model has.
+    """The training rows, the validation rows and the labels, in the order of the pretrained model's outputs.
 
-    Where there is no validation part, --validation_split_percentage of each label is held out, chosen by --seed.
+    Without validation data, --validation_split_percentage of each label's rows are held out, chosen by --seed.
 
     Raises:
-        UserError: data that cannot be read, or labels that cannot be learned.
+        UserError: the data cannot be read, or the labels cannot be learned.
     """
 
     def learn(table: pa.Table) -> Labels:

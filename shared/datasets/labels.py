@@ -1,4 +1,4 @@
-"""The label columns of a table, whatever they hold, as targets for a loss: class ids, label vectors or numbers."""
+"""Label columns of a table as targets of a loss: class ids, label vectors or numbers."""
 
 import re
 from collections.abc import Sequence
@@ -22,21 +22,21 @@ KINDS: dict[str, Kind] = {
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
-MOST_CLASSES = 100  # beyond these, classes of fewer than two rows on average are taken for ids or numbers
-MARKS = {"0": 0, "1": 1, "false": 0, "true": 1}  # what a column of one label holds, in lower case
+MAX_CLASSES = 100  # with more, and fewer than two rows per class on average, the values are probably not classes
+ZERO_ONE = {"0": 0, "1": 1, "false": 0, "true": 1}  # the values of a column for one label, in lower case
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the label columns mean: learned from the training table, applied to every table."""
+    """The meaning of the label columns: learned from the training table and applied to every table."""
 
     kind: Kind
-    column: str | tuple[str, ...]  # several columns: each holds 0 or 1 for one label
-    names: tuple[str, ...] = ()  # of the classes or labels, in the order of the model's outputs; none for regression
-    values: tuple[str, ...] = ()  # what the column holds for each of them, as text
-    named: bool = False  # the names are those of a ClassLabel of `datasets`, and the values its numbers
-    vectors: bool = False  # the column holds lists of 0 and 1, one for each label
-    delimiter: str | None = None  # what stands between the labels of a text
+    column: str | tuple[str, ...]  # several columns: each contains 0 or 1 for one label
+    names: tuple[str, ...] = ()  # the classes or labels in the order of the model's outputs; empty for regression
+    values: tuple[str, ...] = ()  # the value in the column for each name, as text
+    named: bool = False  # whether `names` come from a ClassLabel of `datasets`, and `values` are its ids
+    vectors: bool = False  # whether the column contains lists with 0 or 1 for each label
+    delimiter: str | None = None  # separates the labels of a row in a text column
 
     def __str__(self) -> str:
         names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
@@ -44,12 +44,12 @@ class Labels:
 
     @property
     def num_labels(self) -> int:
-        """Outputs of the model: one for each class or label; one for regression."""
+        """The number of outputs of the model: one for each class or label; one for regression."""
         return len(self.names) or 1
 
     @property
     def problem_type(self) -> str:
-        """The kind by the name that a transformers config has for it."""
+        """The kind as the `problem_type` of a transformers config."""
         return next(name for name, kind in KINDS.items() if kind == self.kind)
 
     @classmethod
@@ -60,23 +60,23 @@ class Labels:
         problem_type: ProblemType | None = None,
         delimiter: str | None = None,
     ) -> "Labels":
-        """What the label column, or the columns, of the training table mean.
+        """Learn the meaning of the label column or columns of the training table.
 
-        Strings, integers and booleans are classes, floats are numbers to be predicted, lists are several labels at
-        once; `problem_type` overrules that where the values allow it. The classes are those found, sorted, unless
-        `datasets` has left the names of all of them in the metadata. A list holds the labels of its row, or 0 or 1 for
-        each label there is. Several columns are labels of their names, 0 or 1 in each row. With a `delimiter` the
-        column is text, and holds the labels of its row with it between them.
+        Strings, integers and booleans are classes, floats are numbers to be predicted, and a list has the labels of its
+        row, or 0 or 1 for each label. `problem_type` overrides this where the values allow it. The class names are the
+        sorted values of the column, or all names of a ClassLabel of `datasets` if the metadata has one. Several columns
+        contain 0 or 1 in each row, for the label of the column's name. With a `delimiter`, the column is text with the
+        labels of its row, separated by the delimiter.
 
         Raises:
-            UserError: there is no such column, it cannot be what `problem_type` or `delimiter` says, a label is
-                missing, there are fewer than two classes, or each row has the same labels.
+            UserError: a column does not exist, its values do not fit `problem_type` or `delimiter`, a label is missing,
+                there are fewer than two classes, or each row has the same labels.
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
-        several = _several(columns, problem_type, delimiter)
+        several = _gives_several_labels(columns, problem_type, delimiter)
         if len(columns) > 1:
             labels = cls("multi_label", columns, columns, columns)
-            return labels._that_differ(table)
+            return labels._checked_not_constant(table)
         column = columns[0]
         source = f"{FLAG} {column}: {source_of(table)}"
         kind: Kind = "multi_label"
@@ -88,43 +88,43 @@ class Labels:
             return cls(kind, column)
         if pa.types.is_floating(cells.type) and len(fractional := np.flatnonzero(~_is_whole(cells))):
             found = f"{where(table, rows[fractional[0]])} has {cells[fractional[0]]} in {column}"
-            raise UserError(f"{found}, which is no class: use --problem_type regression")
+            raise UserError(f"{found}, which is not a class: use --problem_type regression")
         distinct = _texts(cells).unique().to_pylist()
-        if delimiter is not None and not _is_separated(table, column, delimiter):
+        if delimiter is not None and not _contains_delimiter(table, column, delimiter):
             raise UserError(
                 f"--label_delimiter {delimiter} is in no row of {source_of(table)} ({column}: {listed(distinct)}): "
-                "give what stands between two labels"
+                "use the text that separates two labels"
             )
         classes = _class_names(table, column)
         if kind == "multi_label" and not several and not classes and (width := _vector_width(cells, rows, table)):
-            if width == 2 and (np.bincount(rows, _marks(cells) == 1) == 1).all():
-                say(f"{source} holds [0, 1] and [1, 0] only: read as 0 or 1 for each of two labels, not as their ids")
+            if width == 2 and (np.bincount(rows, _zeros_and_ones(cells) == 1) == 1).all():
+                say(f"{source} has only [0, 1] and [1, 0]: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(width)))
-            return cls(kind, column, names, names, vectors=True)._that_differ(table)
+            return cls(kind, column, names, names, vectors=True)._checked_not_constant(table)
         if len(distinct) < 2:
-            raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): nothing to learn")
+            raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
             numbers = tuple(map(str, range(len(classes))))
             labels = cls(kind, column, classes, numbers, named=True)
-            return labels._that_differ(table) if kind == "multi_label" else labels
-        if len(distinct) > max(MOST_CLASSES, table.num_rows / 2) and kind == "classification":
+            return labels._checked_not_constant(table) if kind == "multi_label" else labels
+        if len(distinct) > max(MAX_CLASSES, table.num_rows / 2) and kind == "classification":
             raise UserError(
                 f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, too many for classes: "
-                "give another column, or --problem_type regression if it holds numbers"
+                "use another column, or --problem_type regression if the labels are numbers"
             )
         by_text: dict[str, str] = {}
         for text in distinct:
             if (other := by_text.setdefault(text.strip(), text)) != text:
                 raise UserError(
-                    f"{source} has the labels {other!r} and {text!r}, which differ in white space: make one"
+                    f"{source} has the labels {other!r} and {text!r}, which differ in white space: make them equal"
                 )
         in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
         values = tuple(sorted(distinct, key=in_order))
         labels = cls(kind, column, values, values, delimiter=delimiter)
-        return labels._that_differ(table) if kind == "multi_label" else labels
+        return labels._checked_not_constant(table) if kind == "multi_label" else labels
 
     def ordered(self, names: tuple[str, ...]) -> "Labels":
-        """The same labels in another order: of `names`, which are these names."""
+        """The same labels in the order of `names`, a permutation of the names of these labels."""
         assert sorted(names) == sorted(self.names), f"{names} are not {self.names}"
         places = [self.names.index(name) for name in names]
         return replace(self, names=names, values=tuple(self.values[place] for place in places))
@@ -133,11 +133,11 @@ class Labels:
         """The targets of the rows: int64 [N] class ids, float32 [N, num_labels] of 0 and 1, or float64 [N] numbers.
 
         Raises:
-            UserError: names the row with a label that is missing, unknown to training, or not finite in float32; or
-                says that the labels of this table and of training can be matched in no way, or in two.
+            UserError: a label is missing, unknown in training or not finite in float32 (names the row); or the labels
+                of this table do not match those of training, or match them in two ways.
         """
         if isinstance(self.column, tuple):
-            columns = [_column_of_marks(table, name) for name in self.values]
+            columns = [_zero_one_column(table, name) for name in self.values]
             return np.stack(columns, 1).astype(np.float32)
         source = f"{FLAG} {self.column}: {source_of(table)}"
         if self.delimiter is None:
@@ -156,21 +156,21 @@ class Labels:
         if len(repeated := np.argwhere(targets > 1)):
             row, label = repeated[0]
             raise UserError(
-                f"{where(table, row)} has the label {self.names[label]} twice in {self.column}: a list holds the "
-                "labels of its row, or, in all rows alike, 0 or 1 for each label there is"
+                f"{where(table, row)} has the label {self.names[label]} twice in {self.column}: write either the "
+                "labels of each row as a list, or in all rows 0 or 1 for each label"
             )
         return targets
 
     def _ids(self, table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray) -> np.ndarray:
-        """int64, the class or label that each cell means.
+        """int64, the id of the class or label in each cell.
 
-        Names are compared with names. Where only one of this table and training has the names of a ClassLabel, what the
-        other holds may be its names or its numbers, and is taken for what it can be.
+        Names are compared with names. If only one of this table and training has the names of a ClassLabel, the values
+        of the other may be its names or its ids; the interpretation that fits is used.
         """
-        # As text, because a small validation file may show another type: 1, 2 where training has 1, 2, "none".
+        # Compared as text: the inferred type of a small validation file may differ (1, 2; in training 1, 2, "none").
         texts = _texts(cells)
         classes = _class_names(table, column)
-        called = _called(table, column, cells, rows, classes) if classes else texts
+        called = _names_of_ids(table, column, cells, rows, classes) if classes else texts
         found = pc.index_in(called, pa.array(self.names))
         by_number = pc.index_in(texts, pa.array(self.values))
         if self.named != bool(classes) and by_number.null_count == 0:
@@ -178,14 +178,14 @@ class Labels:
                 found = by_number
                 meant = ", ".join(f"{number} is {name}" for number, name in list(enumerate(classes or self.names))[:5])
                 if classes:
-                    say(f"{source_of(table)} names its labels and training does not: their numbers count ({meant})")
+                    say(f"{source_of(table)} has names of labels, training only numbers: matched by number ({meant})")
                 else:
                     say(f"{source_of(table)} has numbers in {column} where training has names: read as {meant}")
             elif not found.equals(by_number):
                 raise UserError(
-                    f"{FLAG} {column}: the numbers of {source_of(table)} can be names or numbers of classes, and only "
-                    f"one of it and the training data (with {listed(self.names)}) says which: give both a ClassLabel, "
-                    "or neither"
+                    f"{FLAG} {column}: the numbers of {source_of(table)} can be names or numbers of classes, because "
+                    f"only one of it and the training data (with {listed(self.names)}) has a ClassLabel: save both "
+                    "with a ClassLabel, or neither"
                 )
         if self.named and not classes and found.null_count:
             _refuse_missing(table, column, pc.equal(texts, "-1"), rows)
@@ -199,55 +199,56 @@ class Labels:
                 )
             raise UserError(
                 f"{where(table, rows[unknown[0]])} has a label in {column} that training does not have "
-                f"(unknown: {listed(others)}; known: {listed(self.names)}): leave such rows out, or add some to the "
-                "training data"
+                f"(unknown: {listed(others)}; known: {listed(self.names)}): remove such rows, or add rows with these "
+                "labels to the training data"
             )
         return found.to_numpy().astype(np.int64)
 
-    def _that_differ(self, table: pa.Table) -> "Labels":
-        """These several labels, which not every row of the training table has alike.
+    def _checked_not_constant(self, table: pa.Table) -> "Labels":
+        """These multi-label labels, after a check that the rows of the training table differ in them.
 
         Raises:
-            UserError: it has; or as `encode`.
+            UserError: every row has the same labels; or see `encode`.
         """
         targets = self.encode(table)
         if len(targets) > 1 and (targets == targets[0]).all():
             names = self.column if isinstance(self.column, str) else " ".join(self.column)
-            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: nothing to learn")
+            raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
         return self
 
 
-def _several(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> bool:
-    """Whether settings say that a row has several labels; UserError if they contradict each other."""
+def _gives_several_labels(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> bool:
+    """Whether the flags give each row several labels; UserError if they contradict each other."""
     given = f"{FLAG} {' '.join(columns)}"
     if len(columns) != len(set(columns)):
-        raise UserError(f"{given} names a column twice: leave one out")
+        raise UserError(f"{given} names a column twice: name each column once")
     if delimiter == "":
-        raise UserError("--label_delimiter '' separates nothing: give what stands between two labels, such as ,")
+        raise UserError("--label_delimiter '' is empty: use the text that separates two labels, such as ,")
     if delimiter is not None:
         if len(columns) > 1:
             raise UserError(
-                f"{given} with --label_delimiter {delimiter}: give one column of texts, or columns of 0 and 1"
+                f"{given} with --label_delimiter {delimiter}: use one text column, or several columns of 0 and 1 "
+                "without a delimiter"
             )
         given = f"--label_delimiter {delimiter}"
     several = len(columns) > 1 or delimiter is not None
     if several and problem_type not in (None, "multi_label_classification"):
         raise UserError(
-            f"{given} gives a row several labels, which --problem_type {problem_type} has not: leave one out"
+            f"{given} gives a row several labels, but --problem_type {problem_type} allows one: remove one of the flags"
         )
     return several
 
 
 def _kind(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
-    """What a column of this type is, or `wanted`; UserError if it cannot be that."""
+    """The kind of labels in a column of this type, or `wanted`; UserError if the type does not fit that."""
     is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
     is_fraction = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
     is_number = is_fraction or pa.types.is_integer(type_)
     is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
     if is_list:
-        _kind(type_.value_type, "classification", source)  # a list of lists has no meaning
+        _kind(type_.value_type, "classification", source)  # refuses lists of lists
     elif not (is_number or is_text or pa.types.is_boolean(type_) or pa.types.is_null(type_)):
-        raise UserError(f"{source} holds {type_}: labels are strings, numbers, booleans, or lists of them")
+        raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
     kind = wanted or ("multi_label" if is_list else "regression" if is_fraction else "classification")
     if is_list != (kind == "multi_label"):
         needs = (
@@ -255,16 +256,16 @@ def _kind(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
             if kind == "multi_label"
             else "one label for each row"
         )
-        raise UserError(f"{source} holds {type_}, but {kind} needs {needs}: see --problem_type")
+        raise UserError(f"{source} contains {type_}, but {kind} needs {needs}: see --problem_type")
     if kind == "regression" and not (is_number or pa.types.is_null(type_)):
-        raise UserError(f"{source} holds {type_}, but regression needs numbers: see --problem_type")
+        raise UserError(f"{source} contains {type_}, but regression needs numbers: see --problem_type")
     return kind
 
 
 def _cells(table: pa.Table, column: str, kind: Kind, delimiter: str | None = None) -> tuple[pa.Array, np.ndarray]:
-    """The labels of all rows one after the other, and the row of each; UserError for the first that is missing.
+    """The concatenated labels of all rows, and the row number of each; UserError for the first missing label.
 
-    Between delimiters nothing is missing: a row with an empty text has no label.
+    With a delimiter no label can be missing: a row with an empty text has no labels.
     """
     cells = column_of(table, column, FLAG, as_text=delimiter is not None).combine_chunks()
     rows = np.arange(table.num_rows)
@@ -285,56 +286,56 @@ def _cells(table: pa.Table, column: str, kind: Kind, delimiter: str | None = Non
     _refuse_missing(table, column, cells.is_null(nan_is_null=True), rows)
     if pa.types.is_string(cells.type):
         _refuse_missing(table, column, pc.equal(pc.utf8_trim_whitespace(cells), ""), rows)
-    if _class_names(table, column):  # the Hub's way to say that the labels of a test split are not published
+    if _class_names(table, column):  # on the Hub, -1 means that the labels of a test split are not published
         _refuse_missing(table, column, pc.equal(cells, -1), rows)
     return cells, rows
 
 
-def _is_separated(table: pa.Table, column: str, delimiter: str) -> bool:
-    """Whether the delimiter is in any row."""
+def _contains_delimiter(table: pa.Table, column: str, delimiter: str) -> bool:
+    """Whether any row contains the delimiter."""
     texts = column_of(table, column, FLAG, as_text=True).cast(pa.string())
     return pc.any(pc.match_substring(texts, delimiter)).as_py() or False
 
 
-def _marks(cells: pa.Array) -> np.ndarray:
-    """int64, 0 or 1 for each cell that says so, and -1 for any other."""
+def _zeros_and_ones(cells: pa.Array) -> np.ndarray:
+    """int64: the 0 or 1 of each cell, and -1 for another value."""
     texts = pc.utf8_lower(pc.utf8_trim_whitespace(_texts(cells)))
-    found = pc.index_in(texts, pa.array(list(MARKS)))
-    return np.array([*MARKS.values(), -1])[np.asarray(pc.fill_null(found, -1))]
+    found = pc.index_in(texts, pa.array(list(ZERO_ONE)))
+    return np.array([*ZERO_ONE.values(), -1])[np.asarray(pc.fill_null(found, -1))]
 
 
-def _column_of_marks(table: pa.Table, column: str) -> np.ndarray:
-    """int64 [N], the 0 and 1 of one label's column; UserError for a row that has something else."""
+def _zero_one_column(table: pa.Table, column: str) -> np.ndarray:
+    """int64 [N]: the 0 or 1 in the column of one label; UserError for a row with another value."""
     _kind(column_of(table, column, FLAG).type, "classification", f"{FLAG} {column}: {source_of(table)}")
     cells, _ = _cells(table, column, "classification")
-    marks = _marks(cells)
+    marks = _zeros_and_ones(cells)
     if len(others := np.flatnonzero(marks < 0)):
         row = int(others[0])
         raise UserError(
-            f"{where(table, row)} has {cells[row]} in {column}: of several label columns each holds 0 or 1, which says "
-            "whether the row has the label of its name"
+            f"{where(table, row)} has {cells[row]} in {column}: with several label columns, write 1 if the row has the "
+            "label of the column's name, otherwise 0"
         )
     return marks
 
 
 def _vector_width(cells: pa.Array, rows: np.ndarray, table: pa.Table) -> int:
-    """How many 0 and 1 each row's list holds, where all lists are such vectors of two or more; else 0."""
+    """The length of the lists if all are vectors of 0 and 1 with the same length of at least two; otherwise 0."""
     widths = np.bincount(rows, minlength=table.num_rows)
     text = pa.types.is_string(cells.type)
-    is_vector = not text and widths[0] > 1 and (widths == widths[0]).all() and (_marks(cells) >= 0).all()
+    is_vector = not text and widths[0] > 1 and (widths == widths[0]).all() and (_zeros_and_ones(cells) >= 0).all()
     return int(widths[0]) if is_vector else 0
 
 
 def _vectors(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, width: int) -> np.ndarray:
-    """int64 [N, width]; UserError for a row that is no vector of 0 and 1 of that width."""
+    """int64 [N, width]; UserError for a row that is not a vector of 0 and 1 with this width."""
     wrong = np.bincount(rows, minlength=table.num_rows) != width
-    marks = _marks(cells)
+    marks = _zeros_and_ones(cells)
     wrong[rows[marks < 0]] = True
     if len(found := np.flatnonzero(wrong)):
         row = int(found[0])
         raise UserError(
             f"{where(table, row)} has {str(table[column][row].as_py())[:60]} in {column}, where the training data has "
-            f"0 or 1 for each of {width} labels: write it so"
+            f"0 or 1 for each of {width} labels: write such a list"
         )
     return marks.reshape(table.num_rows, width)
 
@@ -352,25 +353,25 @@ def _is_whole(cells: pa.Array) -> np.ndarray:
 
 
 def _texts(cells: pa.Array) -> pa.Array:
-    """The labels as strings; whole floats (integers that some program stored beside gaps) as integers."""
+    """The labels as strings. Whole floats become integers: some programs store integers with gaps as floats."""
     if pa.types.is_floating(cells.type) and _is_whole(cells).all():
         cells = cells.cast(pa.int64())
     return cells.cast(pa.string())
 
 
 def _numbers(table: pa.Table, column: str, cells: pa.Array) -> np.ndarray:
-    """float64 [N]; UserError for a number that is not finite in float32, which is what a model gives."""
+    """float64 [N]; UserError for a number that is not finite in float32, the type of the model's output."""
     numbers = cells.cast(pa.float64()).to_numpy()
-    with np.errstate(over="ignore"):  # what overflows becomes infinite, and is refused
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused
         finite = np.isfinite(numbers.astype(np.float32))
     if len(infinite := np.flatnonzero(~finite)):
         row = int(infinite[0])
-        raise UserError(f"{where(table, row)} has {cells[row]} in {column}, which is not finite in float32")
+        raise UserError(f"{where(table, row)} has {cells[row]} in {column}, not finite in float32: correct the row")
     return numbers
 
 
 def _class_names(table: pa.Table, column: str) -> tuple[str, ...]:
-    """The names that `datasets` keeps in the metadata for a column of ClassLabels or of lists of them; else none."""
+    """The names that `datasets` stores in the metadata of a column of ClassLabels or lists of them; otherwise ()."""
     type_ = table.schema.field(column).type
     if not pa.types.is_integer(getattr(type_, "value_type", type_)):
         return ()
@@ -381,8 +382,10 @@ def _class_names(table: pa.Table, column: str) -> tuple[str, ...]:
     return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
 
 
-def _called(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, classes: tuple[str, ...]) -> pa.Array:
-    """The names of ClassLabels; UserError for a number that has none."""
+def _names_of_ids(
+    table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, classes: tuple[str, ...]
+) -> pa.Array:
+    """The names of ClassLabel ids; UserError for an id without a name."""
     numbers = cells.cast(pa.int64()).to_numpy()
     if len(nameless := np.flatnonzero((numbers < 0) | (numbers >= len(classes)))):
         found = f"{where(table, rows[nameless[0]])} has {numbers[nameless[0]]} in {column}"

@@ -1,4 +1,4 @@
-"""Prepared data is kept between runs: built once per machine, by one process, complete or absent."""
+"""The cache of prepared data: each folder is built once per machine, by one process, and is complete or absent."""
 
 import glob
 import hashlib
@@ -16,8 +16,8 @@ from filelock import FileLock
 from shared.disk import sync, usual_permissions
 from shared.errors import UserError
 
-RECORD = "complete.json"  # what `fingerprints` found when the folder was built
-EDGE = 1 << 16  # bytes at each end of a file that are compared at each start: headers and tails, of any size of file
+RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
+EDGE_BYTES = 1 << 16  # how much of each end of a file is compared at each start: cheap for files of any size
 
 
 def cache_dir() -> Path:
@@ -28,11 +28,14 @@ def cache_dir() -> Path:
 
 
 def build_once(name: str, build: Callable[[Path], None]) -> Path:
-    """The folder `cache_dir()/name`; when it is missing, `build(folder)` fills it.
+    """The folder `cache_dir()/name`; if it is missing, `build(folder)` fills it.
 
-    The first process of a machine to come here builds, into a temporary folder that is renamed when complete; the
-    others wait on a file lock, not in a collective, which would time out while they wait. `name` carries a digest of
-    everything the content depends on, so a folder that is complete is right; a damaged one is built again, in one line.
+    The first process on a machine builds it in a temporary folder, which is renamed when complete. The other processes
+    wait on a file lock, because a collective would time out. `name` contains a digest of everything that the content
+    depends on, so a complete folder is valid. A damaged folder is built again, with a message.
+
+    Raises:
+        UserError: the cache folder cannot be written.
     """
     folder = cache_dir() / name
     if is_complete(folder):
@@ -41,8 +44,8 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_name(folder.name + ".lock")):
             if not is_complete(folder):
-                set_aside(folder)
-                for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # nobody else builds it now
+                remove_damaged(folder)
+                for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # we hold the lock
                     shutil.rmtree(killed, ignore_errors=True)
                 partial = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
                 try:
@@ -58,39 +61,39 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
-            f"cannot write prepared data to {folder.parent} ({reason}): set ACCELERATE_RECIPES_CACHE"
+            f"cannot write prepared data to {folder.parent} ({reason}): set ACCELERATE_RECIPES_CACHE to another folder"
         ) from None
     return folder
 
 
 def fingerprints(folder: Path) -> dict[str, list[Any]]:
-    """Size and a digest of both ends of each file in a folder, by its name."""
+    """[size, digest of both ends] of each file in a folder, by its relative path."""
     found: dict[str, list[Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != RECORD):
         size = path.stat().st_size
         with path.open("rb") as file:
-            ends = file.read(EDGE)
-            file.seek(max(0, size - EDGE))
+            ends = file.read(EDGE_BYTES)
+            file.seek(max(0, size - EDGE_BYTES))
             found[str(path.relative_to(folder))] = [
                 size,
-                hashlib.blake2b(ends + file.read(EDGE), digest_size=8).hexdigest(),
+                hashlib.blake2b(ends + file.read(EDGE_BYTES), digest_size=8).hexdigest(),
             ]
     return found
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder is there as it was built, as far as sizes and both ends of its files tell."""
+    """Whether a folder exists and the sizes and both ends of its files are as when it was built."""
     try:
         return bool(json.loads((folder / RECORD).read_text()) == fingerprints(folder))
     except (OSError, ValueError):
         return False
 
 
-def set_aside(folder: Path) -> None:
-    """Remove a folder that is not as it was built, if there is one; who has mapped its files keeps them."""
+def remove_damaged(folder: Path) -> None:
+    """Remove a damaged folder if it exists. A process that has mapped its files keeps its mapping."""
     if not folder.exists():
         return
-    print(f"{folder} is damaged, or from an older version: it is prepared again", file=sys.stderr)
+    print(f"{folder} is damaged or from an older version: building it again", file=sys.stderr)
     aside = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
     folder.rename(aside / "damaged")
     shutil.rmtree(aside, ignore_errors=True)

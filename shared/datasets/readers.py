@@ -1,4 +1,4 @@
-"""One file of rows as an Arrow table: CSV, TSV, JSON, JSON lines, Parquet; what is malformed is named with its line."""
+"""Reading a CSV, TSV, JSON, JSON lines or Parquet file as an Arrow table. Errors name the malformed line."""
 
 import codecs
 import csv
@@ -19,16 +19,16 @@ from shared.datasets.rows import as_written, say
 from shared.errors import UserError
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-BLOCK_BYTES = 1 << 24  # Arrow's readers refuse a row that is longer than a block
+BLOCK_BYTES = 1 << 24  # block size of Arrow's readers, which cannot read a longer row
 SEPARATORS = (",", ";", "\t", "|")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read(path: Path, source: str, csv_delimiter: str | None = None) -> pa.Table:
-    """The rows of a file; a CSV file's columns are texts, `rows.as_written`.
+    """The rows of a file. The columns of a CSV file are untyped text: see `rows.as_written`.
 
     Raises:
-        UserError: it cannot be read, is malformed or has no rows; begins with `source`.
+        UserError: it cannot be read, is malformed or has no rows; the message begins with `source`.
     """
     kind = kind_of(path)
     with opened(path, source) as file:
@@ -38,7 +38,7 @@ def read(path: Path, source: str, csv_delimiter: str | None = None) -> pa.Table:
     try:
         if kind == ".parquet":
             table = read_parquet(pa.BufferReader(data))
-            table.validate(full=True)  # Parquet's own reader takes any bytes for text
+            table.validate(full=True)  # the Parquet reader does not check that text is UTF-8
         elif kind in (".csv", ".tsv"):
             table = _read_separated(data, source, separator_of(kind, csv_delimiter))
         else:
@@ -52,47 +52,48 @@ def read(path: Path, source: str, csv_delimiter: str | None = None) -> pa.Table:
 
 
 def read_parquet(file: Any) -> pa.Table:
-    """What `pyarrow.parquet.read_table` gives, without its import of pyarrow.dataset and pandas, 0.3 s at a start."""
+    """Read like `pyarrow.parquet.read_table`, but without importing pyarrow.dataset and pandas, which takes 0.3 s."""
     return pyarrow.parquet.ParquetFile(file).read()
 
 
 def refuse_repeated(names: list[str], source: str) -> None:
-    """UserError when two columns have the same name."""
+    """Raise UserError if two columns have the same name."""
     if repeated := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"{source} has two columns of the name {min(repeated)}: rename one")
+        raise UserError(f"{source} has two columns with the name {min(repeated)}: rename one")
 
 
 # CSV
 
 
 def separator_of(kind: str, csv_delimiter: str | None) -> str:
-    """What separates the columns of a .csv or .tsv file."""
+    """The character that separates the columns of a .csv or .tsv file."""
     if csv_delimiter is not None:
         return "\t" if csv_delimiter == r"\t" else csv_delimiter
     return "\t" if kind == ".tsv" else ","
 
 
 def refuse_other_separator(head: bytes, separator: str, source: str) -> None:
-    """UserError if a header, the first line of `head`, has no `separator`, but one that other programs use."""
+    """Raise UserError if the header, the first line of `head`, contains another common separator, but not this one."""
     header = head.removeprefix(codecs.BOM_UTF8).split(b"\n")[0].decode(errors="replace")
     others = [other for other in SEPARATORS if other in header and other != separator]
     if separator not in header and others:
         common = max(others, key=header.count)
         flag = {"\t": r"'\t'", ",": ","}.get(common, f"'{common}'")
         raise UserError(
-            f"{source} has no {separator!r} between its columns, but {common!r} (first line: {header.strip()!r:.80}): "
-            f"say --csv_delimiter {flag}"
+            f"{source} has no {separator!r} in its header, but {common!r} (first line: {header.strip()!r:.80}): "
+            f"use --csv_delimiter {flag}"
         )
 
 
 def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
-    """Refuse quotation marks between which several rows have become one, and say where that is likely.
+    """Check a whole file for wrong quotation marks that turn several rows into one.
 
-    Reads the file to its end. A quoted field may go on over several lines; then its closing mark ends the field.
+    A quoted field may contain line breaks, but must end with its closing mark. Prints a warning if such a field looks
+    like rows.
 
     Raises:
-        UserError: a mark that closes such a field stands in the middle of another, or the field of a file with tabs
-            holds tabs; names the lines.
+        UserError: the closing mark of a field with line breaks is in the middle of another field, or such a field in a
+            tab-separated file contains tabs; names the lines.
     """
     lines = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
     limit = csv.field_size_limit(sys.maxsize)
@@ -110,11 +111,11 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
             end, lines_in = rows.line_num, [field.splitlines()[1:-1] for field in fields if "\n" in field]
             columns = columns or len(fields)
             if separator == "\t" and any("\t" in field and "\n" in field for field in fields):
-                problem = "and closed behind other fields"
+                problem = "and closed after other fields"
             if problem and end > begin:
                 raise UserError(
                     f"{source} is malformed: a quotation mark is opened in line {begin:,} {problem} in line {end:,}, "
-                    "so that the lines between would be one row: remove both marks, or double them within quotes"
+                    "so these lines would be read as one row: remove both marks, or double them inside a quoted field"
                 )
             inner = max(lines_in, key=len, default=[])
             if inner and columns > 1 and all(line.count(separator) == columns - 1 for line in inner):
@@ -126,8 +127,8 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
     if likely:
         begin, end = max(likely, key=lambda span: span[1] - span[0])
         say(
-            f"{source}: the quoted field that begins in line {begin:,} goes on to line {end:,}, over lines that look "
-            "like rows: if they are rows, a quotation mark is missing or one too many"
+            f"{source}: the quoted field that begins in line {begin:,} continues to line {end:,} and contains lines "
+            "that look like rows: if they are rows, add the missing quotation mark or remove the extra one"
         )
 
 
@@ -144,7 +145,7 @@ def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:
     try:
         table = read(use_threads=True)
     except pa.ArrowInvalid:
-        table = read(use_threads=False)  # fails too, but only this reader knows the number of the row
+        table = read(use_threads=False)  # also fails, but its error names the row
     if b'"' in data and data.count(b"\n") > table.num_rows + 1:
         check_quotes(io.BytesIO(data), separator, source)
     return as_written(table)
@@ -170,7 +171,7 @@ def _read_json(data: bytes, source: str) -> pa.Table:
                 reason = why_no_json(broken)
             if reason:
                 raise UserError(f"{source} is malformed in {unit} {number:,}: {reason}") from None
-        # Every line is right by itself: two of them disagree. Arrow counts rows from the block, which helps nobody.
+        # Each line is valid by itself, but two of them disagree. Arrow's row number is dropped: it counts in a block.
         raise UserError(f"{source} is malformed: {re.sub(r' in row [0-9]+$', '', first_line(error))}") from None
     if table.num_rows == 1 and (whole := why_not_rows(data)):
         raise UserError(f"{source} {whole}")
@@ -178,7 +179,7 @@ def _read_json(data: bytes, source: str) -> pa.Table:
 
 
 def _parse_json(data: bytes) -> pa.Table:
-    """The rows of JSON lines; a column of texts that look like dates is one of texts."""
+    """The rows of JSON lines. Texts that look like dates stay texts."""
     blocks = pyarrow.json.ReadOptions(block_size=BLOCK_BYTES)
     table = pyarrow.json.read_json(pa.BufferReader(data), blocks)
     dates = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
@@ -192,21 +193,21 @@ def _parse_json(data: bytes) -> pa.Table:
 
 
 def why_no_json(error: ValueError) -> str:
-    """Why a line is no JSON, without the number of the line, which Python counts within it."""
+    """Why a line is not JSON. Python's line number is dropped, because it counts within this line."""
     return f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else first_line(error)
 
 
 def why_no_row(value: Any) -> str | None:
-    """Why a JSON value is no row, or None."""
+    """Why a JSON value is not a row, or None."""
     if not isinstance(value, dict):
-        return "not an object: a line is one row, {column: value, …}"
+        return "not an object: write each row as {column: value, …} in a line"
     if half := LONE_SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        return f"it holds {half[0]!a}, a lone surrogate, which is half of a character: remove it"
+        return f"it contains {half[0]!a}, a lone surrogate, which is half of a character: remove it"
     return None
 
 
 def why_not_rows(data: bytes) -> str | None:
-    """Why the whole content of a JSON file is one object and not rows, if it is; and what to do."""
+    """If the whole content of a JSON file is one object instead of rows: the problem and the fix. Otherwise None."""
     try:
         whole = json.loads(data)
     except ValueError:
@@ -215,14 +216,14 @@ def why_not_rows(data: bytes) -> str | None:
         return None
     for name, value in whole.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            return f"is one object with {len(value):,} rows under {name!r}: save that list alone as the file"
+            return f"is one object with {len(value):,} rows in {name!r}: save only this list in the file"
     if whole and all(isinstance(value, list | dict) for value in whole.values()):
         return "is one object of columns, not rows: write an object for each row (pandas: orient='records', lines=True)"
     return None
 
 
 def _array_to_lines(data: bytes, source: str) -> bytes:
-    """JSON lines from a JSON array, so that one reader infers the types of both."""
+    """A JSON array as JSON lines, so that the same reader infers the types of both."""
     try:
         rows = json.loads(data)
     except ValueError as error:
@@ -236,14 +237,14 @@ def _array_to_lines(data: bytes, source: str) -> bytes:
 
 
 def _refuse_non_utf8(data: bytes, source: str) -> None:
-    """Raises UserError unless `data` is text in UTF-8, which Arrow would read as a column of bytes."""
+    """Raise UserError if `data` is not UTF-8 text: Arrow would read other text as a column of bytes."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{source} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
     if (zero := data.find(b"\0")) >= 0:
-        raise UserError(f"{source} is not text (byte {zero:,} is zero): give a text file or one of another extension")
+        raise UserError(f"{source} is not text (byte {zero:,} is zero): use a text file, or correct its extension")
     decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(data), BLOCK_BYTES):  # in parts: the whole as str takes up to 4 times the room
-        pending = len(decoder.getstate()[0])  # bytes of a character that the edge of the part has cut
+    for start in range(0, len(data), BLOCK_BYTES):  # in blocks: a str of the whole data needs up to 4 times the memory
+        pending = len(decoder.getstate()[0])  # bytes of a character that the previous block cut off
         try:
             decoder.decode(data[start : start + BLOCK_BYTES], final=start + BLOCK_BYTES >= len(data))
         except UnicodeDecodeError as error:
@@ -256,8 +257,8 @@ def _refuse_non_utf8(data: bytes, source: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of a library, not longer than a terminal's line or two."""
+    """The first line of a library's error message, at most 200 characters."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if "straddl" in line:  # Arrow's word for a row that does not fit into a block
-        return f"a row is longer than {BLOCK_BYTES >> 20} MiB; is a quotation mark never closed?"
+    if "straddl" in line:  # Arrow's error for a row that does not fit into a block
+        return f"a row is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
     return line if len(line) <= 200 else f"{line[:200]}…"

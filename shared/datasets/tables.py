@@ -1,4 +1,4 @@
-"""Where rows come from: the embedded docstrings, a user's files, a `save_to_disk` folder, the Hub; as Arrow tables."""
+"""Loading rows as Arrow tables: from the embedded docstrings, files, a `save_to_disk` folder or the Hub."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +20,13 @@ from shared.pretrained.hub import require_hub
 
 TRAIN_SPLITS = ("train", "training")
 TEST_SPLITS = ("test", "testing")
-VALIDATION_SPLITS = (  # the first that there is, whatever its capitals
+VALIDATION_SPLITS = (  # the first that exists is used; upper and lower case are equal
     *("validation", "valid", "val", "dev", "eval", "evaluation", "development"),
     *("validation_matched", "dev_matched"),  # MNLI
     *TEST_SPLITS,
 )
-SUBSET = 0x5B5E7  # keeps the draws of a subset apart from those of a held-out part
-EMBEDDED = "leave out --dataset_name to train on the embedded docstrings, or give --train_file"
+SUBSET = 0x5B5E7  # hash word that makes the choice of a subset independent of the choice of held-out rows
+EMBEDDED = "remove --dataset_name to train on the embedded docstrings, or use --train_file"
 
 
 def load_tables(
@@ -36,13 +36,13 @@ def load_tables(
     problem_type: str | None = None,
     targets_of: Callable[[pa.Table], np.ndarray] | None = None,
 ) -> tuple[pa.Table, pa.Table]:
-    """The training and the validation rows; without a data set and without files, the embedded docstrings.
+    """The training rows and the validation rows; by default, those of the embedded docstrings.
 
-    A source without a validation part gives `validation_split_percentage` of its rows, chosen by `seed`, and says so:
-    of each label where `targets_of` gives labels (see `split_off`).
+    Without validation data, `validation_split_percentage` of the rows are held out, chosen by `seed`, and a message is
+    printed. If `targets_of` returns labels, the percentage applies to each label (see `split_off`).
 
     Raises:
-        UserError: data that cannot be read, or columns that exclude each other.
+        UserError: the data cannot be read, or text and label columns overlap.
     """
     refuse_shared_columns(text_columns, label_columns)
     if config.train_file or config.dataset_name:
@@ -56,8 +56,8 @@ def load_tables(
         each = "" if targets is None or _are_numbers(targets) else " of each label"
         train, validation = split_off(train, config.validation_split_percentage, config.seed, targets)
         say(
-            f"{source_of(train)} has no validation part: {validation.num_rows:,} of its rows "
-            f"({config.validation_split_percentage} %{each}, chosen by --seed {config.seed}) are kept for it"
+            f"{source_of(train)} has no validation data: {validation.num_rows:,} of its rows "
+            f"({config.validation_split_percentage} %{each}, chosen by --seed {config.seed}) are held out"
         )
     return train, validation
 
@@ -65,12 +65,12 @@ def load_tables(
 def read_parts(
     config: Options, columns: Sequence[str], label_columns: Sequence[str], problem_type: str | None = None
 ) -> tuple[pa.Table, pa.Table | None]:
-    """The rows of --train_file or --dataset_name, and those to validate on if there are any.
+    """The training rows and, if there are any, the validation rows of --train_file or --dataset_name.
 
-    `columns` and `label_columns` are those in which --skip_incomplete_rows looks for gaps.
+    --skip_incomplete_rows skips rows without a value in one of `columns` and `label_columns`.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: the data cannot be read.
     """
     validation: pa.Table | None = None
     if config.train_file:
@@ -88,20 +88,21 @@ def read_parts(
 
 
 def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | None:
-    """The numbers, ascending, of the rows that --max_train_samples or --max_eval_samples leaves of `count`; None: all.
+    """The ascending numbers of the `most` rows out of `count` that --max_train_samples or --max_eval_samples keeps.
 
-    They are a function of (seed, row, count) alone. Not the first rows, because files are often sorted by label.
+    None means all rows. The choice is a function of (seed, row, count) alone. The first rows would be a bad choice,
+    because files are often sorted by label.
     """
     if most is None or most >= count:
         if most is not None and most > count:
-            say(f"{flag} {most}: there are only {count:,} rows, and all of them are taken")
+            say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
         return None
     order = np.argsort(hash64(seed, SUBSET, np.arange(count, dtype=np.uint64)), kind="stable")
     return np.sort(order[:most])
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: Options) -> tuple[pa.Table, pa.Table]:
-    """Training and validation rows, of which --max_train_samples and --max_eval_samples leave some."""
+    """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
     found = []
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
         rows = subset(table.num_rows, getattr(config, name), config.seed, f"--{name}")
@@ -112,26 +113,26 @@ def limited(tables: tuple[pa.Table, pa.Table], config: Options) -> tuple[pa.Tabl
 
 
 def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[str]) -> None:
-    """UserError when the texts would hold a label, or the same text twice."""
+    """Raise UserError if a label column is also a text column, or a text column is given twice."""
     if shared := [name for name in label_columns if name in text_columns]:
         raise UserError(
             f"--text_column_names {' '.join(text_columns)} and --label_column_name {shared[0]}: the model would "
-            "read its own target; give each of them a column of its own"
+            "read its own target: use different columns for texts and labels"
         )
     if len({*text_columns}) < len(text_columns):
-        raise UserError(f"--text_column_names {' '.join(text_columns)}: a pair is two different columns")
+        raise UserError(f"--text_column_names {' '.join(text_columns)}: a pair needs two different columns")
 
 
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
-    """The rows of the files that `given` names, .csv, .tsv, .json, .jsonl or .parquet: see `files.find_files`.
+    """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `files.find_files`.
 
     Raises:
-        UserError: one of them cannot be read, or two of them have other columns; names `flag`.
+        UserError: one of them cannot be read, or two of them have different columns; names `flag`.
     """
     given = [given] if isinstance(given, str) else given
     files = find_files(given, flag, readers.KINDS)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
-        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: leave it out")
+        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
     tables = [named(readers.read(file, f"{flag} {file}", csv_delimiter), f"{flag} {file}") for file in files]
     return joined(tables, f"{flag} {' '.join(given)}")
 
@@ -139,71 +140,72 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
 def read_dataset(config: Options, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
     """The training and the validation rows of --dataset_name: a `save_to_disk` folder, or a data set of the Hub.
 
-    Which splits these are, the flags say, or else their names. Without a validation split a test split serves as one,
-    which is said, unless it has no labels. Without either there is None.
+    The splits are selected by the flags, or otherwise by their names. Without a validation split, a test split with
+    labels replaces it, and a message is printed. Without either, the validation rows are None.
 
     Raises:
-        UserError: it cannot be read, or has no such split.
+        UserError: the data set cannot be read, or has no such split.
     """
     name, config_name = str(config.dataset_name), config.dataset_config_name
     if config_name and Path(name).is_dir():
-        raise UserError(f"--dataset_config_name {config_name} has a meaning only for a data set of the Hub")
+        raise UserError(f"--dataset_config_name {config_name} has no effect on the folder {name}: remove it")
     parts = read_saved(name) if Path(name).is_dir() else read_hub(name, config_name)
     source, there = f"--dataset_name {name}", f"(splits: {', '.join(parts)})"
     for flag in ("train_split_name", "validation_split_name"):
         if (given := getattr(config, flag)) not in (None, *parts):
             raise UserError(f"--{flag} {given}: {source} has no such split {there}")
-    train = config.train_split_name or _first(parts, TRAIN_SPLITS)
+    train = config.train_split_name or _first_split(parts, TRAIN_SPLITS)
     if train is None:
-        raise UserError(f"{source} has no train split {there}: say --train_split_name")
+        raise UserError(f"{source} has no train split {there}: select one with --train_split_name")
     if train == config.validation_split_name:
-        raise UserError(f"--validation_split_name {train} is the split that is trained on {there}: name another")
+        raise UserError(f"--validation_split_name {train} is the training split {there}: use another")
     if config.validation_split_name:
-        return _filled(parts, train, source), _filled(parts, config.validation_split_name, source)
-    split = _first({other: table for other, table in parts.items() if other != train}, VALIDATION_SPLITS)
+        return _nonempty_split(parts, train, source), _nonempty_split(parts, config.validation_split_name, source)
+    split = _first_split({other: table for other, table in parts.items() if other != train}, VALIDATION_SPLITS)
     if split and split.casefold() in TEST_SPLITS and any(unlabeled(parts[split], name) for name in label_columns):
-        say(f"{source} has no validation split, and its split {split} has no labels, so nothing can be validated on it")
+        say(f"{source} has no validation split, and its split {split} has no labels, so it cannot replace it")
         split = None
     elif split and split.casefold() in TEST_SPLITS:
         say(
-            f"{source} has no validation split: its {split} split serves as one, so what is chosen by its scores is "
-            "chosen on test data"
+            f"{source} has no validation split: its split {split} is used instead, so a model that is selected by its "
+            "scores is selected on test data"
         )
     elif split is None and len(parts) > 1:
-        say(f"{source} has no split that is known to be for validation {there}: --validation_split_name names one")
+        say(f"{source} has no split with a usual name for validation {there}: --validation_split_name selects one")
     elif split not in (None, "validation"):
-        say(f"{source}: its split {split} is the validation data")
-    return _filled(parts, train, source), _filled(parts, split, source) if split else None
+        say(f"{source}: its split {split} is used as validation data")
+    return _nonempty_split(parts, train, source), _nonempty_split(parts, split, source) if split else None
 
 
-def _first(parts: Iterable[str], names: Sequence[str]) -> str | None:
-    """The first of `names` that a split has, whatever its capitals."""
+def _first_split(parts: Iterable[str], names: Sequence[str]) -> str | None:
+    """The split with the first of `names` that exists, ignoring case."""
     found = {split.casefold(): split for split in parts}
     return next((found[name] for name in names if name in found), None)
 
 
-def _filled(parts: dict[str, pa.Table], split: str, source: str) -> pa.Table:
-    """A split that has rows."""
+def _nonempty_split(parts: dict[str, pa.Table], split: str, source: str) -> pa.Table:
+    """The rows of a split; UserError if it has none."""
     if not parts[split].num_rows:
         others = ", ".join(f"{name}: {table.num_rows:,}" for name, table in parts.items())
-        raise UserError(f"{source}: its split {split} has no rows ({others}): leave it out, or name another split")
+        raise UserError(f"{source}: its split {split} has no rows ({others}): use another split")
     return parts[split]
 
 
 def split_off(
     table: pa.Table, percentage: int, seed: int, targets: np.ndarray | None = None
 ) -> tuple[pa.Table, pa.Table]:
-    """`table` without `percentage` of its rows, and those rows; both keep the order and remember their row numbers.
+    """Split `table` into the training rows and `percentage` of held-out rows.
 
-    Which rows is a function of (seed, row, number of rows) alone, and of the `targets` where these are labels, int [N]
-    or [N, labels] of 0 and 1: see `share_of_each`. Each part gets at least one row.
+    Both parts keep the order of the rows and their row numbers, and have at least one row. The choice is a function of
+    (seed, row, number of rows) and, if `targets` are labels (int [N], or 0 and 1 [N, labels]), of the targets: see
+    `share_of_each`.
 
     Raises:
-        UserError: there is one row, or each row is the only one of a label.
+        UserError: there is only one row, or each row is the only one of its label.
     """
     rows = table.num_rows
     if rows < 2:
-        raise UserError(f"{source_of(table)} has one row: too few to train on and to validate")
+        raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
     order = np.argsort(hash64(seed, np.arange(rows, dtype=np.uint64)), kind="stable")
     held_out = np.zeros(rows, bool)
     if targets is None or _are_numbers(targets):
@@ -211,25 +213,29 @@ def split_off(
     else:
         held_out = share_of_each(targets, percentage, seed)
         if not held_out.any():
-            several = share_of_each(targets, 100, seed)  # the rows that are not the last of a label
-            if not several.any():
+            candidates = share_of_each(targets, 100, seed)  # at least one row of each label stays
+            if not candidates.any():
                 raise UserError(
-                    f"{source_of(table)} has one row of each label, so none can be held out: give --validation_file, "
-                    "or more rows"
+                    f"{source_of(table)} has one row of each label, so none can be held out: use --validation_file, "
+                    "or add rows"
                 )
-            held_out[order[several[order]][0]] = True
+            held_out[order[candidates[order]][0]] = True
     table = numbered(table)
-    # filter and not take: take joins the chunks of a column, which overflows beyond 2 GiB of text.
+    # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
     return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))
 
 
 def _are_numbers(targets: np.ndarray) -> bool:
-    """Whether targets are numbers to be predicted, and no labels."""
+    """Whether targets are numbers to be predicted instead of labels."""
     return targets.ndim == 1 and targets.dtype.kind == "f"
 
 
 def read_saved(path: str) -> dict[str, pa.Table]:
-    """The splits of a folder written by `datasets.save_to_disk`; a single Dataset is the split "train"."""
+    """The splits in a folder that `datasets.save_to_disk` wrote; a single Dataset is the split "train".
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
     datasets = _import_datasets(path)
     try:
         folders = {"train": Path(path)}
@@ -237,28 +243,32 @@ def read_saved(path: str) -> dict[str, pa.Table]:
             folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
         tables = {}
         for split, folder in folders.items():
-            empty = of_datasets.is_saved_empty(folder)  # which load_from_disk cannot read
+            empty = of_datasets.is_saved_empty(folder)  # load_from_disk cannot read it
             part = datasets.Dataset.from_dict({}) if empty else datasets.load_from_disk(str(folder))
             tables[split] = _to_table(part, f"--dataset_name {path} (split {split})")
         return tables
     except (OSError, ValueError, LookupError) as error:  # Arrow's errors are ValueErrors
         raise UserError(
             f"--dataset_name {path} is a folder, but not one that datasets' save_to_disk wrote "
-            f"({readers.first_line(error)}): give such a folder, or a file as --train_file"
+            f"({readers.first_line(error)}): use such a folder, or a file as --train_file"
         ) from None
 
 
 def read_hub(name: str, config_name: str | None) -> dict[str, pa.Table]:
-    """All splits of a data set of the Hub: from the local cache if they are there, else after one try to connect."""
+    """All splits of a data set of the Hub: from the local cache, or else downloaded if the Hub can be reached.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
     if Path(name).exists():
-        raise UserError(f"--dataset_name {name} is a file: give it as --train_file")
+        raise UserError(f"--dataset_name {name} is a file: use it as --train_file")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"--dataset_name {name}: no such folder")
     datasets = _import_datasets(name)
     given = f"{name} --dataset_config_name {config_name}" if config_name else name
     try:
         parts = of_datasets.load_cached(name, config_name)
-    except (OSError, ValueError):  # not there, or several configs and none chosen
+    except (OSError, ValueError):  # not in the cache, or several configs and none selected
         require_hub("--dataset_name", given, EMBEDDED)
         try:
             parts = datasets.load_dataset(name, config_name)
@@ -271,7 +281,7 @@ def _import_datasets(name: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError(f"--dataset_name {name} needs the package datasets: pip install datasets") from None
+        raise UserError(f"--dataset_name {name} requires the package datasets: pip install datasets") from None
     return datasets
 
 

@@ -1,4 +1,4 @@
-"""How a text encoder computes: attention, packed documents, padding, the masked head.
+"""The computation of text encoders: attention, packed documents, padding and the masked head.
 
 May import: models and below.
 """

@@ -1,4 +1,4 @@
-"""The head of a masked language model on hidden tokens only: no logits for what nobody asks about."""
+"""Applying the head of a masked language model to masked tokens only, because the loss needs no other logits."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from shared.models.self_check import keep_if_equal, text_batch
 
 
 def predict_only_masked(model: Any) -> None:
-    """Have `model`, some ...ForMaskedLM, compute logits [n, vocabulary] at the places `masked` [n] it is called with.
+    """Make `model`, a ...ForMaskedLM, accept `masked` [n] and return the logits [n, vocabulary] at these indices.
 
-    `masked` indexes the flattened rows of the batch. The encoder's hidden states [rows, length, width] become
-    [n, width] before they reach the model's own head, whatever that is made of, so what it computes there is unchanged.
-    Where a model has no encoder apart from its head, or `keep_if_equal` finds other logits, the head computes all
-    logits, of which those are taken. A call without `masked` is what it was.
+    `masked` indexes the flattened rows of the batch. The encoder's hidden states [rows, length, width] are reduced to
+    [n, width] before the model's own head, which is unchanged. If the model has no separate encoder, or
+    `keep_if_equal` finds different logits, the head computes all logits, and those at `masked` are selected. A call
+    without `masked` is unchanged.
     """
     encoder, forward = getattr(model, "base_model", model), model.forward
-    places: Tensor | None = None  # of the call under way
+    places: Tensor | None = None  # `masked` of the current call
 
     def keep_masked(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
         if places is not None:
@@ -50,7 +50,7 @@ def predict_only_masked(model: Any) -> None:
             hook.remove()
 
     def make_batch(config: Any) -> dict[str, Tensor]:
-        return text_batch(config) | {"masked": torch.tensor([1, 2, 4])}  # of the first row
+        return text_batch(config) | {"masked": torch.tensor([1, 2, 4])}  # in the first row
 
     name = "a head on masked tokens only"
     keep_if_equal(model, name, lambda: hooks.append(encoder.register_forward_hook(keep_masked)), undo, make_batch)

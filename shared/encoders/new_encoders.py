@@ -1,4 +1,4 @@
-"""A new text encoder, from the flags that give its sizes."""
+"""Creating a new text encoder from the flags for its sizes."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
     """A model of --model_type with new weights, for `tokenizer`, without dropout.
 
     Args:
-        auto_class: the class of transformers that chooses the model, such as AutoModelForMaskedLM.
-        config: gives the sizes.
-        vocab_multiple: the rows of the embedding are rounded up to a multiple of this number.
-        head: what the model's config says of its head.
+        auto_class: the auto class of transformers, such as AutoModelForMaskedLM.
+        config: the recipe's config, with the sizes.
+        vocab_multiple: the number of embedding rows is rounded up to a multiple of this number.
+        head: entries of the model's config for its head.
 
     Raises:
-        UserError: sizes that do not fit each other, or a flag without effect on this type.
+        UserError: the sizes do not fit each other, or a flag has no effect on this type.
     """
     import transformers
 
@@ -28,7 +28,7 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
     if config.rope_theta is not None and not rotary:
         raise UserError(
             f"--rope_theta {config.rope_theta:g} has no effect on --model_type {config.model_type}, whose positions "
-            "are not rotary: leave it out"
+            "are not rotary: remove it"
         )
     skipped = tokenizer.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
     own = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

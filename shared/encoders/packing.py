@@ -1,12 +1,12 @@
-"""Documents of a micro-batch end to end in one row, none seeing another: every token that is computed is a real one.
+"""Packing: all documents of a micro-batch in one row without padding, and attention only within each document.
 
-The model gets one row of all tokens, positions that start anew with each document, and the documents' ends. Its matrix
-products and norms never see padding; attention is registered with transformers under the names below. Positions alone
-would not do: under the default attention every token sees the whole row.
+The model gets one row of all tokens, positions that restart with each document, and the boundaries of the documents.
+Positions alone would not be enough, because by default each token attends to the whole row. Two attention functions
+are therefore registered with transformers:
 
-- "packed_varlen": `torch.nn.attention.varlen`, FlashAttention by the documents' ends, on CUDA in half precision.
-- "packed_padded": documents padded to the longest of the micro-batch for attention alone, everywhere else. The plan
-  sorts by length, so little is padded.
+- "packed_varlen": `torch.nn.attention.varlen`, FlashAttention with document boundaries, on CUDA in half precision.
+- "packed_padded": everywhere else. Documents are padded to the longest of the micro-batch, but only for attention. The
+  plan sorts them by length, so the padding is short.
 """
 
 from collections.abc import Sequence
@@ -20,35 +20,37 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.encoders.attention import attend
-from shared.encoders.padding import TRIED, padding_for
+from shared.encoders.padding import TRIAL_TOKENS, padding_for
 from shared.models.self_check import logits_of, same
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.text.tokenized import Padding
 
-DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention has none
-WIDEST_HEAD, AMPERE = 256, (8, 0)  # what FlashAttention, which it calls, is made for
+DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
+WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Makes what `MaskedDocuments.read_micro_batch` gives a batch: one row without padding."""
+    """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one row without padding."""
 
     first_position: int = 0
     packed: ClassVar[bool] = True
 
     @classmethod
     def for_model(cls, config: Any) -> "Packing":
-        """For a model with this `PretrainedConfig`: RoBERTa and its kin count positions from the padding id + 1."""
+        """For a model with this `PretrainedConfig`: models like RoBERTa count positions from the padding id + 1."""
         return cls(config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0)
 
     def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What documents of these lengths cost, int64 [N]: nothing is padded."""
+        """The cost of documents in tokens, int64 [N]: their lengths, because nothing is padded."""
         return lengths
 
     def __call__(self, read: Read) -> dict[str, Any]:
-        """input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k;
-        masked [n], where in the row tokens are hidden, and labels [n], what they were.
+        """The arguments of the model and the labels.
+
+        input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k, masked [n]
+        (indices of the masked tokens in the row) and labels [n] (their original ids).
         """
         tokens, lengths, masked, labels = read
         ends = np.concatenate([[0], np.cumsum(lengths)])
@@ -69,17 +71,17 @@ class Packing:
 
 @dataclass(frozen=True)
 class OnePerRow(Padding):
-    """Makes a batch of what `MaskedDocuments.read_micro_batch` gives: a document per row, as long as the longest."""
+    """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one document per row, with padding."""
 
     packed: ClassVar[bool] = False
 
-    def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # other items than those of a table
-        """input_ids and attention_mask [rows, longest]; masked [n], places in the flattened rows, and labels [n]."""
+    def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # takes other items than `Padding`
+        """input_ids and attention_mask [rows, longest], masked [n] (indices in the flattened rows) and labels [n]."""
         tokens, lengths, masked, labels = read
         longest = int(self.padded_lengths(lengths).max())
         begins = np.cumsum(lengths) - lengths
         row = np.repeat(np.arange(len(lengths)), lengths)
-        where = row * longest + np.arange(len(tokens)) - begins[row]  # of each token in the flattened rows
+        where = row * longest + np.arange(len(tokens)) - begins[row]  # index of each token in the flattened rows
         ids = np.full(len(lengths) * longest, self.pad_token_id)
         real = np.zeros(len(ids), np.int64)
         ids[where], real[where] = tokens, 1
@@ -93,33 +95,33 @@ class OnePerRow(Padding):
 
 
 def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config: Any) -> tuple[Any, str]:
-    """What makes batches of the pieces of `data` as --packing says, and how that is done, in words.
+    """The collate function for the pieces of `data` according to --packing, and a description of it for the user.
 
-    A model in which packed documents would see each other gets one per row.
+    If packed documents would attend to each other in this model, it gets one document per row.
     """
     how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
-    if config.packing and packs(model, [row[:TRIED] for row in rows]):
+    if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows]):
         attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
         return Packing.for_model(model.config), attention
     if config.packing:
-        how += f" (packed, the documents would see each other in a {type(model).__name__})"
+        how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
     multiple, padding = padding_for(model, rows[0], tokenizer, config)
     return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
 
 
-def packs(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
-    """Whether packed documents, given as their token ids, give what each gives alone.
+def packing_is_exact(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether packed documents, given by their token ids, have the same logits as each document alone.
 
-    A few documents are computed both ways. Not all models that take an attention of ours look at nothing else: in a
-    MobileBERT each token also sees the embeddings of its neighbours.
+    A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
+    MobileBERT, each token also uses the embeddings of its neighbours.
     """
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None:
         return False
     alone = [logits_of(model, {"input_ids": torch.from_numpy(ids)[None]})[0] for ids in rows]
     lengths = np.array([len(ids) for ids in rows])
-    everywhere = np.arange(lengths.sum())
-    packed = Packing.for_model(model.config)((np.concatenate(rows), lengths, everywhere, everywhere))
+    all_places = np.arange(lengths.sum())
+    packed = Packing.for_model(model.config)((np.concatenate(rows), lengths, all_places, all_places))
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = logits_of(model, {name: value for name, value in packed.items() if name not in ("labels", "masked")})
@@ -129,20 +131,20 @@ def packs(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def use_packed_attention(model: Any, device: torch.device, mixed_precision: str) -> str:
-    """Have `model` attend within documents only; returns how, in words."""
+    """Make `model` attend only within documents; returns a description of the method for the user."""
     from transformers import AttentionInterface
 
     AttentionInterface.register("packed_varlen", varlen_attention)
     AttentionInterface.register("packed_padded", padded_attention)
-    if why_not := without_varlen(model.config, device, mixed_precision):
+    if why_not := why_not_varlen(model.config, device, mixed_precision):
         model.set_attn_implementation("packed_padded")
         return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
     model.set_attn_implementation("packed_varlen")
     return "packed without padding, attention by torch.nn.attention.varlen"
 
 
-def without_varlen(config: Any, device: torch.device, mixed_precision: str) -> str:
-    """Why a model with this `PretrainedConfig` cannot attend by torch.nn.attention.varlen; empty if it can."""
+def why_not_varlen(config: Any, device: torch.device, mixed_precision: str) -> str:
+    """Why a model with this `PretrainedConfig` cannot use torch.nn.attention.varlen; empty if it can."""
     if device.type != "cuda":
         return "no GPU"
     if mixed_precision == "no":
@@ -158,9 +160,9 @@ def without_varlen(config: Any, device: torch.device, mixed_precision: str) -> s
 
 
 def has_varlen() -> bool:
-    """Whether this torch has attention by the ends of documents."""
+    """Whether this version of torch has torch.nn.attention.varlen."""
     try:
-        from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # whether it can be imported is the question
+        from torch.nn.attention.varlen import varlen_attn  # noqa: F401  # only tries the import
     except ImportError:
         return False
     return True
@@ -182,7 +184,7 @@ def varlen_attention(
     """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width]."""
     from torch.nn.attention.varlen import varlen_attn
 
-    key, value = for_each_head(query, key, value)
+    key, value = repeat_kv_heads(query, key, value)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
     out = varlen_attn(
@@ -208,16 +210,16 @@ def padded_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width].
 
-    `sliding_window` - 1 is the farthest that a token sees to either side, as in transformers' FlashAttention.
+    A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention.
     """
-    key, value = for_each_head(query, key, value)
+    key, value = repeat_kv_heads(query, key, value)
     documents, longest = len(cu_seq_lens_q) - 1, max_length_q
     heads, total, width = query.shape[1:]
     lengths = cu_seq_lens_q.diff()
     inside = torch.arange(longest, device=query.device) < lengths[:, None]  # [documents, longest]
     full = documents * longest == total
     slots = None
-    if not full:  # where each token is among all places; by its number they are found without waiting for the device
+    if not full:  # the padded index of each token; output_size avoids a wait for the device
         padding_before = torch.arange(documents, device=query.device) * longest - cu_seq_lens_q[:-1]
         slots = torch.arange(total, device=query.device)
         slots = slots + padding_before.repeat_interleave(lengths, output_size=total)
@@ -232,14 +234,14 @@ def padded_attention(
     if sliding_window is not None and longest > sliding_window:
         place = torch.arange(longest, device=query.device)
         window = (place[:, None] - place).abs() < sliding_window
-        # A token beyond its document's end would see nothing, and give NaN: let it see itself.
+        # A padding token may have nothing in its window, which would give NaN: it attends to itself.
         mask = window if mask is None else (mask & window) | torch.eye(longest, dtype=torch.bool, device=query.device)
     out = attend(pad(query), pad(key), pad(value), mask, dropout, width**-0.5 if scaling is None else scaling)
     out = out.transpose(1, 2).reshape(documents * longest, heads, width)
     return (out if slots is None else out.index_select(0, slots))[None], None
 
 
-def for_each_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [1, heads or fewer, T, width] as many times as query heads share them (EuroBERT)."""
+def repeat_kv_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [1, heads, T, width]: those shared by several query heads (EuroBERT) are repeated."""
     shared = query.shape[1] // key.shape[1]
     return (key, value) if shared == 1 else (key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1))

@@ -1,4 +1,4 @@
-"""Whether what a model says of a text depends on the padding beside it, found out by computing it with and without."""
+"""Choosing the padding of a batch: a trial shows whether the output of a model for a text depends on its padding."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from shared.errors import UserError
 from shared.models.self_check import logits_of, same
 from shared.text.tokenized import Padding, TokenizedText
 
-TRIED, PADDED = 13, 8  # tokens of the row that is tried, and by how many it is padded; an odd number shows pooling
+TRIAL_TOKENS, TRIAL_PADDING = 13, 8  # the trial's row and its padding; an odd number of tokens reveals pooling of pairs
 
 
 def pad_rows(
     model: Any, train: TokenizedText, validation: TokenizedText, tokenizer: Any, config: Any
 ) -> tuple[Padding, str]:
-    """What makes batches of tokenized texts for a model, and what is to be said of it: see `padding_for`.
+    """The collate function of tokenized texts for a model, and a description for the user: see `padding_for`.
 
     Raises:
         UserError: see `padding_for` and `check_ends`.
@@ -30,10 +30,10 @@ def pad_rows(
 
 
 def check_ends(model: Any, *datasets: TokenizedText) -> None:
-    """Classifiers made of an encoder and a decoder (T5, BART) read the end-of-sequence token, one in each text.
+    """Check that each text has one end-of-sequence token, which encoder-decoder classifiers (T5, BART) read.
 
     Raises:
-        UserError: some text has none, or several.
+        UserError: a text has none or several.
     """
     for data in datasets:
         ends = np.add.reduceat(data.input_ids == model.config.eos_token_id, data.offsets[:-1])
@@ -41,29 +41,33 @@ def check_ends(model: Any, *datasets: TokenizedText) -> None:
             raise UserError(
                 f"--model_name_or_path: a {type(model).__name__} reads the end-of-sequence token (id "
                 f"{model.config.eos_token_id}), of which each text must have one; row {wrong[0]} has {ends[wrong[0]]}: "
-                "take a tokenizer that ends texts with it, and leave out rows that spell it"
+                "use a tokenizer that ends texts with it, and remove rows whose text contains it"
             )
 
 
 def padding_for(
     model: Any, row: NDArray[np.integer], tokenizer: Any, config: Any, types: NDArray[np.integer] | None = None
 ) -> tuple[int, str]:
-    """The multiple that rows are padded to, and what is to be said of it, empty where padding is not seen.
+    """The multiple to which rows are padded, and a description for the user, empty if padding does not matter.
 
-    A model that sees padding (it mixes tokens by Fourier transforms, or pools pairs of them) gets all rows padded to
-    --max_length: then what it says of a text does not depend on which others are in the batch.
+    If padding changes the output of a model (because it uses Fourier transforms over tokens, or pools pairs of them),
+    all rows are padded to --max_length, so that the output for a text does not depend on the other texts of the batch.
 
     Args:
         model: not yet on its device.
-        row: token ids of some sample, and `types` its token types if there are any.
+        row: token ids of a sample.
+        tokenizer: has a padding token.
+        config: the recipe's config.
+        types: token types of the sample, if there are any.
 
     Raises:
         UserError: the model cannot compute rows of --max_length.
     """
     usual, longest = 8 if config.mixed_precision != "no" else 1, config.max_length
-    if longest <= PADDED + 1:
+    if longest <= TRIAL_PADDING + 1:
         return usual, ""
-    kept = np.r_[np.arange(len(row))[: min(TRIED, longest - PADDED) - 1], len(row) - 1]  # with the token that ends it
+    most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
+    kept = np.r_[np.arange(len(row))[: most - 1], len(row) - 1]  # always includes the last token
 
     def padded(length: int) -> Tensor:
         batch = {"input_ids": np.full(length, tokenizer.pad_token_id), "attention_mask": np.zeros(length, np.int64)}
@@ -74,18 +78,18 @@ def padding_for(
         return logits[:, : len(kept)] if logits.ndim == 3 else logits
 
     try:
-        if same(padded(len(kept) + PADDED), padded(len(kept))):
+        if same(padded(len(kept) + TRIAL_PADDING), padded(len(kept))):
             return usual, ""
-    except RuntimeError:  # it takes some lengths only
+    except RuntimeError:  # the model supports only some lengths
         pass
     try:
         padded(longest)
     except RuntimeError as error:
         raise UserError(
             f"--max_length {longest}: a {type(model).__name__} cannot compute rows of that length "
-            f"({' '.join(str(error).split())[:200]}): give one that fits its config, or take another model"
+            f"({' '.join(str(error).split())[:200]}): use a length that fits its config, or another model"
         ) from None
     return longest, (
-        f"; each padded to --max_length {longest}, because a {type(model).__name__} sees padding: give its tokenizer "
-        f"padding='max_length', max_length={longest} when the model is used"
+        f"; each padded to --max_length {longest}, because padding changes the output of a {type(model).__name__}: "
+        f"use the model with padding='max_length', max_length={longest} in its tokenizer"
     )

@@ -1,4 +1,4 @@
-"""Text encoders on a device: nothing computed that no head reads, the attention that is fast there, --torch_compile."""
+"""Adapting text encoders to a device: no computation of unused outputs, fast attention, --torch_compile."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
 
 
 def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
-    """The model as its device and --torch_compile ask for it; before optimizer and `prepare`.
+    """Adapt the model to its device and to --torch_compile; call it before creating the optimizer and `prepare`.
 
     Raises:
         UserError: see `check_names` and `compile_layers`.
@@ -33,31 +33,33 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
 
 
 def attend_to_all(accelerator: Any, model: Any) -> None:
-    """Have a BigBird attend to all tokens, in the exported config too.
+    """Make a BigBird attend to all tokens, also in the exported config.
 
-    Under its block-sparse attention the first short batch switches it over for all later ones, so that what it computes
-    would depend on the order in which a process sees its batches.
+    With block-sparse attention, the first short batch switches the model to full attention for all later batches, so
+    the result would depend on the order of the batches in a process.
     """
     config: Any = getattr(model, "config", None)
     if getattr(config, "attention_type", None) == "block_sparse":
         model.base_model.set_attention_type("original_full")
         config.attention_type = "original_full"
-        accelerator.print(f"{type(model).__name__} attends to all tokens: a batch decides if it is block-sparse")
+        accelerator.print(
+            f"{type(model).__name__} attends to all tokens: block-sparse attention depends on the order of the batches"
+        )
 
 
 def attend_by_products(model: Any) -> None:
-    """Have an encoder's attention be that of shared/encoders/attention.py; see `use_attention`."""
+    """Make an encoder use the attention of shared/encoders/attention.py; see `use_attention`."""
     if not uses_sdpa(model):
         return
     sdpa_mask = of_transformers.sdpa_mask()
-    # Checked in float32, in which the products would not be taken.
+    # The check runs in float32, where the products are used only if they are requested.
     if use_attention(model, "products", partial(products_or_sdpa, products=True), sdpa_mask):
         register_attention(PRODUCTS, products_or_sdpa, sdpa_mask)
         model.set_attn_implementation(PRODUCTS)
 
 
 def use_attention(model: Any, name: str, attention: Any, mask: Any) -> bool:
-    """Have a model use an attention and a mask of ours, unless its logits then change: see `keep_if_equal`."""
+    """Make a model use our attention and mask functions, unless that changes its logits: see `keep_if_equal`."""
     register_attention(name, attention, mask)
     return keep_if_equal(
         model,
@@ -69,7 +71,7 @@ def use_attention(model: Any, name: str, attention: Any, mask: Any) -> bool:
 
 
 def register_attention(name: str, attention: Any, mask: Any) -> None:
-    """Give transformers an attention and its mask under a name."""
+    """Register an attention function and its mask function with transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(name, attention)
@@ -77,8 +79,8 @@ def register_attention(name: str, attention: Any, mask: Any) -> None:
 
 
 def uses_sdpa(model: Any) -> bool:
-    """Whether transformers would call torch's scaled-dot-product attention, and lets us replace that."""
-    config = getattr(model, "config", None)  # any module will do as a model
+    """Whether the model calls torch's scaled-dot-product attention through transformers, so that it can be replaced."""
+    config = getattr(model, "config", None)  # a model without config is allowed
     return of_transformers.attention_name(config) == "sdpa" and of_transformers.takes_registered_attention(model)
 
 
@@ -94,8 +96,8 @@ def products_or_sdpa(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
-    same = key.shape == query.shape or query.shape[2] == 1  # of shared/models/first_token.py
-    if getattr(module, "is_causal", True) or not same:  # a decoder, which has more to it
+    same = key.shape == query.shape or query.shape[2] == 1  # one query: see shared/models/first_token.py
+    if getattr(module, "is_causal", True) or not same:  # a decoder: causal or cross attention
         return of_transformers.attention_function("sdpa")(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
@@ -105,10 +107,10 @@ def products_or_sdpa(
 
 
 def mask_on_device(model: Any) -> None:
-    """Have scaled-dot-product attention always take a mask where there may be padding.
+    """Make scaled-dot-product attention always use the attention mask, even if a batch has no padding.
 
-    transformers looks whether there is any, to leave the mask out where there is none, and for that each forward pass
-    makes the host wait until the device is done with what it has.
+    By default, transformers checks for padding and drops the mask if there is none. This check makes the host wait for
+    the device in each forward pass.
     """
     if not uses_sdpa(model):
         return
@@ -116,7 +118,7 @@ def mask_on_device(model: Any) -> None:
 
 
 def always_masked(**arguments: Any) -> Tensor | None:
-    """transformers' mask interface: that of scaled-dot-product attention, left out only where no mask is given."""
+    """transformers' mask interface: the mask of scaled-dot-product attention; None only without an attention mask."""
     if arguments.get("attention_mask") is not None:
         arguments |= {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
     return of_transformers.sdpa_mask()(**arguments)

@@ -1,4 +1,4 @@
-"""Models and tokenizers of the Hub or of a local folder.
+"""Pretrained models and tokenizers from the Hub or a local folder.
 
 May import: config.
 """

@@ -1,4 +1,4 @@
-"""Loading what `save_pretrained` wrote, from a folder or the Hub, with errors that a user can act on."""
+"""Loading pretrained models from a folder or the Hub, with error messages that name the fix."""
 
 import copy
 import re
@@ -12,17 +12,17 @@ from shared.compat import of_transformers
 from shared.errors import UserError, listed, say
 from shared.pretrained.hub import require_model
 
-ALIGNMENT = 64  # bytes, of every tensor that torch makes on a CPU
+ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
 
 
 def load_pretrained(auto_class: str, name: str, revision: str | None = None, **kwargs: Any) -> Any:
-    """`transformers.AUTO_CLASS.from_pretrained(name)`; models in float32, with a new head where the old does not fit.
+    """`transformers.AUTO_CLASS.from_pretrained(name)`; models in float32, with a new head if the stored one differs.
 
-    transformers takes the dtype of the file by default, and half-precision master weights lose small updates: mixed
-    precision is for the forward and backward passes only.
+    By default, transformers uses the dtype of the file. Half-precision master weights would lose small updates: mixed
+    precision applies to the forward and backward passes only.
 
     Raises:
-        UserError: nothing there, no network, or not a model of this kind; names --model_name_or_path.
+        UserError: the model does not exist, cannot be downloaded, or is not of this kind; names --model_name_or_path.
     """
     local_files_only = require_model(name, revision)
     import transformers
@@ -33,10 +33,10 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, **k
         kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
     try:
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
-    except Exception as error:  # files and code of other people: whatever it raises, the choice of model is the cause
+    except Exception as error:  # the model's files and code are foreign and may raise anything
         given = f"{name} --revision {revision}" if revision else name
         raise UserError(
-            f"--model_name_or_path {given} cannot be loaded by {auto_class} ({reason(error)}): give a model that fits "
+            f"--model_name_or_path {given} cannot be loaded by {auto_class} ({reason(error)}): use a model that fits "
             "the recipe, saved with its tokenizer or image processor"
         ) from None
     model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -46,20 +46,20 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, **k
 
 
 def label_order(name: str, names: tuple[str, ...], revision: str | None = None) -> tuple[str, ...]:
-    """`names` in the order of the pretrained classifier's outputs, if those are the labels it knows; else as they are.
+    """`names` in the order of the pretrained classifier's outputs if it has the same labels; otherwise unchanged.
 
     Raises:
-        UserError: there is no such model, or its config gives labels two numbers.
+        UserError: see `stored_names`.
     """
     stored = stored_names(name, revision)
     return stored if sorted(stored) == sorted(names) else names
 
 
 def stored_names(name: str, revision: str | None = None) -> tuple[str, ...]:
-    """The labels that a model's config.json names, in the order of its outputs; without names LABEL_0, LABEL_1, ....
+    """The label names in a model's config.json, in the order of its outputs; LABEL_0, LABEL_1, ... if it has none.
 
     Raises:
-        UserError: there is no such model, or its config gives labels two numbers.
+        UserError: the config cannot be loaded, or its id2label and label2id differ.
     """
     config = load_pretrained("AutoConfig", name, revision)
     by_number = {int(number): label for number, label in (config.id2label or {}).items()}
@@ -67,19 +67,19 @@ def stored_names(name: str, revision: str | None = None) -> tuple[str, ...]:
     numbers = {label: number for number, label in by_number.items()}
     if set(by_label) == set(numbers) and by_label != numbers:
         raise UserError(
-            f"--model_name_or_path {name}: id2label and label2id in its config.json give the labels different numbers: "
+            f"--model_name_or_path {name}: id2label and label2id in its config.json give the labels different ids: "
             "correct one of them"
         )
     return tuple(label for _, label in sorted(by_number.items()))
 
 
 def are_placeholders(names: tuple[str, ...]) -> bool:
-    """Whether these are the names that transformers gives to labels without names."""
+    """Whether these are the default names LABEL_0, LABEL_1, ... of transformers."""
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
 
 
 def head_for(names: Sequence[str], **more: Any) -> dict[str, Any]:
-    """What a model's config says of a head for the labels `names`; some configs do not derive the number of labels."""
+    """The config entries of a head for the labels `names`. Includes num_labels, which some configs do not derive."""
     label2id = {name: i for i, name in enumerate(names)}
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id, **more}
 
@@ -87,15 +87,14 @@ def head_for(names: Sequence[str], **more: Any) -> dict[str, Any]:
 def load_classifier(
     auto_class: str, name: str, id2label: dict[int, str], revision: str | None = None, **head: Any
 ) -> Any:
-    """A pretrained classifier for these labels, with the last layer that it has, or a new one for other labels.
+    """A pretrained classifier with its stored last layer, or with a new last layer if its labels differ from these.
 
-    Labels that the model knows have to be in its order: see `label_order`.
-
-    What the user would not expect is said: labels that only have numbers in the model, and a last layer that is new
-    though the model has one. `knows_labels` of the model tells whether the layer is that of the file.
+    If the model has the same labels, they must be in its order: see `label_order`. The attribute `knows_labels` of the
+    model is True if the last layer comes from the file. A message is printed in two cases: the stored labels have no
+    names, or a stored last layer is replaced by a new one.
 
     Raises:
-        UserError: as `load_pretrained` and `stored_names`.
+        UserError: see `load_pretrained` and `stored_names`.
     """
     stored, names = stored_names(name, revision), tuple(id2label.values())
     assert stored == names or sorted(stored) != sorted(names), f"{names} are not in the order of {stored}"
@@ -110,19 +109,19 @@ def load_classifier(
         if not lost:
             of_transformers.draw_anew(model, last)
         say(
-            f"{given} tells {len(stored)} labels apart ({listed(stored)}), the data have {len(names)} "
+            f"{given} has a head for {len(stored)} labels ({listed(stored)}), but the data have {len(names)} "
             f"({listed(names)}): {' and '.join(last)} are new"
         )
     elif other and model.knows_labels:
         say(
-            f"{given} has numbers for its labels, and no names: they are taken for {listed(names)}, in this order; if "
-            "it is another, write id2label and label2id into its config.json"
+            f"{given} has numbers for its labels, and no names: they are read as {listed(names)}, in this order; if "
+            "the order is wrong, write id2label and label2id into its config.json"
         )
     return model
 
 
 def label_weights(model: Any) -> list[str]:
-    """The parameters whose shape depends on the number of labels: those of the last layer."""
+    """The names of the parameters whose shape depends on the number of labels: those of the last layer."""
     config = copy.deepcopy(model.config)
     config.num_labels = model.config.num_labels + 1
     with torch.device("meta"):
@@ -131,10 +130,10 @@ def label_weights(model: Any) -> list[str]:
 
 
 def align(model: torch.nn.Module) -> None:
-    """Move weights that begin anywhere in memory to where torch puts tensors, at a multiple of 64 bytes.
+    """Copy weights whose address is not a multiple of 64 bytes to new memory, which torch aligns.
 
-    They are read from files in place. MKL multiplies a matrix by a single row in another order of sums when the matrix
-    does not begin at a multiple of 16 bytes, and then the run would depend on where its weights came to lie.
+    Weights that are mapped from a file may have any address. If a matrix is not aligned to 16 bytes, MKL multiplies it
+    by a single row in a different order of sums, so the result of the run would depend on the addresses.
     """
     for weights in (*model.parameters(), *model.buffers()):
         if weights.data_ptr() % ALIGNMENT:
@@ -142,45 +141,46 @@ def align(model: torch.nn.Module) -> None:
 
 
 def reason(error: Exception) -> str:
-    """What transformers says, in one line that a user can read."""
+    """The error message of transformers as one readable line."""
     text = " ".join(str(error).split())
     if match := re.search(r"configuration class <class '[\w.]*?(\w+)Config'>", text):
-        return f"a {match[1]} is no such model"
-    if "tiktoken" in text and find_spec("sentencepiece") is None:  # what transformers tries next
+        return f"a {match[1]} is not such a model"
+    if "tiktoken" in text and find_spec("sentencepiece") is None:  # transformers tries tiktoken after sentencepiece
         return "sentencepiece is not installed: pip install -r requirements.txt"
     if "instantiate the backend tokenizer" in text:
-        return "there is no tokenizer that can be read"
+        return "it has no readable tokenizer"
     return text[:300] or type(error).__name__
 
 
 def backbone(model: Any) -> torch.nn.Module:
-    """The part below the head: the base model, or, where a classifier of transformers names none, its largest part."""
+    """The model without its head: the base model, or its largest child if transformers names no base model."""
     if model.base_model is not model:
         return model.base_model
-    parts = [part for part in model.children() if not isinstance(part, torch.nn.Linear)]  # CLIP's, SigLIP's
+    parts = [part for part in model.children() if not isinstance(part, torch.nn.Linear)]  # for CLIP and SigLIP
     return max(parts, key=lambda part: sum(p.numel() for p in part.parameters()))
 
 
 def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True) -> None:
-    """Refuse sizes of a new encoder whose heads would be of no whole, or with rotary positions of no even, width.
+    """Check that the heads of a new encoder have an integer width, which must be even with rotary positions.
 
     Raises:
-        UserError: names both flags.
+        UserError: they do not; names both flags.
     """
     if hidden_size % (num_attention_heads * (2 if rotary else 1)):
         multiple = "twice --num_attention_heads" if rotary else "--num_attention_heads"
         raise UserError(
             f"--hidden_size {hidden_size} is not a multiple of {multiple} {num_attention_heads}"
-            f"{', as rotary positions need' * rotary}: change one of them"
+            f"{', as rotary positions require' * rotary}: change one of them"
         )
 
 
 def checkpoint_activations(model: Any) -> None:
-    """What --gradient_checkpointing asks for, by the name that transformers 5.23 has for it, or that of 5.17.
+    """Enable --gradient_checkpointing, with the method of transformers 5.23 or that of 5.17.
 
     Raises:
-        UserError: the model cannot do it.
+        UserError: the model does not support it.
     """
     if not model.supports_gradient_checkpointing:
-        raise UserError(f"--gradient_checkpointing: a {type(model).__name__} cannot do it: leave the flag out")
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()  # non-reentrant, both
+        raise UserError(f"--gradient_checkpointing: a {type(model).__name__} does not support it: remove the flag")
+    # Both methods use non-reentrant checkpointing.
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()

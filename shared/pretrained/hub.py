@@ -1,4 +1,4 @@
-"""Whether a server has a chance to answer, known within 5 s: without a network the Hub's client retries for 24-48 s."""
+"""Checking within 5 s whether the Hub can be reached: without a network, the Hub's client retries for 24-48 s."""
 
 import socket
 import threading
@@ -15,35 +15,39 @@ CONNECT_SECONDS = 5.0
 
 
 def require_hub(flag: str, value: str, instead: str | None = None) -> None:
-    """Raises UserError unless the Hub (HF_ENDPOINT) takes one connection; `instead` is the way out to offer."""
+    """Raise UserError if the Hub (HF_ENDPOINT) does not accept a connection; `instead` is the fix in the message."""
     if reason := _unreachable():
-        raise UserError(f"{flag} {value} is not on this machine and {reason}: {instead or f'leave out {flag}'}")
+        raise UserError(f"{flag} {value} is not on this machine and {reason}: {instead or f'remove {flag}'}")
 
 
 def require_upload() -> None:
-    """Raises UserError unless --push_to_hub has a chance: a token, and a Hub that takes a connection."""
-    later = "leave it out, and upload model/ when the run has ended"
+    """Raise UserError if --push_to_hub cannot work: there is no token, or the Hub does not accept a connection."""
+    later = "remove the flag, and upload model/ after the run"
     if huggingface_hub.get_token() is None:
-        raise UserError(f"--push_to_hub needs a token: set HF_TOKEN or run `hf auth login`, or {later}")
+        raise UserError(f"--push_to_hub requires a token: set HF_TOKEN or run `hf auth login`, or {later}")
     if reason := _unreachable():
         raise UserError(f"--push_to_hub: {reason}: {later}")
 
 
 def require_model(name: str, revision: str | None = None) -> bool:
-    """Raises UserError unless the model `name` can be loaded; returns the local_files_only to pass to from_pretrained.
+    """The value of `local_files_only` with which from_pretrained can load the model `name`.
 
-    A local folder and a cached model pass without a network; with one, a cached model may still fetch what is missing.
+    Local folders and cached models need no network. If the Hub can be reached, missing files of a cached model are
+    downloaded.
+
+    Raises:
+        UserError: the model cannot be loaded.
     """
     flag = "--model_name_or_path"
     folder = Path(name)
     if folder.is_dir():
         if revision is not None:
-            raise UserError(f"--revision {revision} has no effect on a local folder ({flag} {name}): leave it out")
+            raise UserError(f"--revision {revision} has no effect on a local folder ({flag} {name}): remove it")
         if not (folder / "config.json").is_file():
-            raise UserError(f"{flag} {name} holds no config.json: give a folder that save_pretrained wrote")
+            raise UserError(f"{flag} {name} has no config.json: use a folder that save_pretrained wrote")
         return True
     if folder.exists():
-        raise UserError(f"{flag} {name} is a file: give the folder of the model, or its name on the Hub")
+        raise UserError(f"{flag} {name} is a file: use the folder of the model, or its name on the Hub")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{flag} {name}: no such folder")
     try:
@@ -52,17 +56,17 @@ def require_model(name: str, revision: str | None = None) -> bool:
         raise UserError(f"{flag} {name!r} is neither a folder nor a valid name on the Hub (namespace/name)") from None
     if cached:
         return _unreachable() is not None
-    require_hub(flag, name, f"give a local folder, or leave out {flag} to train a new encoder")
+    require_hub(flag, name, f"use a local folder, or remove {flag} to train a new encoder")
     return False
 
 
 def _unreachable() -> str | None:
-    """Why the Hub cannot be asked, or None."""
-    return "HF_HUB_OFFLINE forbids to ask the Hub" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
+    """Why the Hub cannot be reached, or None."""
+    return "HF_HUB_OFFLINE forbids using the Hub" if constants.HF_HUB_OFFLINE else unreachable(constants.ENDPOINT)
 
 
 def unreachable(address: str) -> str | None:
-    """Why the server of a URL cannot be asked, or None: one TCP connection, or to the proxy, and no byte sent."""
+    """Why the server of a URL cannot be reached, or None. Opens one TCP connection, to it or to the proxy."""
     endpoint = urlsplit(address)
     proxies = urllib.request.getproxies()
     proxy = proxies.get(endpoint.scheme) or proxies.get("all")
@@ -80,7 +84,7 @@ def unreachable(address: str) -> str | None:
         except OSError as error:
             outcome.append(error.strerror or str(error))
 
-    # In a thread, because a timeout of the socket does not bound the look-up of the name.
+    # In a thread, because a socket's timeout does not limit the time of the DNS lookup.
     attempt = threading.Thread(target=connect, daemon=True)
     attempt.start()
     attempt.join(CONNECT_SECONDS)

@@ -1,4 +1,4 @@
-"""Texts as tokens: tokenizers, token files, padding, masking.
+"""Tokenized text: tokenizers, token files, padding and masking.
 
 May import: datasets and below.
 """

@@ -1,7 +1,7 @@
-"""A corpus as one flat file of tokens with the offsets of its documents: written once, streaming, then memory-mapped.
+"""A corpus as one flat file of tokens with the offsets of its documents: streamed to disk once, then memory-mapped.
 
-The file holds the documents' own tokens only. Where a document is cut into pieces and which special tokens stand around
-them is decided when it is read, so one file serves every --max_length.
+The file contains the documents' own tokens only. Documents are cut into pieces, and special tokens are added, when the
+file is read, so the same file works for every --max_length.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ from shared.text.masking import Masking
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 4  # raise it when what is written for the same input changes: it is part of the cache's names
-BATCH_CHARACTERS = 1 << 18  # of texts tokenized at once: the tokenizer takes some 30 bytes for each
-IN_FLIGHT = 4  # batches read ahead: enough to keep the tokenizer busy, few enough for any memory
+FORMAT = 4  # part of the cache's names: increase it when the files for the same input change
+BATCH_CHARACTERS = 1 << 18  # in a batch of texts: the tokenizer needs about 30 bytes of memory for each
+IN_FLIGHT = 4  # batches read ahead: they keep the tokenizer busy and need little memory
 
 Ints = NDArray[np.int64]
 
@@ -49,7 +49,7 @@ class TokenFile:
 
     @property
     def offsets(self) -> Ints:
-        """Where documents begin in `tokens`, and its end: int64 [documents + 1], memory-mapped."""
+        """int64 [documents + 1], memory-mapped: where each document begins in `tokens`, and the end of `tokens`."""
         return np.memmap(self.folder / "offsets", np.int64, "r").view(np.ndarray)
 
     @property
@@ -60,17 +60,17 @@ class TokenFile:
 
 
 def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> TokenFile:
-    """The documents' tokens, without special ones; a text that spells one, such as "[MASK]", stays text.
+    """The tokens of the documents, without special tokens; "[MASK]" in a text is tokenized as text.
 
-    The first process of a machine writes them, with a progress bar, in as much memory as some thousand documents take;
-    the others wait and read. They are kept by content. Documents without a token are left out, and that is said.
+    The first process of a machine writes them, with a progress bar; the others wait and read. This needs as much memory
+    as some thousand documents. The cache is keyed by the content. Documents without tokens are skipped, with a message.
 
     Raises:
-        UserError: no document has any token that is known, or the tokenizer is not one of the tokenizers library.
+        UserError: the documents have no tokens, all tokens are unknown, or the tokenizer is not a fast one.
     """
     if not tokenizer.is_fast:
-        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: give a model with a tokenizer.json")
-    fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, whose settings are ours to change
+        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
+    fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, because its settings are changed
     fast.no_padding()
     fast.no_truncation()
     fast.encode_special_tokens = True
@@ -104,20 +104,20 @@ def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase
                 unknown += int(np.count_nonzero(flat == unknown_id))
                 bar.update(count)
         if not written:
-            raise UserError(f"{documents.source} holds no text: {read:,} documents without a token")
+            raise UserError(f"{documents.source} contains no text: its {read:,} documents have no tokens")
         (folder / "left_out").write_text(str(read - written))
         (folder / "unknown").write_text(f"{unknown} {end}")
         (folder / "digest").write_text(content.hexdigest())
 
     file = TokenFile(build_once(f"corpus-{name}", build))
     if (left_out := (file.folder / "left_out").read_text()) != "0" and os.environ.get("RANK", "0") == "0":
-        print(f"{documents.source}: {int(left_out):,} documents without text are left out", file=sys.stderr)
+        print(f"{documents.source}: {int(left_out):,} documents without text are skipped", file=sys.stderr)
     check_unknown(documents.source, *map(int, (file.folder / "unknown").read_text().split()))
     return file
 
 
 def _small_batches(batches: Iterator[list[str | None]]) -> Iterator[list[str]]:
-    """The same texts in lists of some BATCH_CHARACTERS, each with at least one; "" for those without text."""
+    """The same texts in lists of at least one text and about BATCH_CHARACTERS; "" for None and white space."""
     texts: list[str] = []
     size = 0
     for text in chain.from_iterable(batches):
@@ -131,7 +131,7 @@ def _small_batches(batches: Iterator[list[str | None]]) -> Iterator[list[str]]:
 
 
 def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """`function` of each item, in two threads: the tokenizer, outside of the GIL, has work while texts are prepared."""
+    """Yield `function(item)` in order, from two threads: one tokenizes (without the GIL), the other prepares texts."""
     pending: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(2) as pool:
         for item in items:
@@ -145,10 +145,10 @@ def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
 def tokenize_parts(
     parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: Options
 ) -> tuple[tuple[TokenFile, Ints | None], tuple[TokenFile, Ints | None]]:
-    """Token files of the training and the held-out documents, each with the numbers that belong to it, None: all.
+    """(token file, document numbers) for training and for validation; None as the numbers means all documents.
 
-    Without a held-out part, --validation_split_percentage of the documents are held out: see `split_documents`.
-    --max_train_samples and --max_eval_samples leave some documents of each part.
+    Without validation documents, --validation_split_percentage of the documents are held out: see `split_documents`.
+    --max_train_samples and --max_eval_samples limit the number of documents.
     """
     documents, held_out = parts
     file = tokenize_documents(documents, tokenizer)
@@ -160,57 +160,61 @@ def tokenize_parts(
 
 
 def _limited(file: TokenFile, documents: Ints | None, name: str, config: Options) -> tuple[TokenFile, Ints | None]:
-    """A token file and the numbers of those documents that a limit leaves."""
+    """A token file and the numbers of the documents that the limit `name` keeps."""
     count = len(file.offsets) - 1 if documents is None else len(documents)
     rows = subset(count, getattr(config, name), config.seed, f"--{name}")
     return file, documents if rows is None else rows if documents is None else documents[rows]
 
 
 def split_documents(file: TokenFile, documents: Documents, percentage: int, seed: int) -> tuple[Ints, Ints]:
-    """The documents to train on and those held out: ascending numbers, a function of (seed, document, count) alone.
+    """The ascending numbers of the training and the held-out documents, a function of (seed, document, count) alone.
 
     Raises:
         UserError: there is only one document.
     """
     count = len(file.offsets) - 1
     if count < 2:
-        raise UserError(f"{documents.source} has one document: too few to train on and to validate")
+        raise UserError(f"{documents.source} has one document: add documents, to train and to validate on")
     held = min(max(1, round(count * percentage / 100)), count - 1)
     chosen = np.zeros(count, bool)
     chosen[np.argsort(hash64(seed, np.arange(count, dtype=np.uint64)), kind="stable")[:held]] = True
-    if os.environ.get("RANK", "0") == "0":  # every process comes here, one speaks
+    if os.environ.get("RANK", "0") == "0":
         print(
-            f"{documents.source} has no validation part: {held:,} of its documents ({percentage} %, chosen by --seed "
-            f"{seed}) are kept for it",
+            f"{documents.source} has no validation data: {held:,} of its documents ({percentage} %, chosen by --seed "
+            f"{seed}) are held out",
             file=sys.stderr,
         )
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
 def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer puts before and after a text, such as [CLS] and [SEP]."""
+    """The ids that the tokenizer adds before and after a text, such as [CLS] and [SEP].
+
+    Raises:
+        UserError: it adds special tokens in another way.
+    """
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     for start in range(len(whole) - len(bare) + 1):
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
-    raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text: take another tokenizer")
+    raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text: use another model")
 
 
 class MaskedDocuments(Dataset):
-    """Pieces of documents, at most `max_length` tokens each with the special ones, read with tokens hidden.
+    """Pieces of documents with masked tokens.
 
-    A sample is a piece: a document that is longer goes on in the next piece, so nothing is lost. `read_micro_batch`
-    gives all pieces of one at once: (tokens [T] end to end, lengths [pieces], where tokens are hidden [n], what they
-    were [n]).
+    A sample is a piece of at most `max_length` tokens, including special tokens. A longer document continues in the
+    next piece, so no token is lost. `read_micro_batch` returns the pieces of a micro-batch together: (concatenated
+    tokens [T], lengths [pieces], indices of the masked tokens [n], their original ids [n]).
 
     Args:
         file: the tokens.
-        documents: which documents of it, ascending numbers; None: all.
-        max_length: of a piece, in tokens.
+        documents: ascending numbers of the documents to use; None: all.
+        max_length: tokens of a piece.
         around: ids before and after each piece.
-        masking: how tokens are hidden.
-        seed: decides which, together with epoch and piece.
+        masking: how tokens are chosen and replaced.
+        seed: determines the masked tokens, together with epoch and piece.
 
     Raises:
         UserError: `max_length` leaves no room for text.
@@ -232,7 +236,7 @@ class MaskedDocuments(Dataset):
         room = max_length - special
         if room < 1:
             raise UserError(
-                f"--max_length {max_length} leaves no room for text beside {special} special tokens: raise it"
+                f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it"
             )
         self.tokens, offsets = file.tokens, file.offsets
         starts, sizes = offsets[:-1], np.diff(offsets)
@@ -240,25 +244,25 @@ class MaskedDocuments(Dataset):
             starts, sizes = starts[documents], sizes[documents]
         pieces = -(-sizes // room)
         number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
-        self.starts: Ints = np.repeat(starts, pieces) + number * room  # [N] in the file
+        self.starts: Ints = np.repeat(starts, pieces) + number * room  # [N] offsets in the file
         self.sizes: Ints = np.minimum(np.repeat(sizes, pieces) - number * room, room)  # [N] tokens of the text
-        self.lengths: Ints = self.sizes + special  # [N] tokens that the model sees
-        self.masked: Ints = masking.counts(self.sizes)  # [N] tokens that are hidden
+        self.lengths: Ints = self.sizes + special  # [N] tokens of the piece, with special tokens
+        self.masked: Ints = masking.counts(self.sizes)  # [N] masked tokens
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def digest(self) -> str:
-        """A function of all documents' tokens and of how many pieces are read: of other data another one."""
+        """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
         return f"{(self.arguments[0].folder / 'digest').read_text()}-{len(self)}"
 
     def __getitem__(self, piece: int) -> Ints:
-        """A piece as it is, nothing hidden: int64 [length]."""
+        """int64 [length]: a piece without masking."""
         text = self.tokens[self.starts[piece] : self.starts[piece] + self.sizes[piece]]
         return np.concatenate([self.before, text.astype(np.int64), self.after])
 
     def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Pieces `samples` in the epochs `epochs`, see the class."""
+        """The pieces `samples` [pieces], masked for `epochs` [pieces]; see the class for what is returned."""
         sizes, lengths = self.sizes[samples], self.lengths[samples]
         spans = [self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True)]
         text = np.concatenate(spans).astype(np.int64)
@@ -270,7 +274,7 @@ class MaskedDocuments(Dataset):
         text[chosen] = self.masking.replace(labels, self.seed, epochs[whose], samples[whose], place[chosen])
 
         begins = np.cumsum(lengths) - lengths
-        where = begins[owner] + len(self.before) + place  # of each token of the text among all
+        where = begins[owner] + len(self.before) + place  # index of each token of the text in `tokens`
         tokens = np.empty(lengths.sum(), np.int64)
         tokens[where] = text
         tokens[begins[:, None] + np.arange(len(self.before))] = self.before

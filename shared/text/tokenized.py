@@ -1,4 +1,4 @@
-"""Texts as flat arrays of tokens: the tokenizer, the tokens on disk (once per machine), and the padding of a batch."""
+"""Tables of texts as flat arrays of tokens, cached on disk; padding of batches; training of new tokenizers."""
 
 import hashlib
 import tempfile
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FLAG = "--text_column_names"
-FORMAT = 2  # raise it when what is written for the same input changes: it is part of the cache's names
-BATCH_ROWS = 1000  # enough for the tokenizer's threads to share, few enough for a lively progress bar
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -44,11 +44,11 @@ Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)
 
 
 class TokenizedText(Dataset):
-    """Token ids of the rows of a table, read from memory-mapped files, with the targets in memory.
+    """Token ids of the rows of a table, in memory-mapped files, with the targets in memory.
 
     An item is (input_ids [n], token_type_ids [n] or None, target or None), views of NumPy arrays. `Padding` makes a
-    batch of a list of them, or of what `read_micro_batch` gives. A pickle holds the folder and the targets: a worker
-    process maps the files again.
+    batch from a list of items, or from the result of `read_micro_batch`. A pickle contains only the folder and the
+    targets: a worker process maps the files again.
     """
 
     def __init__(self, folder: Path, targets: np.ndarray | None = None) -> None:
@@ -69,7 +69,7 @@ class TokenizedText(Dataset):
         return self.input_ids[span], types, None if self.targets is None else self.targets[row]
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
-        """The items of `samples` as one array of each kind: a third of the time; the same in every epoch."""
+        """The items of `samples` as one array of each kind, in a third of the time; epochs are ignored."""
         lengths = self.lengths[samples]
         ends = lengths.cumsum()
         tokens = (self.offsets[samples] - ends + lengths).repeat(lengths) + np.arange(ends[-1])
@@ -80,32 +80,32 @@ class TokenizedText(Dataset):
         return type(self), (self.folder, self.targets)
 
     def digest(self) -> str:
-        """A function of the tokens and the targets: of other data another one."""
+        """A digest of the tokens and the targets."""
         content = hashlib.blake2b(digest_size=16)
         for array in (self.offsets, self.input_ids, self.token_type_ids, self.targets):
             content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
         return content.hexdigest()
 
     def with_targets(self, targets: np.ndarray) -> "TokenizedText":
-        """The same tokens with a target [N, …] for each row, as `Labels.encode` gives them."""
+        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`."""
         return TokenizedText(self.folder, targets)
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Makes items of `TokenizedText` a batch that is as long as its longest row, up to a multiple and a maximum."""
+    """Collates items of `TokenizedText`: pads to the longest row, rounded up to a multiple but not beyond a maximum."""
 
     pad_token_id: int
     multiple_of: int = 1
     max_length: int | None = None
 
     def padded_lengths(self, lengths: Lengths) -> Lengths:
-        """What rows of these lengths cost, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""
+        """The cost of rows in tokens, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""
         rounded = -(-lengths // self.multiple_of) * self.multiple_of
         return rounded if self.max_length is None else np.maximum(lengths, np.minimum(rounded, self.max_length))
 
     def __call__(self, rows: Rows | list[Item]) -> dict[str, torch.Tensor]:
-        """int64 [rows, longest]: input_ids, attention_mask, token_type_ids if there are any; and labels [rows, …]."""
+        """int64 [rows, longest]: input_ids, attention_mask, token_type_ids if there are any; also labels [rows, …]."""
         lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
         real = np.arange(int(self.padded_lengths(lengths.max()))) < lengths[:, None]
         arrays = {"input_ids": np.full(real.shape, self.pad_token_id), "attention_mask": real.astype(np.int64)}
@@ -119,7 +119,7 @@ class Padding:
 
 
 def joined(items: list[Item]) -> Rows:
-    """Items one after the other, as `TokenizedText.read_micro_batch` would give them."""
+    """Concatenated items, in the form of `TokenizedText.read_micro_batch`."""
     ids, types, targets = zip(*items, strict=True)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     all_types = None if types[0] is None else np.concatenate(types)
@@ -129,16 +129,19 @@ def joined(items: list[Item]) -> Rows:
 def tokenize(
     table: pa.Table, text_columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int
 ) -> TokenizedText:
-    """The tokens of one text column, or of pairs of two, cut to `max_length` as the tokenizer itself would.
+    """The tokens of one text column, or of the text pairs in two columns, truncated to `max_length` by the tokenizer.
 
-    The first process of a machine writes them, with a progress bar; the others wait and read. They are kept by content:
-    texts, tokenizer and `max_length`. UserError for a column that is missing or holds no text, for a row whose text is
-    missing, empty or gives no token, for texts of which no word is known, and for a `max_length` without room for any.
+    The first process of a machine writes them, with a progress bar; the others wait and read. The cache is keyed by
+    texts, tokenizer and `max_length`.
+
+    Raises:
+        UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
+            `max_length` leaves no room for text.
     """
     columns = _texts(table, text_columns)
     special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
     if max_length <= special:
-        raise UserError(f"--max_length {max_length} leaves no room for text beside {special} special tokens: raise it")
+        raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
     encoder = _Encoder(tokenizer, max_length)
 
     def build(folder: Path) -> None:
@@ -149,7 +152,7 @@ def tokenize(
                 bar.update(len(batch))
         ids, lengths, types = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if len(without := np.flatnonzero(lengths == 0)):
-            raise UserError(f"{where(table, int(without[0]))} has a text that gives no token: leave the row out")
+            raise UserError(f"{where(table, int(without[0]))} has a text without tokens: remove the row")
         np.save(folder / "input_ids.npy", ids)
         np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         if encoder.with_types:
@@ -163,7 +166,7 @@ def tokenize(
 
 
 class _Encoder:
-    """Texts to token ids, past transformers' wrapper where that is possible, because that takes as long again."""
+    """Converts texts to token ids, without transformers' wrapper where possible, because that doubles the time."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
@@ -172,7 +175,7 @@ class _Encoder:
         self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
         self.fast: Tokenizer | None = None
         if tokenizer.is_fast:
-            # A copy: truncation is a setting of the tokenizer, and the recipe's is not ours to set.
+            # A copy, because truncation is a setting of the tokenizer and the caller's must not change.
             self.fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
             self.fast.no_padding()
             self.fast.enable_truncation(max_length, direction=tokenizer.truncation_side)
@@ -193,7 +196,7 @@ class _Encoder:
         self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content
 
     def encode(self, batch: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All token ids one after the other, the number of them in each row (int64), and all token types (uint8)."""
+        """The concatenated token ids, the number of tokens in each row (int64), and the token types (uint8)."""
         if self.fast:
             encodings = self.fast.encode_batch_fast(batch)
             ids = [encoding.ids for encoding in encodings]
@@ -211,11 +214,15 @@ class _Encoder:
 def train_tokenizer(
     table: pa.Table, text_columns: Sequence[str], kind: Literal["wordpiece", "bpe"], vocab_size: int, max_length: int
 ) -> "PreTrainedTokenizerFast":
-    """A tokenizer for single texts and pairs, trained on the texts of a table: the same one on every machine.
+    """A tokenizer for single texts and pairs, trained on the texts of a table: the same on every machine.
 
-    It keeps the case of letters, which tells code and names from prose. WordPiece knows words of the characters it has
-    seen; BPE works on bytes and knows everything. Trained once per machine and kept by content. UserError as for
-    `tokenize`, and for a `vocab_size` that the characters alone fill.
+    It is case-sensitive, because case distinguishes code and names from prose. WordPiece can encode words of the
+    characters in the training texts; BPE works on bytes and can encode any text. It is trained once per machine and
+    cached by content.
+
+    Raises:
+        UserError: a column does not exist or is not text, a row has no text, or single characters alone fill
+            `vocab_size`.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -227,7 +234,7 @@ def train_tokenizer(
         if tokenizer.get_vocab_size() > vocab_size:
             raise UserError(
                 f"--vocab_size {vocab_size} is too small: special tokens and single characters of {source_of(table)} "
-                f"are {tokenizer.get_vocab_size():,} entries already"
+                f"need {tokenizer.get_vocab_size():,} entries: increase it"
             )
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]",
@@ -241,7 +248,7 @@ def train_tokenizer(
     return PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),
         model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"],  # [SEP] tells the sentences of a pair apart
+        model_input_names=["input_ids", "attention_mask"],  # no token_type_ids: [SEP] separates the texts of a pair
         **SPECIAL_TOKENS,
     )
 
@@ -256,16 +263,17 @@ def _train_bpe(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_shown(columns), trainer)
+    tokenizer.train_from_iterator(_with_progress(columns), trainer)
     return tokenizer
 
 
 def _train_wordpiece(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
-    """As the trainer does it, but the same in every process.
+    """A WordPiece tokenizer with the same vocabulary in every process.
 
-    The trainer numbers the pieces "##a" in the order of a hash map with a random key, and breaks ties between merges by
-    these numbers: two runs get different vocabularies (tokenizers#1794). Special tokens are numbered first, in their
-    order, so all "##" characters are given as such; a second tokenizer, in which they are not, takes the vocabulary.
+    The trainer of the library numbers the pieces "##a" in the order of a randomly seeded hash map and breaks ties
+    between merges by these numbers, so two runs get different vocabularies (tokenizers#1794). Special tokens are
+    numbered first, in their order. Therefore all "##" characters are declared as special tokens for training. A second
+    tokenizer, in which they are not special, gets the resulting vocabulary.
     """
     normalizer = normalizers.BertNormalizer(lowercase=False)
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -279,7 +287,7 @@ def _train_wordpiece(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokeniz
     trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizer
     numbered_first = special_tokens + [f"##{character}" for character in inside_words]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=numbered_first, show_progress=False)
-    trained.train_from_iterator(_shown(columns), trainer)
+    trained.train_from_iterator(_with_progress(columns), trainer)
 
     tokenizer = Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
@@ -294,37 +302,37 @@ def _is_one_word(text: str, normalizer: Any, pre_tokenizer: Any) -> bool:
 
 
 def check_vocabulary(tokenizer: "PreTrainedTokenizerBase", model_vocab_size: int) -> None:
-    """UserError if the tokenizer has ids for which the model has no embedding."""
+    """Raise UserError if the tokenizer has ids for which the model has no embedding."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= model_vocab_size:
         raise UserError(
-            f"--model_name_or_path: the tokenizer has ids up to {largest:,}, but the model embeds only "
-            f"{model_vocab_size:,}: take model and tokenizer from the same folder"
+            f"--model_name_or_path: the tokenizer has ids up to {largest:,}, but the model has only "
+            f"{model_vocab_size:,} embeddings: use model and tokenizer of the same folder"
         )
 
 
 def check_max_length(max_length: int, config: Any) -> None:
-    """UserError if `max_length` is beyond the positions of a model with this `PretrainedConfig`."""
+    """Raise UserError if `max_length` exceeds the positions of a model with this `PretrainedConfig`."""
     positions = getattr(config, "max_position_embeddings", None) or 0
-    if positions <= 0:  # relative positions: there is no end
+    if positions <= 0:  # relative positions have no maximum
         return
     if config.model_type in OFFSET_POSITIONS:
         positions -= config.pad_token_id + 1
     if max_length > positions:
-        raise UserError(f"--max_length {max_length} is beyond the model's {positions:,} positions: lower it")
+        raise UserError(f"--max_length {max_length} exceeds the model's {positions:,} positions: lower it")
 
 
 def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray]:
-    """The columns as large_string; UserError for what is no text, missing or empty."""
+    """The columns as large_string; UserError for a type that is not text and for missing or empty texts."""
     if not 1 <= len(text_columns) <= 2:
-        raise UserError(f"{FLAG} {' '.join(text_columns)}: give one column, or the two of a pair")
+        raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
     columns = []
     for name in text_columns:
         column = column_of(table, name, FLAG, as_text=True)
         type_ = column.type
         is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
         if not (is_text or pa.types.is_null(type_)):
-            raise UserError(f"{FLAG} {name}: {source_of(table)} holds {type_} there, not text")
+            raise UserError(f"{FLAG} {name}: this column of {source_of(table)} contains {type_}, not text")
         column = column.cast(pa.large_string())
         empty = pc.or_(pc.equal(pc.binary_length(column), 0), pc.utf8_is_space(column))
         if len(rows := np.flatnonzero(pc.fill_null(empty, True))):
@@ -335,14 +343,14 @@ def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray
 
 
 def _batches(columns: list[pa.ChunkedArray]) -> Iterator[list[Any]]:
-    """Lists of at most BATCH_ROWS texts, or pairs of texts."""
+    """Yield lists of at most BATCH_ROWS texts or text pairs."""
     for start in range(0, len(columns[0]), BATCH_ROWS):
         texts = [column.slice(start, BATCH_ROWS).to_pylist() for column in columns]
         yield texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 
 
-def _shown(columns: list[pa.ChunkedArray]) -> Iterator[list[str]]:
-    """The texts of one column after the other, in lists, with a progress bar: the trainer's own is no tqdm."""
+def _with_progress(columns: list[pa.ChunkedArray]) -> Iterator[list[str]]:
+    """Yield the texts of all columns in lists, with a tqdm progress bar instead of the trainer's own."""
     with tqdm(total=sum(map(len, columns)), desc="training the tokenizer", unit=" texts", mininterval=0.5) as bar:
         for batch in chain.from_iterable(_batches([column]) for column in columns):
             yield batch
@@ -350,7 +358,7 @@ def _shown(columns: list[pa.ChunkedArray]) -> Iterator[list[str]]:
 
 
 def _digest(settings: bytes, columns: list[pa.ChunkedArray]) -> str:
-    """A name for the content: of equal texts the same, however Arrow has cut them into chunks."""
+    """A digest of settings and texts, independent of Arrow's chunk boundaries."""
     digest = hashlib.blake2b(hashlib.blake2b(settings).digest(), digest_size=16)
     for column in columns:
         lengths = hashlib.blake2b()
@@ -364,5 +372,5 @@ def _digest(settings: bytes, columns: list[pa.ChunkedArray]) -> str:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    # As a plain array over the map: slices of np.memmap objects cost several times as much.
+    # A plain array over the mapping, because slicing an np.memmap takes several times as long.
     return np.load(path, mmap_mode="r").view(np.ndarray)

@@ -82,7 +82,7 @@ def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
     try:
         store = of_torch.default_store()
         assert hasattr(dist.ProcessGroup, "get_group_store"), (
-            f"{TORCH}: ProcessGroup.get_group_store is gone; used for signs of life and for signals during evaluation"
+            f"{TORCH}: ProcessGroup.get_group_store is gone; used for heartbeats and for signals during evaluation"
         )
         assert of_torch.default_store() is store, f"{TORCH}: each call of get_group_store makes another store"
         monkeypatch.delattr(dist.ProcessGroup, "get_group_store")

@@ -174,13 +174,13 @@ def test_a_missing_library_is_said_and_replaced_by_the_next(site, monkeypatch, c
     train, _ = demo_texts.load()
     assert set(train["label"].to_pylist()) == set(LIBRARIES)
     said, bar = capfd.readouterr().err.split("\n", 1)
-    assert said.startswith("gathering docstrings, once, from the source of planted_a 1.0, planted_b 1.0, ")
+    assert said.startswith("reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, ")
     assert said.endswith("(no-such not installed)")
     assert "reading sources" in bar
 
 
 def test_only_the_first_libraries_are_read(site, monkeypatch):
-    monkeypatch.setattr(demo_texts, "MOST_LIBRARIES", 4)
+    monkeypatch.setattr(demo_texts, "MAX_LIBRARIES", 4)
     plant(site, "planted_e")
     monkeypatch.setattr(demo_texts, "LIBRARIES", {name: name for name in [*LIBRARIES, "planted_e"]})
     assert set(demo_texts.load(progress=False)[0]["label"].to_pylist()) == set(LIBRARIES)

@@ -135,14 +135,16 @@ def test_files_that_do_not_go_together_are_refused_with_their_names(tmp_path):
     write(one, ROWS)
     other.write_text("words,label,id\na,1,2\n")
     message = refusal(read_file, [str(one), str(other)], "--train_file")
-    assert message.startswith(f"--train_file {other} has other columns than --train_file {one} (only here: words, id; ")
-    assert "only there: text)" in message
+    assert message.startswith(
+        f"--train_file {other} has other columns than --train_file {one} (only in the former: words, id; "
+    )
+    assert "only in the latter: text)" in message
     other.write_text("label,text\n1,a\n")  # another order is no difference
     assert read_file([str(one), str(other)], "--train_file").num_rows == 10
     for name, label in (("a.jsonl", 1), ("b.jsonl", "x")):
         write(tmp_path / name, [("text", label)])
     message = refusal(read_file, [f"{tmp_path}/*.jsonl"], "--train_file")
-    assert message.startswith(f"--train_file {tmp_path / 'b.jsonl'} has other values than ")
+    assert message.startswith(f"--train_file {tmp_path / 'b.jsonl'} has columns of other types than ")
     assert "label" in message
 
 
@@ -151,19 +153,19 @@ def test_what_names_no_files_or_one_twice_is_refused(tmp_path):
     for given, said in (
         ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no file matches this pattern"),
         ([path, f"{tmp_path}/data"], f"--train_file {path} is given twice: name each file once"),
-        ([str(tmp_path)], f"--train_file {tmp_path} is a folder without a data file (.csv"),
+        ([str(tmp_path)], f"--train_file {tmp_path} is a folder without data files (.csv"),
         ([f"{tmp_path}/b.csv"], f"--train_file {tmp_path}/b.csv: no such file"),
     ):
         assert refusal(lambda given=given: read_file(given, "--train_file")).startswith(said)
     write(tmp_path / "data/a.csv.gz", ROWS)
     assert "are the same data: name each file once" in refusal(read_file, [f"{tmp_path}/data"], "--train_file")
     write(tmp_path / "data/b.jsonl", ROWS)
-    assert "files of several kinds (.csv, .jsonl): name those" in refusal(
+    assert "files of several kinds (.csv, .jsonl): select one kind" in refusal(
         read_file, [f"{tmp_path}/data"], "--train_file"
     )
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved/dataset_info.json").write_text("{}")
-    assert "give it as --dataset_name" in refusal(find_files, [f"{tmp_path}/saved"], "--train_file", [".json"])
+    assert "use it as --dataset_name" in refusal(find_files, [f"{tmp_path}/saved"], "--train_file", [".json"])
 
 
 # Delimiters and names of columns
@@ -174,10 +176,8 @@ def test_another_delimiter_is_named_and_then_works(tmp_path, delimiter, flag):
     path = tmp_path / "a.csv"
     path.write_text("text;label\na, b;1\nc;2\n".replace(";", delimiter))
     for message in refusals([str(path)]):
-        assert message.startswith(
-            f"--train_file {path} has no ',' between its columns, but {delimiter!r} (first line: "
-        )
-        assert message.endswith(f": say --csv_delimiter {flag}")
+        assert message.startswith(f"--train_file {path} has no ',' in its header, but {delimiter!r} (first line: ")
+        assert message.endswith(f": use --csv_delimiter {flag}")
     said = delimiter.replace("\t", r"\t")
     config = Options(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=said)
     options.check(config)
@@ -200,9 +200,9 @@ def test_a_column_that_is_written_otherwise_is_named(tmp_path, written, hint):
     path = tmp_path / "a.csv"
     path.write_text(f"{written},label\na,1\n")
     table = read_file(str(path), "--train_file")
-    assert refusal(column_of, table, "text", "--text_column_names").endswith(f": say --text_column_names {hint}")
+    assert refusal(column_of, table, "text", "--text_column_names").endswith(f": use --text_column_names {hint}")
     message = refusal(lambda: texts_of(of_files([str(path)], "--train_file", "text")))
-    assert message.endswith(f": say --text_column_name {hint}")
+    assert message.endswith(f": use --text_column_name {hint}")
 
 
 # The settings
@@ -228,11 +228,11 @@ def test_one_file_may_be_a_plain_text_in_python_and_in_an_older_run(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.json", '{"version": "1.1", "data": [{"text": "a"}, {"text": "b"}]}', "one object with 2 rows under 'data'"),
-        ("a.json", '{\n "data": [\n  {"text": "a"}\n ]\n}\n', "one object with 1 rows under 'data': save that list"),
+        ("a.json", '{"version": "1.1", "data": [{"text": "a"}, {"text": "b"}]}', "one object with 2 rows in 'data'"),
+        ("a.json", '{\n "data": [\n  {"text": "a"}\n ]\n}\n', "one object with 1 rows in 'data': save only this list"),
         ("a.json", '{"words": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 2}}', "is one object of columns, not rows"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "b \\ud83d"}\n', r"in line 2: it holds '\ud83d', a lone surrogate"),
-        ("a.json", '[{"text": "a"}, {"text": "\\ude00 b"}]', r"in element 2: it holds '\ude00', a lone surrogate"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b \\ud83d"}\n', r"in line 2: it contains '\ud83d', a lone surrogate"),
+        ("a.json", '[{"text": "a"}, {"text": "\\ude00 b"}]', r"in element 2: it contains '\ude00', a lone surrogate"),
     ],
 )
 def test_json_that_is_no_rows_is_refused_with_what_it_is(tmp_path, name, content, said):

@@ -120,7 +120,7 @@ def test_whole_floats_can_be_classes_and_match_integers():
 
 def test_fractions_cannot_be_classes():
     message = refused(Labels.from_table, table_of([1.0, 0.37]), "label", "single_label_classification")
-    assert message.startswith("row 2 of --train_file a.csv has 0.37 in label, which is no class")
+    assert message.startswith("row 2 of --train_file a.csv has 0.37 in label, which is not a class")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_fractions_cannot_be_classes():
 )
 def test_a_problem_type_that_the_column_cannot_have_is_refused(values, problem_type, needs):
     message = refused(Labels.from_table, table_of(values), "label", problem_type)
-    assert message.startswith("--label_column_name label: --train_file a.csv holds ")
+    assert message.startswith("--label_column_name label: --train_file a.csv contains ")
     assert needs in message
 
 
@@ -279,14 +279,14 @@ def test_several_columns_are_labels_of_their_names(convert):
 def test_columns_that_are_no_labels_are_refused():
     table = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d": [[0], [1], [1]]}), "t")
     for columns, said in (
-        (["a", "b"], "row 2 of t has 2 in b: of several label columns each holds 0 or 1"),
+        (["a", "b"], "row 2 of t has 2 in b: with several label columns, write 1 if"),
         (["a", "c"], "row 2 of t has no label in c"),
         (["a", "e"], "--label_column_name e: t has no such column"),
-        (["a", "d"], "--label_column_name d: t holds list<"),
+        (["a", "d"], "--label_column_name d: t contains list<"),
         (["a", "a"], "--label_column_name a a names a column twice"),
     ):
         assert refused(Labels.from_table, table, columns).startswith(said)
-    assert "gives a row several labels, which --problem_type regression has not" in refused(
+    assert "gives a row several labels, but --problem_type regression allows one" in refused(
         Labels.from_table, table, ["a", "b"], "regression"
     )
 
@@ -305,10 +305,10 @@ def test_a_text_with_delimiters_is_several_labels():
     [
         (["a", "b"], ("label", None, ","), "--label_delimiter , is in no row of --train_file a.csv (label: a, b)"),
         (["a,a", "b"], ("label", None, ","), "row 1 of --train_file a.csv has the label a twice"),
-        (["a,b", "b"], ("label", None, ""), "--label_delimiter '' separates nothing"),
-        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x with --label_delimiter ,: give one"),
-        (["a,b", "b"], ("label", "regression", ","), "--label_delimiter , gives a row several labels, which"),
-        ([["a"], ["b"]], ("label", None, ","), "--label_delimiter ,: --train_file a.csv holds list<"),
+        (["a,b", "b"], ("label", None, ""), "--label_delimiter '' is empty: use"),
+        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x with --label_delimiter ,: use one"),
+        (["a,b", "b"], ("label", "regression", ","), "--label_delimiter , gives a row several labels, but"),
+        ([["a"], ["b"]], ("label", None, ","), "--label_delimiter ,: --train_file a.csv contains list<"),
     ],
 )
 def test_a_delimiter_that_separates_nothing_is_refused(values, settings, said):

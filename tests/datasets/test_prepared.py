@@ -1,4 +1,4 @@
-"""Damaged prepared data of any kind is prepared again, and one message is printed."""
+"""Damaged prepared data is built again, with one message, whatever the damage."""
 
 import numpy as np
 import pyarrow as pa
@@ -69,8 +69,8 @@ def test_what_was_damaged_is_prepared_again_and_said(tmp_path, capfd, prepare, d
     assert prepare(tmp_path / "images") == right
     said = capfd.readouterr().err
     for folder in folders:
-        assert f"{folder} is damaged, or from an older version: it is prepared again\n" in said
-    assert said.count("is prepared again") == len(folders)
+        assert f"{folder} is damaged or from an older version: building it again\n" in said
+    assert said.count("building it again") == len(folders)
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
     assert {path.name for path in prepared.cache_dir().iterdir() if path.is_dir()} == {
@@ -85,7 +85,7 @@ def test_the_embedded_texts_are_prepared_again(capfd, monkeypatch):
     for file in prepared.cache_dir().glob("docstrings-*/*.parquet"):
         truncate(file)
     assert embedded(None) == 1
-    assert capfd.readouterr().err.count("is prepared again") == 1
+    assert capfd.readouterr().err.count("building it again") == 1
 
 
 def test_who_has_mapped_damaged_data_keeps_it():

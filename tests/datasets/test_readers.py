@@ -76,7 +76,7 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_a_folder_without_data_is_refused(tmp_path):
     for name in ("folder.csv", "folder"):
         (tmp_path / name).mkdir()
-        assert refusal(tmp_path / name).startswith(" is a folder without a data file (.csv, ")
+        assert refusal(tmp_path / name).startswith(" is a folder without data files (.csv, ")
 
 
 def test_an_unreadable_file_is_refused(tmp_path):
@@ -105,8 +105,8 @@ def test_a_parquet_file_without_rows_is_refused(tmp_path):
 
 def test_an_unknown_extension_is_refused_with_the_known_ones(tmp_path):
     path = write(tmp_path / "a.xlsx", "text")
-    known = ".csv, .tsv, .json, .jsonl, .parquet; compressed with .gz, .bz2, .xz, .zst"
-    assert refusal(path) == f": unknown kind of file, known are {known}"
+    known = ".csv, .tsv, .json, .jsonl, .parquet, optionally compressed (.gz, .bz2, .xz, .zst)"
+    assert refusal(path) == f": unknown kind of file: use {known}"
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl"])
@@ -182,4 +182,4 @@ def test_a_broken_json_array_is_refused(tmp_path, content, reason):
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    assert "two columns of the name text" in refusal(write(tmp_path / "a.csv", "text,text\na,b\n"))
+    assert "two columns with the name text" in refusal(write(tmp_path / "a.csv", "text,text\na,b\n"))

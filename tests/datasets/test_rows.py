@@ -52,8 +52,13 @@ def test_labels_of_a_csv_file_are_classes_as_they_are_written(tmp_path, name, wr
         (["0.5", "1", "NA", "NA"], None, None, r"row 3 of .* has no label in label \(2 such rows\)"),
         (["0.5", "1e1", "-.25"], ["1", "007"], None, [[0.5, 10, -0.25], [1, 7]]),
         (["1", "02", "3"], ["4", "5"], "regression", [[1, 2, 3], [4, 5]]),
-        (["0.5", "1.5"], ["0.5", "one"], None, r"row 2 of --validation_file .* has 'one' in label, which is no number"),
-        (["1", "2", "x"], None, "regression", r"row 3 of --train_file .* has 'x' in label, which is no number"),
+        (
+            ["0.5", "1.5"],
+            ["0.5", "one"],
+            None,
+            r"row 2 of --validation_file .* has 'one' in label: regression needs a number",
+        ),
+        (["1", "2", "x"], None, "regression", r"row 3 of --train_file .* has 'x' in label: regression needs a number"),
         (["0.5", "inf"], None, None, "not finite"),
     ],
 )
@@ -118,10 +123,13 @@ def test_marks_that_could_be_right_are_refused_over_tabs_and_said_otherwise(tmp_
     separator = "\t" if name.endswith("tsv") else ","
     path = write(tmp_path / name, "\n".join(lines).replace("\t", separator) + "\n")
     if name == "a.tsv":
-        assert "in line 20 and closed behind other fields in line 93" in refusal(path)
+        assert "in line 20 and closed after other fields in line 93" in refusal(path)
         return
     assert read_file(str(path), "--train_file").num_rows == 127
-    assert "field that begins in line 20 goes on to line 93, over lines that look like rows" in capsys.readouterr().err
+    assert (
+        "field that begins in line 20 continues to line 93 and contains lines that look like rows"
+        in capsys.readouterr().err
+    )
     write(path, 'text,label\n"a poem\nof three lines\nwithout them",1\n"say ""hi"", twice\nor so",2\n')
     assert read_file(str(path), "--train_file").num_rows == 2
     assert not capsys.readouterr().err
@@ -138,7 +146,7 @@ def test_marks_that_could_be_right_are_refused_over_tabs_and_said_otherwise(tmp_
             "label",
             "--text_column_names text label and --label_column_name label: the model would",
         ),
-        (("text", "text"), "label", "--text_column_names text text: a pair is two different columns"),
+        (("text", "text"), "label", "--text_column_names text text: a pair needs two different columns"),
     ],
 )
 def test_columns_that_cannot_go_together_are_refused(tmp_path, text, label, said):

@@ -35,7 +35,7 @@ def test_each_label_is_split_and_keeps_a_row_to_train_on(labels, percentage, see
     table, targets = pa.table({"x": labels}), np.array(labels)
     if len(set(labels)) == len(labels):
         with pytest.raises(
-            UserError, match="has one row of each label, so none can be held out: give --validation_file"
+            UserError, match="has one row of each label, so none can be held out: use --validation_file"
         ):
             split_off(table, percentage, seed, targets)
         return

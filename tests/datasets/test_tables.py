@@ -56,7 +56,7 @@ def test_a_file_alone_is_split_and_one_process_says_so(tmp_path, monkeypatch, ca
     path = write(tmp_path / "a.csv", "x\n" + "\n".join(map(str, range(40))))
     train, validation = load(train_file=str(path), seed=3)
     assert (train.num_rows, validation.num_rows) == (36, 4)
-    said = f"--train_file {path} has no validation part: 4 of its rows (10 %, chosen by --seed 3) are kept for it\n"
+    said = f"--train_file {path} has no validation data: 4 of its rows (10 %, chosen by --seed 3) are held out\n"
     assert capsys.readouterr().err == (said if rank == "0" else "")
 
 
@@ -103,7 +103,7 @@ def test_the_test_split_validates_where_there_is_no_validation_split_and_that_is
     train, validation = load(dataset_name=str(tmp_path / "two"))
     assert train.num_rows == 10
     assert validation["text"].to_pylist() == ["text 4", "text 9", "text 6"]
-    assert f"{tmp_path / 'two'} has no validation split: its test split serves as one" in capfd.readouterr().err
+    assert f"{tmp_path / 'two'} has no validation split: its split test is used instead" in capfd.readouterr().err
     _, validation = load(dataset_name=str(tmp_path / "three"))
     assert validation["text"].to_pylist() == ["text 7"]
     assert "test split" not in capfd.readouterr().err
@@ -139,7 +139,7 @@ def test_a_missing_folder_is_no_hub_name(name):
 
 
 def test_a_file_as_dataset_name_is_refused(tmp_path):
-    with pytest.raises(UserError, match="give it as --train_file"):
+    with pytest.raises(UserError, match="use it as --train_file"):
         read_hub(str(write(tmp_path / "a.csv", "x\n1\n")), None)
 
 
@@ -159,7 +159,7 @@ def no_network(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network_the_embedded_data_are_offered():
-    with pytest.raises(UserError, match=r"--dataset_name a/b --dataset_config_name c is .*leave out --dataset_name"):
+    with pytest.raises(UserError, match=r"--dataset_name a/b --dataset_config_name c is .*remove --dataset_name"):
         read_hub("a/b", "c")
 
 
@@ -186,7 +186,7 @@ def test_a_dataset_that_was_loaded_before_needs_no_network(monkeypatch, tmp_path
 
 def test_without_the_package_datasets_a_hub_name_is_refused(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(UserError, match="--dataset_name a/b needs the package datasets: pip install datasets"):
+    with pytest.raises(UserError, match="--dataset_name a/b requires the package datasets: pip install datasets"):
         read_hub("a/b", None)
 
 
@@ -212,7 +212,7 @@ def test_a_validation_split_is_found_by_its_usual_names_and_said(tmp_path, capfd
     train, validation = load(dataset_name=folder)
     assert train["text"][0].as_py() == "Train 0"
     assert validation["text"].to_pylist() == [f"{name} 0", f"{name} 1"]
-    assert f"--dataset_name {folder}: its split {name} is the validation data" in capfd.readouterr().err
+    assert f"--dataset_name {folder}: its split {name} is used as validation data" in capfd.readouterr().err
 
 
 def test_splits_can_be_named_and_those_there_are_are_said(tmp_path, capfd):
@@ -220,10 +220,10 @@ def test_splits_can_be_named_and_those_there_are_are_said(tmp_path, capfd):
     train, validation = load(dataset_name=folder, train_split_name="extra", validation_split_name="held")
     assert (source_of(train), validation.num_rows) == (f"--dataset_name {folder} (split extra)", 3)
     assert load(dataset_name=folder)[1].num_rows == 1
-    assert "(splits: train, extra, held): --validation_split_name names one" in capfd.readouterr().err
+    assert "(splits: train, extra, held): --validation_split_name selects one" in capfd.readouterr().err
     for flags, said in (
         ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held\)"),
-        ({"validation_split_name": "train"}, "--validation_split_name train is the split that is trained on"),
+        ({"validation_split_name": "train"}, "--validation_split_name train is the training split"),
     ):
         with pytest.raises(UserError, match=said):
             load(dataset_name=folder, **flags)
@@ -234,13 +234,15 @@ def test_a_test_split_without_labels_is_not_validated_on(tmp_path, capfd):
     train, validation = load(dataset_name=folder)
     assert (train.num_rows, validation.num_rows) == (18, 2)
     said = capfd.readouterr().err
-    assert "its split test has no labels, so nothing can be validated on it" in said
-    assert "2 of its rows (10 %, chosen by --seed 0) are kept for it" in said
+    assert "its split test has no labels, so it cannot replace it" in said
+    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in said
 
 
 def test_a_split_without_rows_is_refused_with_those_that_have_some(tmp_path):
     folder = saved_splits(tmp_path / "a", train=4, validation=0)
-    with pytest.raises(UserError, match=r"its split validation has no rows \(train: 4, validation: 0\): leave it out"):
+    with pytest.raises(
+        UserError, match=r"its split validation has no rows \(train: 4, validation: 0\): use another split"
+    ):
         load(dataset_name=folder)
     assert load(dataset_name=saved_splits(tmp_path / "b", train=4, validation=2, extra=0))[1].num_rows == 2
 
@@ -254,7 +256,7 @@ def test_rows_with_gaps_are_left_out_on_request_and_counted(tmp_path, capsys):
     assert train["text"].to_pylist() == ["a", "c", "NA"]
     assert Labels.from_table(train, "label").encode(train).tolist() == [0, 1, 0]
     assert where(train, 1) == f"row 4 of --train_file {path}"
-    said = f"3 of 6 rows of --train_file {path} are left out (nothing in text: 2, label: 2)\n"
+    said = f"3 of 6 rows of --train_file {path} are skipped (no value in text: 2, label: 2)\n"
     assert said in capsys.readouterr().err
     folder = saved_splits(tmp_path / "saved", train=[0, -1, 1], validation=2)
     assert load(dataset_name=folder, skip_incomplete_rows=True)[0]["text"].to_pylist() == ["train 0", "train 2"]
@@ -264,7 +266,7 @@ def test_rows_with_gaps_are_left_out_on_request_and_counted(tmp_path, capsys):
     assert load(**parquet, skip_incomplete_rows=True)[0].num_rows == 1
     assert load(("x",), "text", **parquet, skip_incomplete_rows=True)[0].num_rows == 2
     write(path, "text,label\n,1\n,2\n")
-    with pytest.raises(UserError, match=r"--skip_incomplete_rows: 2 of 2 rows .* so none is left"):
+    with pytest.raises(UserError, match=r"--skip_incomplete_rows: 2 of 2 rows .* so no row is left"):
         load(train_file=path, validation_file=path, skip_incomplete_rows=True)
 
 
@@ -286,4 +288,4 @@ def test_a_limit_leaves_rows_that_the_seed_chooses_of_what_is_left_to_train_on(t
     )
     assert tables.limited(full, Options(max_train_samples=90)) == full
     assert tables.limited(full, Options(max_train_samples=91)) == full
-    assert "--max_train_samples 91: there are only 90 rows, and all of them are taken" in capsys.readouterr().err
+    assert "--max_train_samples 91: there are only 90 rows, and all of them are used" in capsys.readouterr().err

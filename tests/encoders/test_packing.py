@@ -10,7 +10,14 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, packs, use_packed_attention, varlen_attention
+from shared.encoders.packing import (
+    OnePerRow,
+    Packing,
+    pack_or_pad,
+    packing_is_exact,
+    use_packed_attention,
+    varlen_attention,
+)
 from shared.text.tokenized import Padding
 
 CPU = torch.device("cpu")
@@ -229,11 +236,11 @@ def test_documents_are_packed_where_they_do_not_see_each_other(kind, packed):
     more |= {"embedding_size": 64, "intra_bottleneck_size": 64} if kind == "mobilebert" else {}
     model = tiny(kind, **more)
     before = model.config._attn_implementation
-    assert packs(model, [np.arange(5, 5 + n) for n in (11, 7, 16)]) == packed
+    assert packing_is_exact(model, [np.arange(5, 5 + n) for n in (11, 7, 16)]) == packed
     assert model.config._attn_implementation == before
     data = [np.arange(5, 25), np.arange(5, 9)]
     config = SimpleNamespace(packing=True, mixed_precision="no", max_length=60)
     collate, said = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
     assert collate.packed == packed
     assert ("packed without padding" in said) == packed
-    assert (f"the documents would see each other in a {type(model).__name__}" in said) == (not packed)
+    assert (f"documents would attend to each other in a {type(model).__name__}" in said) == (not packed)

@@ -1,4 +1,4 @@
-"""Models whose outputs depend on padding are detected and get rows of equal length; other models do not."""
+"""Models whose output depends on padding are detected and get rows of equal length; other models get short rows."""
 
 from types import SimpleNamespace
 
@@ -44,7 +44,10 @@ def test_a_model_that_sees_padding_gets_rows_of_one_length_and_that_is_said(auto
     model = tiny(auto, kind).train(mode)
     multiple, said = padding_of(model)
     assert multiple == (48 if sees else 1)
-    assert (f"because a {type(model).__name__} sees padding: give its tokenizer padding='max_length'" in said) == sees
+    assert (
+        f"because padding changes the output of a {type(model).__name__}: use the model with padding='max_length'"
+        in said
+    ) == sees
     assert padding_of(model, "bf16")[0] == (48 if sees else 8)
     assert all(module.training == mode for module in model.modules())
     assert all(p.grad is None for p in model.parameters())

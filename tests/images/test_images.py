@@ -138,7 +138,7 @@ def test_a_limit_leaves_some_images_of_each_part_and_rows_without_one_are_left_o
     rows = pyarrow.parquet.ParquetFile(limited.train_file).read().to_pylist()
     rows[3]["image"] = rows[4]["label"] = None
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), limited.train_file)
-    with pytest.raises(UserError, match=r"row 5 of .* no label in label: fill it in, or leave such rows out"):
+    with pytest.raises(UserError, match=r"row 5 of .* no label in label: fill it in, or skip such rows"):
         load_images(limited, 8)
     everything = load_images(config(train_file=limited.train_file, skip_incomplete_rows=True), 8)
     assert sum(map(len, everything)) == 18

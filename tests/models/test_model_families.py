@@ -110,7 +110,7 @@ def classifies(corpus, folder, family, capfd):
     _, results, said, model, tokenizer = trained(
         "nlp", corpus, folder, family, AutoModelForSequenceClassification, capfd
     )
-    padding = {"padding": "max_length"} if "sees padding" in said else {}
+    padding = {"padding": "max_length"} if "padding changes the output" in said else {}
     logits = []
     with torch.inference_mode():
         for text, _ in corpus[2]:
@@ -130,8 +130,8 @@ def fills_in(corpus, folder, family, capfd):
     if found is None:
         return "no such model in transformers", ""
     config, results, said, model, tokenizer = found
-    packed, padded = "packed without padding" in said, "sees padding" in said
-    assert packed != ("the documents would see each other" in said)
+    packed, padded = "packed without padding" in said, "padding changes the output" in said
+    assert packed != ("documents would attend to each other" in said)
     _, held_out, _ = runs.load_recipe("mlm").load_data(config)
     losses = []
     with torch.inference_mode():

@@ -115,13 +115,13 @@ def test_a_local_model_needs_no_hub(monkeypatch, tmp_path, closed):
     (tmp_path / "config.json").write_text("{}")
     assert hub.require_model(str(tmp_path)) is True
     with pytest.raises(
-        UserError, match=r"^--revision v2 has no effect on a local folder \(--model_name_or_path .*leave"
+        UserError, match=r"^--revision v2 has no effect on a local folder \(--model_name_or_path .*remove"
     ):
         hub.require_model(str(tmp_path), "v2")
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--model_name_or_path .* holds no config.json"):
+    with pytest.raises(UserError, match=r"--model_name_or_path .* has no config.json"):
         hub.require_model(str(tmp_path))
 
 

@@ -88,7 +88,9 @@ def test_an_older_transformers_is_asked_by_its_name():
 
 def test_a_model_that_cannot_do_it_is_refused():
     model = ResNetForImageClassification(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
-    with pytest.raises(UserError, match="--gradient_checkpointing: a ResNetForImageClassification cannot do it: leave"):
+    with pytest.raises(
+        UserError, match="--gradient_checkpointing: a ResNetForImageClassification does not support it: remove"
+    ):
         checkpoint_activations(model)
 
 
@@ -134,8 +136,8 @@ def test_for_other_labels_the_last_layer_is_new_and_nothing_else_is_which_is_sai
     assert not model.knows_labels
     assert list(model.config.id2label.values()) == list(names)
     assert (
-        f"--model_name_or_path {name} tells 3 labels apart ({known}), the data have {len(names)} ({', '.join(names)}): "
-        "classifier.weight and classifier.bias are new\n"
+        f"--model_name_or_path {name} has a head for 3 labels ({known}), but the data have {len(names)} "
+        f"({', '.join(names)}): classifier.weight and classifier.bias are new\n"
     ) in capsys.readouterr().err
 
 
@@ -148,7 +150,7 @@ def test_a_classifier_without_names_keeps_its_numbers_and_that_is_said(tmp_path,
     name, weights = save(tmp_path, num_labels=3)
     assert label_order(name, ("a", "b", "c")) == ("a", "b", "c")
     assert torch.equal(load(name, "a", "b", "c").classifier.weight, weights["classifier.weight"])
-    assert "has numbers for its labels, and no names: they are taken for a, b, c, in this order" in (
+    assert "has numbers for its labels, and no names: they are read as a, b, c, in this order" in (
         capsys.readouterr().err
     )
 

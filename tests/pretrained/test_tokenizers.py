@@ -195,7 +195,7 @@ def test_decoders_train_exactly_whatever_the_cut_and_their_export_gives_the_scor
         budgets = ["--max_tokens_per_micro_batch", budget]
         train("nlp", tmp_path / f"{budget}", *flags, "--model_name_or_path", model, *several, *budgets)
     whose = "the model's config" if kind == "qwen2" else "its tokenizer"  # Qwen2's class pads with it by itself
-    assert f"{whose} has no padding token; {END} pads" in capsys.readouterr().err
+    assert f"{whose} has no padding token; {END} is used" in capsys.readouterr().err
     found = [[line["loss"] for line in runs.training_lines(tmp_path / name)] for name in ("48", "576")]
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert runs.distance(runs.weights(tmp_path / "48"), runs.weights(tmp_path / "576")) < 1e-4
@@ -220,7 +220,7 @@ def test_a_config_without_a_padding_token_takes_that_of_the_tokenizer(ending, tm
     flags, rows, _ = ending
     model = write_decoder(tmp_path / "model", "gpt2", rows, pad_token="!")
     train("nlp", tmp_path / "run", *flags, "--model_name_or_path", model, "--max_train_steps", 1)
-    assert "the model's config has no padding token; ! pads" in capsys.readouterr().err
+    assert "the model's config has no padding token; ! is used" in capsys.readouterr().err
     config = AutoConfig.from_pretrained(tmp_path / "run/model")
     assert config.pad_token_id == AutoTokenizer.from_pretrained(tmp_path / "run/model").convert_tokens_to_ids("!")
 
@@ -232,7 +232,7 @@ def test_a_bert_whose_tokenizer_lost_its_padding_token_gets_its_own_back(alone, 
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = load_tokenizer(str(folder))
     assert tokenizer.pad_token == "[PAD]"
-    assert "[PAD] pads" in capsys.readouterr().err
+    assert "[PAD] is used" in capsys.readouterr().err
     assert Padding(tokenizer.pad_token_id).pad_token_id == 0
 
 

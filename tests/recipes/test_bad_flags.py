@@ -77,7 +77,7 @@ def test_an_upload_that_could_not_happen_is_refused_before_training(train, attem
     assert len(attempts) == 1
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
-    assert refusal(train, tmp_path, "--push_to_hub").startswith("--push_to_hub needs a token: set HF_TOKEN")
+    assert refusal(train, tmp_path, "--push_to_hub").startswith("--push_to_hub requires a token: set HF_TOKEN")
     assert len(attempts) == 1
     assert not files(tmp_path)
 

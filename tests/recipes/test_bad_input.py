@@ -72,7 +72,7 @@ def test_labels_of_every_form_and_file_are_the_same_run(train, nlp, tmp_path, ca
     train(
         tmp_path / "run", "--validation_file", None, "--train_file", path.with_name("columns.csv"), *forms["columns"][0]
     )
-    assert "4 of its rows (10 % of each label, chosen by --seed 0) are kept for it" in capsys.readouterr().err
+    assert "4 of its rows (10 % of each label, chosen by --seed 0) are held out" in capsys.readouterr().err
     settings = options.load(tmp_path / "run/config.yaml")
     assert settings["label_column_name"] == names
     assert json.loads((tmp_path / "run/model/config.json").read_text())["label2id"] == {"art": 0, "news": 1, "sport": 2}

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
     ("name", "said"),
     [
         ("missing", "no such folder"),
-        ("empty", "holds no config.json: give a folder that save_pretrained wrote"),
-        ("images", "cannot be loaded by AutoTokenizer (there is no tokenizer that can be read): give"),
-        ("images with tokenizer", "by AutoModelForSequenceClassification (a ResNet is no such model): give"),
+        ("empty", "has no config.json: use a folder that save_pretrained wrote"),
+        ("images", "cannot be loaded by AutoTokenizer (it has no readable tokenizer): use"),
+        ("images with tokenizer", "by AutoModelForSequenceClassification (a ResNet is not such a model): use"),
         ("without weights", "by AutoModelForSequenceClassification (Error no file named model.safetensors"),
         ("cut off", "cannot be loaded by AutoModelForSequenceClassification"),
     ],
@@ -28,12 +28,14 @@ def test_a_folder_that_holds_no_text_classifier_is_refused(train, models, tmp_pa
 
 def test_a_tokenizer_that_knows_more_than_the_model_is_refused(train, models, tmp_path):
     message = refusal(train, tmp_path, "--model_name_or_path", models / "other tokenizer")
-    assert message.startswith("--model_name_or_path: the tokenizer has ids up to 401, but the model embeds only 400")
+    assert message.startswith(
+        "--model_name_or_path: the tokenizer has ids up to 401, but the model has only 400 embeddings"
+    )
 
 
 def test_a_max_length_beyond_the_model_is_refused(train, alone, tmp_path):
     flags = ["--model_name_or_path", alone / "model", "--max_length", 49]
-    assert refusal(train, tmp_path, *flags) == "--max_length 49 is beyond the model's 48 positions: lower it"
+    assert refusal(train, tmp_path, *flags) == "--max_length 49 exceeds the model's 48 positions: lower it"
 
 
 def test_sizes_that_make_no_model_are_refused(train, tmp_path):

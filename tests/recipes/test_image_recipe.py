@@ -320,7 +320,7 @@ def test_what_a_user_can_get_wrong_is_refused_in_one_line(train, trained, tmp_pa
         (["--ema_decay", 1.5], "--ema_decay 1.5: must be above 0 and below 1"),
         (["--optim", "adam"], "--optim 'adam': expected one of adamw, sgd, lars, muon"),
         (["--sync_batchnorm"], "--sync_batchnorm needs a GPU"),
-        (["--model_name_or_path", tmp_path], "holds no config.json"),
+        (["--model_name_or_path", tmp_path], "has no config.json"),
         (["--dataset_name", tmp_path / "none"], "no such folder"),
     ):
         with pytest.raises(UserError) as caught:

@@ -102,8 +102,8 @@ def test_tokens_are_those_of_each_text_and_a_spelled_mask_stays_text(tokenizer):
 
 def test_documents_without_text_are_left_out_and_that_is_said(tokenizer, capsys):
     tokenize_documents(of_table(table_of(TEXTS), "text"), tokenizer)
-    assert "here: 2 documents without text are left out" in capsys.readouterr().err
-    with pytest.raises(UserError, match="here holds no text"):
+    assert "here: 2 documents without text are skipped" in capsys.readouterr().err
+    with pytest.raises(UserError, match="here contains no text"):
         tokenize_documents(of_table(table_of(["", " "]), "text"), tokenizer)
 
 
@@ -263,8 +263,8 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
         ("list.jsonl", b'{"text": "a"}\n[1]\n', "malformed in line 2: not an object"),
         ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
         ("other.csv", b"id,words\n1,a\n", "no such column (columns: id, words)"),
-        ("twice.csv", b"text,text\na,b\n", "two columns of the name text: rename one"),
-        ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns of the name id: rename one"),
+        ("twice.csv", b"text,text\na,b\n", "two columns with the name text: rename one"),
+        ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns with the name id: rename one"),
         ("ragged.csv", b"text,b\na,b\nc,d,e\n", "malformed"),
         ("zero.csv", b"text\n\0\n", "not text"),
         ("fake.parquet", b"nothing of the kind", "malformed"),
@@ -292,9 +292,9 @@ def test_a_column_name_for_a_file_without_columns_is_refused(tmp_path):
 
 def test_a_column_of_numbers_is_refused(tmp_path):
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
-    with pytest.raises(UserError, match="holds int64 there, not text"):
+    with pytest.raises(UserError, match="contains int64, not text"):
         of_file(str(tmp_path / "numbers.parquet"), "--train_file", "text")
-    with pytest.raises(UserError, match="holds int64 there, not text"):
+    with pytest.raises(UserError, match="contains int64, not text"):
         of_table(pa.table({"text": [1, 2]}), "text")
 
 
@@ -356,5 +356,5 @@ def test_a_limit_leaves_some_documents_of_each_part(tokenizer, tmp_path):
     two = Options(train_file=str(path), validation_file=str(path), max_eval_samples=3)
     (_, train), (_, held) = tokenize_parts(load_documents(two, "text"), tokenizer, two)
     assert (train, len(held)) == (None, 3)
-    with pytest.raises(UserError, match="documents without text are always left out"):
+    with pytest.raises(UserError, match="documents without text are always skipped"):
         load_documents(Options(skip_incomplete_rows=True), "text")

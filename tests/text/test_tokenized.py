@@ -307,12 +307,14 @@ def test_a_missing_column_is_refused_with_the_columns(tokenizers):
 
 @pytest.mark.parametrize("columns", [[], ["text", "text", "text"]])
 def test_no_column_and_more_than_a_pair_are_refused(tokenizers, columns):
-    assert "one column, or the two of a pair" in refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9)
+    assert "one column, or two columns for text pairs" in refused(
+        tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9
+    )
 
 
 def test_a_column_that_is_no_text_is_refused(tokenizers):
     message = refused(tokenize, texts_of(["a"]), ["label"], tokenizers["bpe"], 9)
-    assert message == "--text_column_names label: --train_file a.csv holds int64 there, not text"
+    assert message == "--text_column_names label: this column of --train_file a.csv contains int64, not text"
 
 
 @pytest.mark.parametrize("bad", [None, "", " \n\t"])
@@ -346,7 +348,7 @@ def test_a_text_that_gives_no_token_is_refused_and_nothing_is_kept(cache):
 @pytest.mark.parametrize(("columns", "special"), [(["text"], 2), (["text", "text"], 3)])
 def test_a_max_length_without_room_for_text_is_refused(tokenizers, columns, special):
     message = refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], special)
-    assert message.startswith(f"--max_length {special} leaves no room for text beside {special} special tokens")
+    assert message.startswith(f"--max_length {special} leaves no room for text with {special} special tokens")
     assert tokenize(texts_of(["a"]), columns, tokenizers["bpe"], special + 1).lengths.tolist() == [special + 1]
 
 
@@ -358,7 +360,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tokenizers):
 def test_a_max_length_beyond_the_models_positions_is_refused():
     check_max_length(512, BertConfig(max_position_embeddings=512))
     message = refused(check_max_length, 513, BertConfig(max_position_embeddings=512))
-    assert message == "--max_length 513 is beyond the model's 512 positions: lower it"
+    assert message == "--max_length 513 exceeds the model's 512 positions: lower it"
     check_max_length(100_000, T5Config())
 
 

@@ -7,11 +7,24 @@ round, with a training step before each save and one after it. Before each timin
 work has ended, so that no way slows down another. "stall" is how long the loop stands still: in the call, and while the
 next update waits for the copy. "extra" is how much later the next step ends than without a save in the same round: it
 also includes what background work takes from the step. With `taskset -c 0` one core does everything. Writes
-checkpoints_cpu.json into the output folder.
+checkpoints_cpu.json into the output folder; on a GPU checkpoints_gpu.json.
+
+On a GPU (or with `--encoder base`) the encoder is BERT-base, 1.31 GB with its optimizer; "extra" is then the cost that
+counts, because the host does not wait for the copy. A save that is due before the last one is complete waits for the
+disk on top of that: at most "until_complete".
+
+    python benchmarks/checkpoints.py --gigabytes 1.3 4 --rounds 5 --output_dir out/large
+
+measures only how fast states of these sizes are written and read. Writing ends when the files are on disk (fsync). It
+is measured beside a plain write of the same bytes, torch.save, safetensors and torch.distributed.checkpoint. Our writer
+has the usual priority here. Each loading, ours with the digests verified, takes place in a new process. The script
+needs about three times the size in memory. Writes checkpoints_large_cpu.json.
 """
 
 import argparse
 import json
+import mmap
+import multiprocessing
 import os
 import random
 import resource
@@ -22,7 +35,10 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +66,24 @@ def cpu_seconds() -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of the first thread of a running process, or of one of this process's threads."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    """CPU seconds of a running process, with those of its threads that have ended."""
+    of_all_threads = 2  # CPUCLOCK_SCHED; the C library's clock_getcpuclockid(3) makes the same number
+    return time.clock_gettime(~pid << 3 | of_all_threads)
 
 
 def cpu_of_copying() -> float:
     """CPU seconds of the thread that copies for `Saver.save`."""
-    return sum(cpu_of(thread.native_id) for thread in threading.enumerate() if thread.name.startswith("checkpoint"))
+    threads = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+    return sum(int(Path(f"/proc/{thread}/schedstat").read_text().split()[0]) / 1e9 for thread in threads)
+
+
+def start_group(folder: Path) -> None:
+    """A process group of this process alone, which torch.distributed.checkpoint needs."""
+    import torch
+
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
 
 
 def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -76,12 +103,16 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     from shared.plan.batches import Plan
 
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
-    accelerator = Accelerator(cpu=True)
+    on_gpu = torch.cuda.is_available()
+    start_group(folder)
+    accelerator = Accelerator(cpu=not on_gpu)
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+    sizes = SIZES if arguments.encoder == "small" else {}
     torch.manual_seed(0)
     config = Options(output_dir=str(folder / "ours"), save_total_limit=1, global_batch_size=arguments.global_batch_size)
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=8192, **SIZES))
+    model = transformers.BertForSequenceClassification(
+        transformers.BertConfig(vocab_size=8192 if sizes else 30522, **sizes)
+    )
     model, optimizer = accelerator.prepare(model, make_optimizer(model, config))
     (folder / "ours").mkdir()
     plan = Plan(num_samples=10**6, seed=0, global_batch_size=config.global_batch_size, num_epochs=1)
@@ -92,7 +123,8 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         """Make steps on random tokens; the default is the mean length of the docstrings in nlp_peers.py."""
         for _ in range(steps):
             for _ in range(samples // 8):
-                model(torch.randint(8192, (8, tokens)), labels=torch.zeros(8, dtype=torch.long)).loss.backward()
+                ids = torch.randint(8192, (8, tokens), device=accelerator.device)
+                model(ids, labels=ids.new_zeros(8)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -100,7 +132,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         return [*distinct(model.state_dict()).values(), *flatten(inner(optimizer).state_dict()).tensors]
 
     train(1, 8)
-    places = [torch.empty_like(tensor) for tensor in tensors()]
+    places = [torch.empty_like(tensor, device="cpu", pin_memory=on_gpu) for tensor in tensors()]
     stager = DefaultStager(
         StagingOptions(
             use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
@@ -110,7 +142,8 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     def plain_copy(_: int) -> None:
         for place, tensor in zip(places, tensors(), strict=True):
-            place.copy_(tensor)
+            place.copy_(tensor, non_blocking=on_gpu)
+        synchronize()
 
     def ours(step: int) -> None:
         progress.step = step
@@ -156,6 +189,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         for way in random.Random(round_).sample(sorted(ways), len(ways)):
             train(1, 8, SHORT)
             drain()
+            synchronize()
             step += 1
             writer = saver.writer.process.pid if saver.writer else None
             before = cpu_seconds(), cpu_of_copying() + (cpu_of(writer) if writer else 0.0)
@@ -165,6 +199,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             stall_cpu = cpu_seconds() - before[0]
             waited[0] = 0.0
             train(1, 8, SHORT)
+            synchronize()
             through_next_step = time.perf_counter() - started
             stall = called + waited[0]
             drain()
@@ -206,7 +241,13 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     megabytes = sum(tensor.nbytes for tensor in tensors()) / 1e6
     accelerator.free_memory()
     torch.distributed.destroy_process_group()
-    return {"megabytes": megabytes, "rows": rows, "cpu_seconds_of_a_step": cpu_of_a_step, "read_seconds": reads}
+    return {
+        "device": str(accelerator.device),
+        "megabytes": megabytes,
+        "rows": rows,
+        "cpu_seconds_of_a_step": cpu_of_a_step,
+        "read_seconds": reads,
+    }
 
 
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
@@ -245,12 +286,156 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
             if medians["extra"][way] > 0
         },
         "median_stall_cpu_ms": medians["stall_cpu"],
+        "median_until_complete_ms": round(1e3 * statistics.median(row["until_complete"] for row in by_way["ours"]), 1),
         "median_read_ms": {
             way: round(1e3 * statistics.median(times), 1) for way, times in stall["read_seconds"].items()
         },
         "cpu_seconds_per_save": round(statistics.median(cpu), 4),
         "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),
     }
+
+
+def build(gigabytes: float) -> tuple[Any, Any, Any]:
+    """An accelerator, and a model and its optimizer, whose state will have so many bytes, prepared."""
+    import torch
+    from accelerate import Accelerator
+
+    from shared.config.options import Options
+    from shared.optimization.optimizers import make_optimizer
+
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    width = 2048
+    layers = max(1, round(gigabytes * 1e9 / (3 * 4 * width * width)))
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
+    return accelerator, *accelerator.prepare(model, make_optimizer(model, Options()))
+
+
+def seconds_of_reading(way: str, gigabytes: float, folder: Path) -> float:
+    """Load what `measure_throughput` has saved in one way, in a process that has not loaded anything before."""
+    from shared.checkpoints import resuming
+
+    accelerator, *_ = build(gigabytes)
+    (path,) = resuming.complete(folder / "ours").values()
+
+    readers: dict[str, Callable[[], object]] = {
+        "ours": lambda: (resuming.problem_with(path), resuming.load(accelerator, path)),
+        "verifying": lambda: resuming.problem_with(path),
+        "load_state": lambda: accelerator.load_state(str(folder / "kept")),
+    }
+    started = time.perf_counter()
+    readers[way]()
+    return time.perf_counter() - started
+
+
+def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: float) -> dict[str, Any]:
+    """Write and read a state of one size in each way, in turns: a row for each, and the ratios of the speeds."""
+    import torch
+    from safetensors.torch import save_file
+    from torch.distributed import checkpoint
+
+    from shared.checkpoints.buffers import flatten
+    from shared.checkpoints.progress import Progress
+    from shared.checkpoints.saving import Saver
+    from shared.config.options import Options
+    from shared.disk import sync
+    from shared.optimization.optimizers import inner
+    from shared.plan.batches import Plan
+
+    accelerator, model, optimizer = build(gigabytes)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    config = Options(output_dir=str(folder / "ours"), save_total_limit=1, checkpointing_steps="no")
+    (folder / "ours").mkdir()
+    saver = Saver(accelerator, config, Plan(num_samples=10**6, seed=0, global_batch_size=1, num_epochs=1))
+    progress = Progress()
+    new = folder / "new"
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": inner(optimizer).state_dict()}
+
+    def ours() -> None:
+        progress.step += 1
+        saver.save(progress, {})
+        saver._look(wait=True)
+        assert saver.problem is None
+
+    def plain() -> None:
+        """What `dd conv=fsync` does, with the bytes of our files."""
+        for name, content in mapped.items():
+            with (new / name).open("wb", buffering=0) as file:
+                for start in range(0, len(content), 1 << 20):
+                    file.write(content[start : start + (1 << 20)])
+                os.fsync(file.fileno())
+
+    def torch_save() -> None:
+        for name, part in state().items():
+            torch.save(part, new / name)
+            sync(new / name)
+
+    def safetensors() -> None:
+        for name, part in state().items():
+            save_file({str(i): tensor for i, tensor in enumerate(flatten(part).tensors)}, new / name)
+            sync(new / name)
+
+    writers: dict[str, Callable[[], object]] = {
+        "ours": ours,
+        "plain": plain,
+        "torch_save": torch_save,
+        "safetensors": safetensors,
+        "distributed": lambda: checkpoint.save(state(), checkpoint_id=new),
+    }
+    ours()  # lays out the memory, and starts the writer
+    if saver.writer:
+        with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
+            os.setpriority(os.PRIO_PROCESS, saver.writer.process.pid, 0)
+    size = sum(image.size for image in saver.buffers.images.values()) if saver.buffers else 0
+    assert size, "not enough memory"
+    assert saver.buffers
+    mapped = {name: memoryview(mmap.mmap(image.descriptor, image.size)) for name, image in saver.buffers.images.items()}
+    for content in mapped.values():
+        zlib.crc32(content)  # the first pass over a mapping is slow, and no part of a plain write
+
+    def write(way: str, _: int) -> dict[str, float]:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()
+        os.sync()
+        started = time.perf_counter()
+        writers[way]()
+        return {"seconds": time.perf_counter() - started}
+
+    write_rows = rounds.take_turns(list(writers), arguments.rounds, write)
+    shutil.rmtree(new)
+    saver.finish()
+    accelerator.save_state(str(folder / "kept"))
+    os.sync()
+    spawn = multiprocessing.get_context("spawn")
+
+    def read(way: str, _: int) -> dict[str, float]:
+        with ProcessPoolExecutor(1, spawn) as process:
+            return {"seconds": process.submit(seconds_of_reading, way, gigabytes, folder).result()}
+
+    read_rows = rounds.take_turns(["ours", "verifying", "load_state"], arguments.rounds, read)
+    accelerator.free_memory()
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+    def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Speeds, and ours divided by each other one, by round."""
+        ways = list(dict.fromkeys(row["contestant"] for row in rows))
+        seconds = {way: statistics.median(row["seconds"] for row in rows if row["contestant"] == way) for way in ways}
+        return {
+            "median_gigabytes_per_second": {way: round(size / 1e9 / seconds[way], 3) for way in ways},
+            "speed_of_ours_against": {
+                way: rounds.compare(rows, "seconds", way, "ours") for way in ways if way not in ("ours", "verifying")
+            },
+            "rows": rows,
+        }
+
+    return {"gigabytes": size / 1e9, "writing": figures(write_rows), "reading": figures(read_rows)}
 
 
 def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
@@ -303,21 +488,34 @@ def main() -> None:
     parser.add_argument(
         "--recoveries", type=int, default=0, help="how often to kill the recipe and measure its recovery"
     )
+    parser.add_argument("--encoder", choices=("small", "base"), help="default: base on a GPU, else small")
+    parser.add_argument("--gigabytes", type=float, nargs="+", help="measure writing and reading of these sizes only")
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
     folder = arguments.output_dir.resolve() / "files"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    stall = measure_stall(arguments, folder)
-    report = {
+    report: dict[str, Any] = {
         "machine": rounds.machine(1),
         "command": rounds.command(),
         "load_average": os.getloadavg(),
-        "summary": summarize(stall),
-        **stall,
-        "recovery": measure_recovery(arguments, folder),
     }
-    (arguments.output_dir / "checkpoints_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.gigabytes:
+        start_group(folder)
+        report["sizes"] = []
+        for size in arguments.gigabytes:
+            report["sizes"].append(measure_throughput(arguments, folder, size))
+            (arguments.output_dir / "checkpoints_large_cpu.json").write_text(json.dumps(report, indent=1) + "\n")
+        shutil.rmtree(folder)
+        return
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    arguments.encoder = arguments.encoder or ("base" if on_gpu else "small")
+    stall = measure_stall(arguments, folder)
+    report |= {"summary": summarize(stall), **stall, "recovery": measure_recovery(arguments, folder)}
+    name = f"checkpoints_{'gpu' if on_gpu else 'cpu'}.json"
+    (arguments.output_dir / name).write_text(json.dumps(report, indent=1) + "\n")
     shutil.rmtree(folder)
     print(json.dumps(report["summary"] | {"recovery": report["recovery"]}, indent=1))
 

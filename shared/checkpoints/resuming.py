@@ -5,7 +5,6 @@ written last, `manifest.json` with the size and digest of every file; see shared
 is restored: every draw of a run is a function of (seed, step or epoch, sample or micro-batch).
 """
 
-import hashlib
 import json
 import os
 import socket
@@ -16,7 +15,7 @@ import torch
 from safetensors.torch import load_model
 
 from shared import disk
-from shared.checkpoints import sharded, writer
+from shared.checkpoints import digests, sharded, writer
 from shared.checkpoints.progress import Progress
 from shared.compat import of_accelerate
 from shared.config.options import Options
@@ -47,10 +46,14 @@ def numbered(name: str, index: int) -> str:
 
 def save_is_due(config: Options, plan: Plan, progress: Progress) -> bool:
     """Whether a checkpoint is to be saved after `progress.step` steps: by --checkpointing_steps, or as the best one."""
-    if config.load_best_model_at_end and progress.best_step == progress.step:
-        return True
+    best = config.load_best_model_at_end and progress.best_step == progress.step
+    return best or interval_ends(config, plan, progress.step)
+
+
+def interval_ends(config: Options, plan: Plan, step: int) -> bool:
+    """Whether --checkpointing_steps asks for a checkpoint after `step` steps."""
     every = config.checkpointing_steps
-    return every != "no" and plan.due(None if every == "epoch" else int(every), progress.step - 1)
+    return every != "no" and plan.due(None if every == "epoch" else int(every), step - 1)
 
 
 def complete(output_dir: str | Path) -> dict[int, Path]:
@@ -66,12 +69,16 @@ def remove_partials(output_dir: str | Path) -> None:
 
 
 def manifest_of(path: Path, rank: int | None = None) -> dict[str, Any]:
-    """Size and SHA-256 of the files in a folder (those that process `rank` wrote), which are then on disk."""
+    """Size and digest of the files in a folder (those that process `rank` wrote), which are then on disk."""
+
+    def synced(file: Path) -> dict[str, Any]:
+        disk.sync(file)
+        return digests.line_of(file)
+
     files = [file for file in path.rglob("*") if file.is_file()]
     mine = [file for file in files if rank is None or sharded.is_mine(file, rank)]
-    for file in mine:
-        disk.sync(file)
-    return {str(file.relative_to(path)): {"bytes": file.stat().st_size, "sha256": digest(file)} for file in mine}
+    with digests.threads() as threads:
+        return {str(file.relative_to(path)): line for file, line in zip(mine, threads.map(synced, mine), strict=True)}
 
 
 def problem_with(path: Path) -> str | None:
@@ -79,15 +86,13 @@ def problem_with(path: Path) -> str | None:
     if not path.is_dir():
         return "there is no such folder"
     try:
-        for name, expected in json.loads((path / "manifest.json").read_text()).items():
-            file = path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != expected["bytes"] or digest(file) != expected["sha256"]:
-                return f"{name} is damaged"
+        manifest = json.loads((path / "manifest.json").read_text())
+        names, lines = list(manifest), list(manifest.values())
+        with digests.threads() as threads:
+            found = threads.map(lambda name, line: digests.problem_with(path, name, line), names, lines)
+            return next(filter(None, found), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read ({error})"
-    return None
 
 
 def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
@@ -232,9 +237,3 @@ def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
         f"warning: the best model, of step {step}, is not in {folder(config.output_dir)}: model/ has the last one"
     )
     progress.best_step, progress.best_results = progress.step, progress.results
-
-
-def digest(file: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

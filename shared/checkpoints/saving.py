@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import random
 import shutil
 import time
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from shared.checkpoints import sharded, writer
 from shared.checkpoints.buffers import Buffers, Copy, distinct, flatten
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.resuming import manifest_of, numbered, path_of, save_is_due
+from shared.checkpoints.resuming import interval_ends, manifest_of, numbered, path_of, save_is_due
 from shared.checkpoints.writer import Job, Writer
 from shared.compat import of_accelerate
 from shared.config import options
@@ -29,6 +30,7 @@ from shared.processes.collectives import agree, gather, on_main_process
 from shared.processes.writers import writes
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
+MAY_WAIT = 10.0  # seconds that a run waits for the disk before it says so
 CANNOT_WRITE = (OSError, RuntimeError, SafetensorError)  # a full disk, as Python, torch and safetensors report it
 
 
@@ -69,6 +71,8 @@ class Saver:
         self.under_way = False
         self.problem: str | None = None  # of the last save
         self.committed = -1  # the newest step that this process has saved
+        self.returned = 0.0  # when `save` last returned
+        self.waited = 0.0  # seconds, for the disk
 
     def poll(self) -> None:
         """Advance the save under way without waiting for it, and print a warning if it has failed."""
@@ -81,7 +85,10 @@ class Saver:
     def save(self, progress: Progress, monitored: dict[str, Any]) -> None:
         """Save the state after `progress.step` steps, with what the monitor keeps; call it on every process."""
         progress.monitor = monitored
+        due = time.perf_counter()
         self._look(wait=True)
+        if self.job:
+            self._warn_of_slow_disk(progress.step, due, time.perf_counter())
         mine = (random_states(self.accelerator), self.committed if self.writes else None)
         everybody = gather(self.accelerator, mine)
         contents = {f"random_states_{rank}.pkl": states for rank, (states, _) in enumerate(everybody)}
@@ -101,6 +108,7 @@ class Saver:
         if self.writes and self.in_background:
             self._copy()
         self._write()
+        self.returned = time.perf_counter()
 
     def finish(self) -> None:
         """Wait until the last checkpoint is complete, and try again if it failed. Call it on every process.
@@ -129,6 +137,24 @@ class Saver:
         if self.buffers:
             self.buffers.close()
         self.writer = self.buffers = None
+
+    def _warn_of_slow_disk(self, step: int, due: float, complete: float) -> None:
+        """Say once that saves wait: that of `step` was due at time `due`, and the last one `complete` later.
+
+        Only saves that --checkpointing_steps asks for count, because that flag is what the message proposes to change.
+        """
+        if step == self.plan.total_steps or not all(
+            interval_ends(self.config, self.plan, s) for s in (self.step, step)
+        ):
+            return
+        before, self.waited = self.waited, self.waited + complete - due
+        between, took = due - self.returned, complete - self.returned
+        if before <= MAY_WAIT < self.waited:
+            writer.complain(
+                f"warning: checkpoints are due faster than they are written: one every {between:.1f} s, and writing "
+                f"takes {took:.1f} s. The training has waited {self.waited:.0f} s for that; --checkpointing_steps "
+                f"{math.ceil(1.1 * (step - self.step) * took / between)} would not wait"
+            )
 
     def _copy(self) -> None:
         """Start to copy the current state into memory; if that fails, this and later saves write without a copy."""

@@ -65,8 +65,9 @@ def states(model, optimizer):
 
 def write(buffers, folder):
     folder.mkdir()
-    lines = {name: writer.write_image(folder / name, image) for name, image in buffers.images.items()}
-    for name, line in lines.items():
+    job = writer.Job(folder, buffers.images, {})
+    job.partial = folder
+    for name, line in writer.write_files(job).items():
         assert line["bytes"] == (folder / name).stat().st_size
     return folder
 

@@ -1,0 +1,139 @@
+"""Digests: every damage to a file is found, by XXH3-128 and by the SHA-256 of older checkpoints."""
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.checkpoints import digests, resuming
+from shared.checkpoints.writer import CHUNK, Image, Job, write, write_file
+
+CONTENTS = {
+    "model.safetensors": bytes(range(256)) * 40,
+    "optimizer.bin": os.urandom(12345),
+    "optimizer_1.bin": os.urandom(12345),
+    "state.json": b'{"step": 3}',
+}
+
+
+def with_sha256(checkpoint):
+    """Make the manifest of an older version."""
+    manifest = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in CONTENTS.items()
+    }
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture(params=["xxh3_128", "sha256"])
+def checkpoint(request, tmp_path):
+    write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
+    if request.param == "sha256":
+        with_sha256(tmp_path / "step_00000003")
+    return tmp_path / "step_00000003"
+
+
+def flipped(file, data):
+    content = bytearray(file.read_bytes())
+    bit = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+def cut(file, data):
+    os.truncate(file, data.draw(st.integers(0, file.stat().st_size - 1)))
+
+
+def grown(file, data):
+    file.write_bytes(file.read_bytes() + data.draw(st.binary(min_size=1, max_size=9)))
+
+
+def zeroed(file, data):
+    """A part that never reached the disk."""
+    content = bytearray(file.read_bytes())
+    start = data.draw(st.integers(0, len(content) - 1))
+    content[start:] = bytes(len(content) - start)
+    file.write_bytes(content)
+
+
+def swapped(file, data):
+    others = sorted(CONTENTS.keys() - {file.name})
+    other = file.with_name(data.draw(st.sampled_from(others)))
+    mine, theirs = file.read_bytes(), other.read_bytes()
+    file.write_bytes(theirs), other.write_bytes(mine)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    damage=st.sampled_from([flipped, cut, grown, zeroed, swapped]),
+    name=st.sampled_from(sorted(CONTENTS)),
+    data=st.data(),
+)
+def test_every_damage_to_a_file_is_found(checkpoint, damage, name, data):
+    damage(checkpoint / name, data)
+    changed = any((checkpoint / other).read_bytes() != content for other, content in CONTENTS.items())
+    problem = resuming.problem_with(checkpoint)
+    for other, content in CONTENTS.items():
+        (checkpoint / other).write_bytes(content)
+    assert (problem is not None) == changed
+    assert not changed or problem.endswith(" is damaged")
+    assert resuming.problem_with(checkpoint) is None
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_flipped_bit_of_a_manifest_is_found(checkpoint, data):
+    manifest = (checkpoint / "manifest.json").read_bytes()
+    flipped(checkpoint / "manifest.json", data)
+    problem = resuming.problem_with(checkpoint)
+    (checkpoint / "manifest.json").write_bytes(manifest)
+    assert problem is not None
+
+
+def test_the_line_of_a_file_names_its_algorithm(tmp_path):
+    content = os.urandom(2 * CHUNK + 7)
+    line = write_file(tmp_path / "file", content)
+    assert line == {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
+    assert digests.line_of(tmp_path / "file") == line
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert digests.digest(tmp_path / "abc", "xxh3_128") == "06b05ab6733a618578af5f94892f3950"
+    assert digests.digest(tmp_path / "abc", "sha256").startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+@pytest.mark.parametrize("line", [{"bytes": 11}, {"bytes": 11, "blake9": "00"}])
+def test_a_file_without_a_known_digest_is_never_taken_for_intact(tmp_path, line):
+    checkpoint = tmp_path / "step_00000003"
+    write(Job(checkpoint, images={}, contents={"state.json": CONTENTS["state.json"]}))
+    (checkpoint / "manifest.json").write_text(json.dumps({"state.json": line}))
+    problem = resuming.problem_with(checkpoint)
+    assert problem.startswith("its manifest cannot be read (no known digest among ")
+    assert ("blake9" in problem) == ("blake9" in line)
+
+
+@pytest.fixture
+def noise():
+    """A few MB in memory, as a model's file is laid out."""
+    descriptor = os.memfd_create("noise")
+    os.write(descriptor, os.urandom(3 * CHUNK + 5))
+    yield Image(descriptor, 3 * CHUNK + 5)
+    os.close(descriptor)
+
+
+def test_a_disk_that_fills_up_while_an_image_is_written_is_an_error_of_the_disk(noise, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * CHUNK, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large; 6\.3 MB are needed"):
+            write(Job(tmp_path / "step_00000003", {"a": noise, "b": noise}, {"state.json": b"{}"}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    write(Job(tmp_path / "step_00000003", {"a": noise, "b": noise}, {"state.json": b"{}"}))
+    assert resuming.problem_with(tmp_path / "step_00000003") is None
+    shutil.rmtree(tmp_path / "step_00000003")

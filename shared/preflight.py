@@ -75,7 +75,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """
     config = options.parse(config_class(recipe) if recipe else options.Options, flags)
     place = rendezvous.Place.of_environment()
-    starting.check_environment(config, starting.told_to_use_cpu() or not torch.accelerator.is_available())
+    starting.check_environment(config, starting.told_to_use_cpu() or not starting.has_accelerator())
     if place.processes > 1:
         with ended_after(seconds + 5, f"the processes met at {place.where}, then one of them stopped"):
             store = rendezvous.meet(place, seconds)
@@ -132,7 +132,7 @@ def config_class(recipe: Path) -> type[options.Options]:
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """What `agreement` compares for a run, and the data, as {kind: {name: value}}, and this process's host."""
-    on_cpu = starting.told_to_use_cpu() or not torch.accelerator.is_available()
+    on_cpu = starting.told_to_use_cpu() or not starting.has_accelerator()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
     settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
     words = [one for value in settings for one in (value if isinstance(value, list) else [value])]

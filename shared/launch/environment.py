@@ -101,6 +101,7 @@ ANSWERS = {
     "ACCELERATE_DEBUG_MODE": TRUE + FALSE,
     "ACCELERATE_CPU_AFFINITY": TRUE + FALSE,
     "FORK_LAUNCHED": TRUE + FALSE,
+    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS": TRUE + FALSE,
 }
 """Variables that a recipe heeds, and what they may say."""
 

@@ -125,7 +125,7 @@ def test_fewer_processes_than_expected_are_refused():
 def stand_in(monkeypatch, processes, kind="NO"):
     """Accelerate reports so many processes of this kind."""
     kind = accelerate.DistributedType(kind)
-    found = SimpleNamespace(num_processes=processes, distributed_type=kind, state=SimpleNamespace())
+    found = SimpleNamespace(num_processes=processes, distributed_type=kind, state=SimpleNamespace(), ddp_handler=None)
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: found)
 
 

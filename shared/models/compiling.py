@@ -16,13 +16,16 @@ BACKEND = "inductor"
 MOST_VARIANTS = 64  # of a layer's code: kinds of layers x training or not x one row or several; torch's default is 8
 
 
-def compile_layers(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
+def compile_layers(accelerator: Any, config: Options, model: nn.Module, fixed_shapes: bool = False) -> nn.Module:
     """`model` with its repeated layers compiled, if --torch_compile asks for that; before `prepare`, on all processes.
 
-    Layer by layer, because one is compiled in the time of one and not of all, and in place, because then the names of
-    the weights, and so checkpoints and the exported model, stay as they are. Sizes are symbols in the code: a longest
-    row or a number of tokens that comes for the first time compiles nothing, and a resumed run uses the code that the
-    uninterrupted one does. What is computed is the same but for rounding, and dropout draws other numbers.
+    Each layer is compiled by itself, which takes the time of one layer instead of the whole model. It is compiled in
+    place, so the names of weights, checkpoints and the exported model stay the same. The results are the same up to
+    rounding, and dropout draws other numbers.
+
+    Texts compile with dynamic shapes: a new longest row or number of tokens does not recompile. Images compile with
+    `fixed_shapes`, once for each number of rows: the code is faster, and convolutions compile in seconds instead of
+    minutes. In both cases a resumed run uses the same code as an uninterrupted one.
 
     CUDA graphs (torch's mode "reduce-overhead") are left out: with several micro-batches per step their replay
     overwrites the gradients that the first one left (pytorch#169545).
@@ -36,7 +39,7 @@ def compile_layers(accelerator: Any, config: Options, model: nn.Module) -> nn.Mo
     agree(accelerator, problem(accelerator, layers, type(model).__name__))
     torch.compiler.config.recompile_limit = MOST_VARIANTS
     for layer in layers:
-        layer.compile(dynamic=True, backend=BACKEND)
+        layer.compile(dynamic=not fixed_shapes, backend=BACKEND)
     return model
 
 

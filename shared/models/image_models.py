@@ -196,7 +196,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return compile_layers(accelerator, config, model)
+    return compile_layers(accelerator, config, model, fixed_shapes=True)
 
 
 @torch.no_grad()

@@ -94,7 +94,9 @@ def apply_largest_budget(
 
     tensors = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    with torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
+    # Layers that compile for each number of rows (images) run eager in the trials, which takes more memory, not less.
+    stance = torch.compiler.set_stance("force_eager" if searched(config) == SAMPLES else "default")
+    with stance, torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
         # Gradients, then what the optimizer keeps; not through Accelerate, whose loss scale would count the step.
         rows = largest(most, fits) if fits(1) and everywhere(optimizer.optimizer.step) else 0
     optimizer.optimizer.state.clear()

@@ -4,6 +4,8 @@ Compiled with torch's "aot_eager", which does everything but the generating of c
 Tests for `make campaign` and for GPUs take the real one.
 """
 
+import copy
+
 import pytest
 import runs
 import torch
@@ -70,6 +72,20 @@ def test_losses_and_gradients_are_the_same_and_all_layers_and_sizes_share_code(a
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         if one.grad is not None:
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
+
+
+def test_images_compile_once_for_each_number_of_rows_without_symbols(accelerator, quick):
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1]))
+    plain = copy.deepcopy(resnet)
+    model = compile_layers(accelerator, CONFIG, resnet, fixed_shapes=True)
+    stages = len(repeated_layers(model))
+    for compiled_before, rows in enumerate((4, 3, 4, 3)):
+        images = torch.randn(rows, 3, 16, 16)
+        assert torch.allclose(model(pixel_values=images).logits, plain(pixel_values=images).logits, atol=1e-5)
+        assert counters["stats"]["unique_graphs"] == stages * min(compiled_before + 1, 2)
 
 
 def test_operations_are_counted_in_compiled_layers_too_and_the_random_state_stays(accelerator, quick, monkeypatch):

@@ -17,6 +17,7 @@ from transformers.integrations import sdpa_attention
 
 sys.path.insert(0, str(runs.ROOT))
 
+from shared.compat import of_transformers
 from shared.encoders import text_models
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.text_models import attend_by_products, mask_on_device
@@ -93,7 +94,7 @@ CASES = {
     "masks": ("bert", mask_on_device, (text_models, "always_masked", unpadded), MASKS, DIFFERS),
     "masks, attention": (
         *("bert", mask_on_device),
-        (sdpa_attention, "sdpa_attention_forward", changed(sdpa_attention.sdpa_attention_forward)),
+        (of_transformers, "attention_function", lambda _: changed(sdpa_attention.sdpa_attention_forward)),
         *(MASKS, DIFFERS),
     ),
     "products": ("bert", attend_by_products, (text_models, "attend", changed(text_models.attend)), PRODUCTS, DIFFERS),

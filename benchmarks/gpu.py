@@ -206,7 +206,7 @@ def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
     entry |= {"ceilings": {} if part == "tests" else ceilings(), "rows": [], "left_out": []}
     if on_gpu:
         torch.cuda.empty_cache()  # the benchmarks' processes need the memory
-    work = ROOT / "out/gpu_benchmarks" / part
+    work = (ROOT / "out/gpu_benchmarks" if on_gpu else file.parent / "work") / part  # a test keeps the logs of a GPU
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     file.parent.mkdir(parents=True, exist_ok=True)

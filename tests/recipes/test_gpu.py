@@ -299,6 +299,7 @@ def shared_gpu(request, texts, tmp_path_factory):
     shutil.rmtree(folder / "resumed-2/checkpoints/step_00000008")
     shutil.rmtree(folder / "resumed-2/model")
     runs.run_many(2, {"resumed": plain}, folder, file, **{starting.SHARE_GPU: "1"})
+    assert "resumed from step_00000004" in (folder / "said-2.txt").read_text()
     return found | {"said": said, "resumed": folder / "resumed-2"}
 
 

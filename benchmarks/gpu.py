@@ -1,11 +1,13 @@
-"""Measure training on one GPU, beside the rates of its matrix products and copies; `make gpu` runs this script.
+"""Measure training on one GPU, in parts of less than nine minutes; `make gpu` runs them all.
 
-    python benchmarks/gpu.py --seconds 330
+    python benchmarks/gpu.py text images variants peers tests
+    python benchmarks/gpu.py --table
 
 Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main` in its own process, for about 20 s. A
-process whose time is over is ended, and the lines of its metrics.jsonl count. After each benchmark the script writes
-benchmarks/results/gpu_NAME.json and .md, so that an interrupted run keeps its results. Without a GPU everything has toy
-size: that tests the script, and the figures mean nothing.
+process whose time is over is ended, and the lines of its metrics.jsonl count. The part "tests" runs the tests that need
+a GPU. Each part adds an entry to the GPU's file, benchmarks/results/gpu/NAME.json, and the entry is written after each
+benchmark, so that an interrupted run keeps its results. Without a GPU everything has toy size: that tests the script,
+and the figures mean nothing. --table writes the tables of docs/performance.md from these files.
 """
 
 import argparse
@@ -14,12 +16,14 @@ import datetime
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +31,28 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS, Benchmark
-from benchmarks.harness.launching import HARNESS, ROOT
+from benchmarks.harness.gpu_benchmarks import (
+    BENCHMARKS,
+    LIMITS,
+    MAIN,
+    PAIRS,
+    PARTS,
+    PEERS,
+    VARIANTS,
+    Benchmark,
+)
+from benchmarks.harness.launching import HARNESS, ROOT, python_path
 from shared.monitoring.flops import measure_peak
 
+RESULTS, PAGE = ROOT / "benchmarks/results/gpu", ROOT / "docs/performance.md"
+START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
-TIME_LIMIT = 75  # seconds for a benchmark, with its start and its compiling
-# Benchmarks whose rates are divided: one, other, minimum of the ratio, target.
-PAIRS = (("fine_tuning", "fine_tuning_trainer", 2, 3), ("fine_tuning_compiled", "fine_tuning_trainer", 2, 3))
-PAIRS += (("bert_base", "bert_base_eager", None, None), ("bert_base_real", "bert_base_padded", None, None))
-PAIRS += (("bert_base_deterministic", "bert_base_eager", None, None), ("resnet50", "resnet50_eager", None, None))
-PAIRS += (("vit", "vit_eager", None, None), ("modernbert_base", "modernbert_base_eager", None, None))
-PAIRS += (("resnet50_cache", "resnet50", 0.95, None), ("vit_cache", "vit", 0.95, None))
+TIME_LIMIT = 110  # seconds for a benchmark, with its start and its compiling
+TIME_LIMIT_OF_PASSES = 170  # which compile nine times
+LAST_LINES = 8  # of the log of a benchmark that failed
+SHOWN_KERNELS = 8
+Row = dict[str, Any]
+Entry = dict[str, Any]
 
 
 def ceilings() -> dict[str, float]:
@@ -63,38 +77,62 @@ def ceilings() -> dict[str, float]:
     return found
 
 
-def race(name: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Run a benchmark for at most `seconds`, then end its process with all that it started; its row."""
-    log = folder.with_suffix(".log")
-    command = [sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
-    started = time.perf_counter()
+def run_limited(command: list[Any], log: Path, seconds: float) -> int:
+    """Run a command for at most `seconds`, then end it with all that it started; its exit code.
+
+    It is interrupted first, as by Ctrl-C, so that pytest writes its report, and killed 10 s later.
+    """
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": python_path()}
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            [str(word) for word in command],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            pass
+            if "pytest" in command:
+                process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
+    return code
+
+
+def race(name: str, folder: Path, seconds: float) -> Row:
+    """Run a benchmark for at most `seconds`, then end its process with all that it started; its row."""
+    log = folder.with_suffix(".log")
+    started = time.perf_counter()
+    code = run_limited([sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder], log, seconds)
     row = figures(BENCHMARKS[name], folder) | {"benchmark": name, "seconds": time.perf_counter() - started}
     if code:
-        row["problem"] = "cut off" if code == -signal.SIGKILL else log.read_text().strip().splitlines()[-1][:200]
+        last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+        cut_off = code == -signal.SIGKILL
+        row["problem"] = f"cut off after {seconds:.0f} s" if cut_off else (last or ["no output"])[-1][:200]
+        row["last_lines"] = [line[:200] for line in last]
     return row
 
 
-def figures(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
+def figures(benchmark: Benchmark, folder: Path) -> Row:
     """The figures of a run: means over its timed steps, weighted by their time."""
+    row: Row = {"data": benchmark.data, "unit": benchmark.unit}
+    for name in ("passes", "kernels"):
+        if (file := folder / f"{name}.json").exists():
+            found = json.loads(file.read_text())
+            row |= found if isinstance(found, dict) else {name: found}
     file = folder / "run/metrics.jsonl"
     whole = [line for line in file.read_text().splitlines(True) if line.endswith("\n")] if file.exists() else []
     lines = [json.loads(line) for line in whole]
     toy = not torch.cuda.is_available()
     timed = [line for line in lines if "loss" in line and line["step"] > (1 if toy else benchmark.warmup)]
-    row: dict[str, Any] = {"data": benchmark.data, "unit": benchmark.unit, "lines": len(timed)}
+    row["lines"] = len(timed)
     if not timed:
         return row
     seconds = sum(line["step_seconds"] for line in timed)
@@ -104,7 +142,8 @@ def figures(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
 
     row["rate"] = mean("tokens_per_second" if benchmark.unit == "tokens" else "samples_per_second")
     row |= {"step_seconds": seconds / len(timed), "slowest_line": max(line["step_seconds"] for line in timed)}
-    row |= {"data_wait": mean("data_wait"), "peak_memory_bytes": max(line["peak_memory_bytes"] for line in timed)}
+    row |= {"data_wait": mean("data_wait"), "padding": mean("padding")}
+    row |= {"peak_memory_bytes": max(line["peak_memory_bytes"] for line in timed)}
     row |= json.loads((folder / "facts.json").read_text())
     stalls = [line["checkpoint_seconds"] for line in timed if line.get("checkpoint_seconds")]
     if stalls and "checkpointing_steps" in benchmark.flags:
@@ -118,71 +157,240 @@ def figures(benchmark: Benchmark, folder: Path) -> dict[str, Any]:
     return row
 
 
-def compare(report: dict[str, Any]) -> None:
-    """Add to each row its share of the matrix product and its MFU, and to the report its ratios."""
-    gpu, product = report["machine"]["device"], report["ceilings"]["product"]
-    sheet = next((peak for name, peak in DATASHEET.items() if name in gpu), None)
-    for row in report["rows"]:
-        if done := row.get("rate", 0.0) * row.get("operations", 0.0):
-            row["share_of_product"] = done / product
-            row["mfu"] = done / sheet if sheet else None
-    rates = {row["benchmark"]: row.get("rate") for row in report["rows"]}
-    report["ratios"] = [
-        {"benchmarks": [one, other], "ratio": rates[one] / rates[other], "minimum": minimum, "target": target}
-        for one, other, minimum, target in PAIRS
-        if rates.get(one) and rates.get(other)
-    ]
-
-
-def table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
-    at, top = report["machine"], report["ceilings"]
-    versions = ", ".join(f"{name} {number}" for name, number in at["versions"].items())
-    copies = "".join(
-        f", copy {name.replace('_', ' ')} {top[name] / 1e9:,.0f} GB/s" for name in top if name != "product"
-    )
-    lines = [
-        f"{at['device']}; {versions}; {at['date'][:10]}. `{at['command']}`",
-        "",
-        f"Measured ceilings: matrix product in bf16 {top['product'] / 1e12:,.1f} TFLOP/s{copies}.",
-        "",
-        "| benchmark | data | per second | minimum | target | MFU | of the product | host waits per step | data wait | "
-        "peak memory |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in report["rows"]:
-        benchmark = BENCHMARKS[row["benchmark"]]
-        limits = [verdict(row.get("rate"), value) for value in (benchmark.minimum, benchmark.target)]
-        rate = f"{row['rate']:,.0f} {row['unit']}" if "rate" in row else row.get("problem", "no timed step")
-        cells = [
-            row["benchmark"],
-            row["data"],
-            rate,
-            *limits,
-            percent(row.get("mfu")),
-            percent(row.get("share_of_product")),
+def run_tests(folder: Path, seconds: float) -> Row:
+    """Run the tests that need a GPU; how many passed, and which failed."""
+    log, report = folder / "tests.log", folder / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/recipes/test_gpu.py", f"--junitxml={report}"]
+    started = time.perf_counter()
+    code = run_limited(command, log, seconds)
+    row: Row = {"benchmark": "tests", "seconds": time.perf_counter() - started}
+    if report.exists():
+        cases = [
+            (case.get("name"), float(case.get("time", 0)), list(case)) for case in ET.parse(report).iter("testcase")
         ]
+        kinds = [{child.tag for child in children} for _, _, children in cases]
+        row["failed"] = [name for (name, *_), kind in zip(cases, kinds, strict=True) if kind & {"failure", "error"}]
+        row["skipped"] = sum("skipped" in kind for kind in kinds)
+        row["passed"] = len(cases) - row["skipped"] - len(row["failed"])
+        row["slowest"] = {name: taken for name, taken, _ in sorted(cases, key=lambda case: -case[1])[:5]}
+    if code:
+        last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
+        row["problem"] = (
+            f"cut off after {seconds:.0f} s" if row["seconds"] > seconds else (last or ["no output"])[-1][:200]
+        )
+        row["last_lines"] = [line[:200] for line in last]
+    return row
+
+
+def machine() -> dict[str, Any]:
+    """The GPU, the versions, and the number of cores."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU, toy sizes: not measured"
+    versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers", "accelerate")}
+    versions |= {"python": platform.python_version(), "cuda": torch.version.cuda or "none"}
+    return {"device": gpu, "cores": len(os.sched_getaffinity(0)), "versions": versions}
+
+
+def file_name(device: str) -> str:
+    """The file of a GPU: `h100_80gb_hbm3.json`."""
+    return re.sub(r"\W+", "_", device.lower().removeprefix("nvidia ")).strip("_") + ".json"
+
+
+def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
+    """Run a part, and add its entry to `file`; whether all of it gave figures."""
+    end = time.perf_counter() + seconds
+    at = machine()
+    on_gpu = torch.cuda.is_available()
+    entries = json.loads(file.read_text()) if file.exists() else []
+    entry: Entry = {"part": part, "machine": at, "command": "python " + " ".join(sys.argv)}
+    entry |= {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    entry |= {"ceilings": {} if part == "tests" else ceilings(), "rows": [], "left_out": []}
+    if on_gpu:
+        torch.cuda.empty_cache()  # the benchmarks' processes need the memory
+    work = (ROOT / "out/gpu_benchmarks" if on_gpu else file.parent / "work") / part  # a test keeps the logs of a GPU
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    complete = True
+    for name in ["tests"] if part == "tests" else names:
+        if (left := end - time.perf_counter()) < min(TIME_LIMIT, seconds) / 3:
+            entry["left_out"].append(name)
+            continue
+        limit = TIME_LIMIT_OF_PASSES if name == "bert_base_passes" else TIME_LIMIT
+        row = run_tests(work, left) if part == "tests" else race(name, work / name, min(limit, left))
+        entry["rows"].append(row)
+        partly = file.with_suffix(".partly")
+        partly.write_text(json.dumps([*entries, entry], indent=1) + "\n")
+        partly.replace(file)
+        print(said(row), flush=True)
+        if "problem" in row:
+            complete = False
+            print(f"{name}: the last lines of {work / name}.log:", *row["last_lines"], sep="\n  ", flush=True)
+        shutil.rmtree(work / name, ignore_errors=True)  # the log is beside the folder and stays
+    if entry["left_out"]:
+        print(f"left out, no time: {', '.join(entry['left_out'])}", flush=True)
+    return complete
+
+
+def said(row: Row) -> str:
+    """A row as a line for the terminal."""
+    if row["benchmark"] == "tests":
+        failed = f", failed: {', '.join(row['failed'])}" if row.get("failed") else ""
+        return f"tests {row.get('passed', 0)} passed, {row.get('skipped', 0)} skipped{failed} {row.get('problem', '')}"
+    figure = f"{row['rate']:12,.1f} {row['unit']}/s" if "rate" in row else f"{len(row.get('passes', ()))} passes"
+    return f"{row['benchmark']:34} {figure} {row.get('problem', '')}"
+
+
+def newest(entries: list[Entry], benchmark: str, key: str = "rate") -> tuple[Row, Entry] | None:
+    """The newest row of a benchmark that has a figure, with its entry."""
+    found = [(row, entry) for entry in entries for row in entry["rows"] if row["benchmark"] == benchmark and key in row]
+    return max(found, key=lambda pair: pair[1]["date"], default=None)
+
+
+def not_measured(entries: list[Entry], benchmark: str) -> str:
+    """Why a benchmark has no figure."""
+    found = newest(entries, benchmark, "problem")
+    return f"not measured: {found[0]['problem']}" if found else "not measured"
+
+
+def tables(entries: list[Entry]) -> str:
+    """All entries of a GPU as Markdown."""
+    measured = [entry for entry in entries if entry["rows"]]
+    device = measured[-1]["machine"]["device"]
+    parts = [f"### {device}", main_table(measured, device), ratio_table(measured)]
+    parts += [variant_table(measured), pass_table(measured), kernel_table(measured)]
+    return "\n\n".join([*filter(None, parts), facts(measured) + "\n" + commands(measured)])
+
+
+def main_table(entries: list[Entry], device: str) -> str:
+    lines = [
+        "| benchmark | per second | minimum | target | MFU | of the product | host waits per step | data wait | "
+        "peak memory | date |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    peak = next((value for name, value in DATASHEET.items() if name in device), None)
+    for name, benchmark in MAIN.items():
+        found = newest(entries, name)
+        row, entry = found or ({}, {})
+        done, product = row.get("rate", 0) * row.get("operations", 0), entry.get("ceilings", {}).get("product")
         waits = row.get("host_waits_per_step")
-        cells += ["" if waits is None else f"{waits:.2f}", percent(row.get("data_wait"))]
-        cells += [f"{row['peak_memory_bytes'] / 2**30:.1f} GiB" if "peak_memory_bytes" in row else ""]
+        cells = [
+            f"{row['rate']:,.0f} {row['unit']}" if found else not_measured(entries, name),
+            *(verdict(row.get("rate"), limit) for limit in (benchmark.minimum, benchmark.target)),
+            percent(done / peak if done and peak else None),
+            percent(done / product if done and product else None),
+            "" if waits is None else f"{waits:.2f}",
+            percent(row.get("data_wait")),
+            gib(row),
+            entry.get("date", "")[:10],
+        ]
+        lines.append(f"| `{name}`: {benchmark.about} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def ratio_table(entries: list[Entry]) -> str:
+    """Rates beside those of peers and of each other."""
+    lines = ["| rate of | | beside | | ratio | minimum | target |", "|---|---:|---|---:|---:|---:|---:|"]
+    for one, other in [*((peer.beside, name) for name, peer in PEERS.items()), *PAIRS]:
+        pair = [newest(entries, name) for name in (one, other)]
+        rates = [each[0]["rate"] if each else None for each in pair]
+        ratio = rates[0] / rates[1] if rates[0] and rates[1] else None
+        about = f"`{other}`: {BENCHMARKS[other].about}" if other in PEERS else f"`{other}`"
+        cells = [f"`{one}`", shown(rates[0]), about, shown(rates[1]), "-" if ratio is None else f"{ratio:.2f}"]
+        cells += [verdict(ratio, limit) for limit in LIMITS.get((one, other), (None, None))]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "| ratio of rates | | minimum | target |", "|---|---:|---:|---:|"]
-    for pair in report["ratios"]:
-        judged = [verdict(pair["ratio"], pair[name]) for name in ("minimum", "target")]
-        lines.append(f"| {' / '.join(pair['benchmarks'])} | {pair['ratio']:.2f} | {' | '.join(judged)} |")
-    for row in report["rows"]:
-        if "checkpoint_stall" in row:
-            stall, size = row["checkpoint_stall"], row["checkpoint_bytes"]
-            floor = f", a copy to the host takes {size / top['to_host'] * 1e3:.1f} ms" if "to_host" in top else ""
-            lines += ["", f"A call that saves {size / 1e9:.2f} GB takes {stall * 1e3:.1f} ms{floor}."]
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
+
+
+def variant_table(entries: list[Entry]) -> str:
+    """Each technique switched on or off, beside the benchmark that it changes."""
+    lines = [
+        "| variant | of | per second | ratio | kernels per step | first to last kernel of a step | peak memory |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, variant in VARIANTS.items():
+        if not variant.beside:
+            continue
+        found, other = newest(entries, name), newest(entries, variant.beside)
+        row = (found or newest(entries, name, "busy_ms") or ({},))[0]
+        ratio = f"{row['rate'] / other[0]['rate']:.2f}" if found and other else "-"
+        times = [f"{row[key]:.1f} ms" if row.get(key) else "" for key in ("busy_ms", "span_ms")]
+        rate = f"{row['rate']:,.0f} {row['unit']}" if found else not_measured(entries, name)
+        lines.append(f"| {' | '.join([variant.about, f'`{variant.beside}`', rate, ratio, *times, gib(row)])} |")
+    return "\n".join(lines)
+
+
+def pass_table(entries: list[Entry]) -> str:
+    """Forward and backward pass without data, optimizer and loop; empty where it was not measured."""
+    if not (found := newest(entries, "bert_base_passes", "passes")):
+        return ""
+    lines = [
+        "| forward and backward pass of BERT-base, 64 x 512 | time | tokens/s | peak memory |",
+        "|---|---:|---:|---:|",
+    ]
+    for each in found[0]["passes"]:
+        time_ = f"{each['ms']:.1f} ms" if "ms" in each else each["problem"].replace("|", "/")
+        lines.append(f"| {each['name']} | {time_} | {shown(each.get('rate'))} | {gib(each)} |")
+    return "\n".join(lines)
+
+
+def kernel_table(entries: list[Entry]) -> str:
+    """The kernels that take most time in a step of BERT-base; the files have all of them."""
+    found = newest(entries, "bert_base_profiled", "kernels")
+    if not found or not found[0]["kernels"]:
+        return ""
+    row = found[0]
+    lines = [
+        f"| kernel of a step of `bert_base` ({row['busy_ms']:.1f} ms in all) | time | number |",
+        "|---|---:|---:|",
+    ]
+    lines += [
+        f"| `{each['name'].split('<')[0][:90]}` | {each['ms']:.2f} ms | {each['count']:.0f} |"
+        for each in row["kernels"][:SHOWN_KERNELS]
+    ]
+    return "\n".join(lines)
+
+
+def facts(entries: list[Entry]) -> str:
+    """Ceilings, versions, the pause for a save and the tests, as sentences."""
+    top = [entry["ceilings"] for entry in entries if entry["ceilings"].get("product")]
+    said = []
+    if top:
+        rates = sorted(each["product"] / 1e12 for each in top)
+        copies = [
+            f"copy {name.replace('_', ' ')} {max(each[name] for each in top if name in each) / 1e9:,.0f} GB/s"
+            for name in ("device", "to_host", "to_device")
+            if any(name in each for each in top)
+        ]
+        products = f"matrix product in bf16 {rates[0]:,.0f} to {rates[-1]:,.0f} TFLOP/s"
+        said.append(f"Measured ceilings: {', '.join([products, *copies])}.")
+    if found := newest(entries, "bert_base_checkpoints", "checkpoint_stall"):
+        row, entry = found
+        floor = entry["ceilings"].get("to_host")
+        copy = f"; a copy of it to the host takes {row['checkpoint_bytes'] / floor * 1e3:.0f} ms" if floor else ""
+        size = row["checkpoint_bytes"] / 1e9
+        stall = row["checkpoint_stall"] * 1e3
+        said.append(f"A save of {size:.2f} GB every 8 steps pauses the loop for {stall:,.0f} ms{copy}.")
+    if found := newest(entries, "tests", "passed"):
+        row, entry = found
+        failed = f", {len(row['failed'])} failed ({', '.join(row['failed'])})" if row["failed"] else ""
+        count = f"{row['passed']} passed, {row['skipped']} skipped{failed}"
+        said.append(f"GPU tests on {entry['date'][:10]}: {count}, in {row['seconds']:,.0f} s.")
+    versions = {", ".join(f"{name} {v}" for name, v in entry["machine"]["versions"].items()) for entry in entries}
+    said.append(f"Versions: {'; '.join(sorted(versions))}.")
+    return "\n".join(f"- {sentence}" for sentence in said)
+
+
+def commands(entries: list[Entry]) -> str:
+    """The command and the date of each entry."""
+    return "\n".join(dict.fromkeys(f"- {entry['date'][:10]}: `{entry['command']}`" for entry in entries))
 
 
 def verdict(value: float | None, limit: float | None) -> str:
     """The minimum or target, and whether `value` reaches it."""
     if limit is None:
         return ""
-    return f"{limit:,.4g}" if value is None else f"{limit:,g} {'✓' if value >= limit else '✗'}"
+    number = f"{limit:,.0f}" if limit >= 100 else f"{limit:g}"
+    return number if value is None else f"{number} {'✓' if value >= limit else '✗'}"
 
 
 def percent(share: float | None) -> str:
@@ -190,40 +398,50 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
 
+def shown(rate: float | None) -> str:
+    """A rate; "-" for None."""
+    return "-" if rate is None else f"{rate:,.0f}"
+
+
+def gib(row: Row) -> str:
+    """The peak memory of a row; nothing where it has none."""
+    return f"{row['peak_memory_bytes'] / 2**30:.1f} GiB" if row.get("peak_memory_bytes") else ""
+
+
+def write_tables() -> None:
+    """Write the tables of all GPUs into docs/performance.md, between the marks."""
+    files = sorted(RESULTS.glob("*.json"))
+    text = "\n\n".join(tables(json.loads(file.read_text())) for file in files)
+    before, _, rest = PAGE.read_text().partition(START)
+    _, _, after = rest.partition(END)
+    assert after, f"{PAGE} lacks the line {START} or the line {END}"
+    PAGE.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+    print(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=330, help="limit for all benchmarks; the rest is left out")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--seconds", type=float, default=500, help="limit for each part; what is left is left out")
     parser.add_argument("--benchmarks", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS))
-    parser.add_argument("--output_dir", type=Path, help="default: benchmarks/results; without a GPU out/gpu")
+    parser.add_argument("--output_dir", type=Path, help="default: benchmarks/results/gpu; without a GPU out/gpu")
+    parser.add_argument("--table", action="store_true", help="write the tables of docs/performance.md and do no more")
     arguments = parser.parse_args()
-    end = time.perf_counter() + arguments.seconds
-    on_gpu = torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if on_gpu else "CPU, toy sizes: not measured"
-    name = re.sub(r"\W+", "_", device.lower().removeprefix("nvidia ")) if on_gpu else "toy"
-    output = arguments.output_dir or (ROOT / "benchmarks/results" if on_gpu else ROOT / "out/gpu")
-    output.mkdir(parents=True, exist_ok=True)
-    versions = {package: importlib.metadata.version(package) for package in ("torch", "transformers", "accelerate")}
-    machine = {"device": device, "versions": versions, "command": "python " + " ".join(sys.argv)}
-    machine["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report: dict[str, Any] = {"machine": machine, "ceilings": ceilings(), "rows": [], "left_out": []}
-    torch.cuda.empty_cache()  # the benchmarks' processes need the memory
-    work = ROOT / "out/gpu_benchmarks"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    for benchmark in arguments.benchmarks:
-        if (left := end - time.perf_counter()) < TIME_LIMIT / 3:
-            report["left_out"].append(benchmark)
-            continue
-        report["rows"].append(race(benchmark, work / benchmark, min(TIME_LIMIT, left)))
-        compare(report)
-        (output / f"gpu_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-        (output / f"gpu_{name}.md").write_text(table(report))
-        row = report["rows"][-1]
-        print(f"{benchmark:26} {row.get('rate', 0):12,.1f} {row['unit']}/s {row.get('problem', '')}", flush=True)
-        shutil.rmtree(work / benchmark, ignore_errors=True)  # the log is beside the folder and stays
-    print(table(report) if report["rows"] else "no time for any benchmark", flush=True)
-    if report["left_out"]:
-        print(f"left out, no time: {', '.join(report['left_out'])}", flush=True)
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")
+    if arguments.table:
+        write_tables()
+        return
+    output = arguments.output_dir or (RESULTS if torch.cuda.is_available() else ROOT / "out/gpu")
+    file = output / file_name(machine()["device"])
+    failed = []
+    for part in arguments.parts or PARTS:
+        names = [name for name in arguments.benchmarks if BENCHMARKS[name].part == part]
+        if not run_part(part, names, arguments.seconds, file):
+            failed.append(part)
+    if failed:
+        print(f"not all of {', '.join(failed)} gave figures: see above and {file}", flush=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

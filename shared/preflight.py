@@ -76,7 +76,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """
     config = options.parse(config_class(recipe) if recipe else options.Options, flags)
     place = rendezvous.Place.of_environment()
-    starting.check_environment(config, starting.cpu_requested() or not torch.accelerator.is_available())
+    starting.check_environment(config, starting.cpu_requested() or not starting.has_accelerator())
     if place.processes > 1:
         with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
             store = rendezvous.open_store(place, seconds)
@@ -133,7 +133,7 @@ def config_class(recipe: Path) -> type[options.Options]:
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """Return the facts that `agreement.own_facts` compares for a run, with the host and digests of the data added."""
-    on_cpu = starting.cpu_requested() or not torch.accelerator.is_available()
+    on_cpu = starting.cpu_requested() or not starting.has_accelerator()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
     settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
     words = [one for value in settings for one in (value if isinstance(value, list) else [value])]

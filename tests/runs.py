@@ -46,10 +46,21 @@ def environment_of_a_user(**changes):
     """The environment of a new process: without the variables that this process has set, and without network."""
     ours = ("ACCELERATE_", "WANDB_", "OMP_", "THP_", "MALLOC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    env |= {"PYTHONPATH": "", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"} | changes
+    env |= {
+        "PYTHONPATH": packages_path(),
+        "HF_HUB_OFFLINE": "1",
+        "TQDM_DISABLE": "1",
+        "PYTHONUNBUFFERED": "1",
+    } | changes
     if cache := os.environ.get("ACCELERATE_RECIPES_CACHE"):
         env.setdefault("ACCELERATE_RECIPES_CACHE", cache)
     return env
+
+
+def packages_path():
+    """PYTHONPATH without this repository: packages may come from there, and the recipes have to find their own code."""
+    folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(folder for folder in folders if Path(folder).resolve() != ROOT)
 
 
 def start(command, folder=ROOT, **environment):
@@ -70,16 +81,25 @@ def fork(function, args, processes, timeout=240):
 
     An error in a process is raised here. A fork takes milliseconds; importing in each process would take seconds.
     """
+    wait(begin_fork(function, args, processes), timeout)
+
+
+def begin_fork(function, args, processes):
+    """Begin what `fork` does; the processes, for `wait`."""
     multiprocessing.set_forkserver_preload(
         ["torch", "transformers", "accelerate", "sklearn.metrics", "pyarrow.parquet"]
     )
     with mock.patch.dict(os.environ, environment_of_a_user(OMP_NUM_THREADS="1"), clear=True):
         forkserver.ensure_running()  # the first call starts it; it keeps that environment
-    context = torch.multiprocessing.start_processes(function, args, processes, join=False, start_method="forkserver")
+    return torch.multiprocessing.start_processes(function, args, processes, join=False, start_method="forkserver")
+
+
+def wait(context, timeout=240):
+    """Wait for the processes of `begin_fork`; an error in one of them is raised here."""
     deadline = time.monotonic() + timeout
     try:
         while not context.join(timeout=max(0, deadline - time.monotonic())):
-            assert time.monotonic() < deadline, f"{processes} processes have not ended in {timeout} s"
+            assert time.monotonic() < deadline, f"{len(context.processes)} processes have not ended in {timeout} s"
     finally:
         for process in context.processes:
             if process.is_alive():
@@ -144,14 +164,26 @@ def free_port():
         return server.getsockname()[1]
 
 
+def launcher(script, module):
+    """The script of a launcher, or its module: where packages come from PYTHONPATH, their scripts may be absent."""
+    return [BIN / script] if (BIN / script).exists() else [sys.executable, "-m", module]
+
+
 def torchrun(processes, *script):
-    return [BIN / "torchrun", "--nproc-per-node", processes, "--master-port", free_port(), *script]
+    return [
+        *launcher("torchrun", "torch.distributed.run"),
+        "--nproc-per-node",
+        processes,
+        "--master-port",
+        free_port(),
+        *script,
+    ]
 
 
 def accelerate_launch(config, *script, flags=()):
     port = ["--main_process_port", free_port()]
     return [
-        BIN / "accelerate",
+        *launcher("accelerate", "accelerate.commands.accelerate_cli"),
         "launch",
         "--config_file",
         ROOT / f"accelerate_configs/{config}.yaml",
@@ -161,26 +193,32 @@ def accelerate_launch(config, *script, flags=()):
     ]
 
 
-def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None):
+def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **environment):
     """Call a recipe's `main` with each config in turn, in one launch; return {name: output folder}.
 
     `modes` maps names to modes of call_recipe.py; the default is to train. The output of the launch is written to
     said-PROCESSES.txt.
     """
+    context = begin_many(processes, configs, folder, recipe, modes, **environment)
+    try:
+        wait(context)
+    except Exception as error:
+        raise AssertionError((folder / f"said-{processes}.txt").read_text()[-8000:]) from error
+    return {name: folder / f"{name}-{processes}" for name in configs}
+
+
+def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **changes):
+    """Begin what `run_many` does; the processes, for `wait`. `changes` are environment variables."""
     jobs, said = folder / f"jobs-{processes}.json", folder / f"said-{processes}.txt"
-    outputs = {name: folder / f"{name}-{processes}" for name in configs}
     every = ["--expect_processes", str(processes), "--output_dir"]
-    flags = {name: [*map(str, config), *every, str(outputs[name])] for name, config in configs.items()}
+    flags = {name: [*map(str, config), *every, str(folder / f"{name}-{processes}")] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
     environment = environment_of_a_user(OMP_NUM_THREADS="1")
     if processes > 1:
         environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    try:
-        fork(_call_recipe, ([str(ROOT / recipe), str(jobs)], said, environment), processes)
-    except Exception as error:
-        raise AssertionError(said.read_text()[-8000:]) from error
-    return outputs
+    words = [str(ROOT / recipe), str(jobs)]
+    return begin_fork(_call_recipe, (words, said, environment | changes), processes)
 
 
 def _call_recipe(rank, words, said, environment):

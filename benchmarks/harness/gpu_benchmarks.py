@@ -1,24 +1,39 @@
-"""The benchmarks of benchmarks/gpu.py: which recipe each one trains, with which flags and data."""
+"""The benchmarks of benchmarks/gpu.py: what each one trains, with which flags, data and changes to the code."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 LOGGING_STEPS = 4
+PROFILED = 4  # steps of a variant whose kernels are listed
+PARTS = ("tests", "text", "images", "variants", "peers")
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark, and so one line of the table."""
+    """One benchmark, and so one line of a table."""
 
-    recipe: str  # or "trainer"
-    data: str  # random, real, on the device, cache
+    recipe: str
+    """A recipe; or "trainer", "bare loop" (gpu_peers.py), "passes" (gpu_passes.py)."""
+    data: str
+    """random, real, on the device, cache."""
     flags: dict[str, Any]
+    """Of the recipe; the peers take from them what they train."""
     unit: str = "tokens"
-    minimum: float | None = None  # units per second
+    minimum: float | None = None
+    """Units per second."""
     target: float | None = None
     steps: int = 40
-    warmup: int = 12  # steps at the start that are not timed
-    toy: dict[str, Any] = field(default_factory=dict)  # flags at toy size, for a machine without a GPU
+    warmup: int = 12
+    """Steps at the start that are not timed."""
+    toy: dict[str, Any] = field(default_factory=dict)
+    """Flags at toy size, for a machine without a GPU."""
+    part: str = "text"
+    change: str = ""
+    """What is replaced in the recipe's code: a key of CHANGES in run_gpu_benchmark.py."""
+    beside: str = ""
+    """The benchmark whose rate is divided by this one's; for a variant, the one that it changes."""
+    about: str = ""
+    """What the tables say of it."""
 
 
 SHORT = {"global_batch_size": 64, "max_tokens_per_micro_batch": 32768, "mlm_probability": 0.15}
@@ -43,27 +58,100 @@ TEXT |= {"vocab_size": 400, "global_batch_size": 6, "max_tokens_per_micro_batch"
 PICTURES = {"global_batch_size": 8, "image_size": 16, "resize_size": 18, "decode_size": 18}
 SMALL = {**PICTURES, "embedding_size": 8, "hidden_sizes": "8 16", "depths": "1 1", "layer_type": "basic"}
 
-# The most important come first, because time may run out.
-BENCHMARKS = {
-    "bert_base": Benchmark("mlm", "random", BASE | COMPILED, "tokens", 590e3, 757e3, toy=TEXT),
-    "bert_large": Benchmark("mlm", "random", LARGE | COMPILED, "tokens", 170e3, 200e3, toy=TEXT),
-    "modernbert_base": Benchmark("mlm", "random", MODERN | COMPILED, "tokens", 360e3, 480e3, toy=TEXT),
-    "resnet50": Benchmark("image_classification", "on the device", RESNET | COMPILED, "images", 4000, 5600, toy=SMALL),
-    "vit": Benchmark("image_classification", "on the device", VIT | COMPILED, "images", 3300, 4200, toy=PICTURES),
-    "fine_tuning": Benchmark("nlp", "real", FINE, steps=64, warmup=32, toy=FINE_TOY),
-    "fine_tuning_trainer": Benchmark("trainer", "real", FINE, steps=64, warmup=32, toy=FINE_TOY),
-    "fine_tuning_compiled": Benchmark(
-        "nlp", "real", FINE | COMPILED, steps=64, warmup=32, toy={"global_batch_size": 8}
-    ),
-    "bert_base_eager": Benchmark("mlm", "random", BASE, toy=TEXT),
-    "bert_base_real": Benchmark("mlm", "real", BASE | DOCSTRINGS, "tokens", 590e3, 757e3, toy=TEXT),
-    "resnet50_cache": Benchmark("image_classification", "cache", RESNET | CACHED, "images", toy=SMALL),
+
+def text(data: str, flags: dict[str, Any], minimum: float | None = None, target: float | None = None) -> Benchmark:
+    """Masked language modeling with the recipe."""
+    return Benchmark("mlm", data, flags, "tokens", minimum, target, toy=TEXT)
+
+
+def fine_tuning(flags: dict[str, Any]) -> Benchmark:
+    return Benchmark("nlp", "real", flags, steps=64, warmup=32, toy=FINE_TOY)
+
+
+def images(
+    data: str, flags: dict[str, Any], toy: dict[str, Any], minimum: float | None = None, target: float | None = None
+) -> Benchmark:
+    return Benchmark("image_classification", data, flags, "images", minimum, target, toy=toy, part="images")
+
+
+def variant(beside: str, about: str, change: str = "", **flags: Any) -> Benchmark:
+    """A benchmark of MAIN with other flags, or with a change to the code; its kernels are listed as well."""
+    of = replace(MAIN[beside], minimum=None, target=None, steps=28, warmup=12, part="variants")
+    return replace(of, flags=of.flags | flags, change=change, beside=beside, about=about)
+
+
+def peer(recipe: str, beside: str, about: str) -> Benchmark:
+    """Another loop on the work of a benchmark of MAIN."""
+    return replace(MAIN[beside], recipe=recipe, minimum=None, target=None, part="peers", beside=beside, about=about)
+
+
+# In each part the most important come first, because time may run out.
+MAIN = {
+    "bert_base": text("random", BASE | COMPILED, 590e3, 757e3),
+    "modernbert_base": text("random", MODERN | COMPILED, 360e3, 480e3),
+    "fine_tuning": fine_tuning(FINE),
+    "bert_base_real": text("real", BASE | DOCSTRINGS, 590e3, 757e3),
+    "bert_large": text("random", LARGE | COMPILED, 170e3, 200e3),
+    "bert_base_eager": text("random", BASE),
+    "fine_tuning_compiled": fine_tuning(FINE | COMPILED),
     "bert_base_checkpoints": Benchmark("mlm", "random", BASE | OFTEN, toy=TEXT | {"checkpointing_steps": 1}),
-    "modernbert_base_real": Benchmark("mlm", "real", MODERN | DOCSTRINGS, "tokens", 360e3, 480e3, toy=TEXT),
-    "vit_cache": Benchmark("image_classification", "cache", VIT | CACHED, "images", toy=PICTURES),
-    "resnet50_eager": Benchmark("image_classification", "on the device", RESNET, "images", toy=SMALL),
-    "bert_base_deterministic": Benchmark("mlm", "random", BASE | {"deterministic": True}, toy=TEXT),
-    "bert_base_padded": Benchmark("mlm", "real", BASE | DOCSTRINGS | {"packing": False}, toy=TEXT),
-    "vit_eager": Benchmark("image_classification", "on the device", VIT, "images", toy=PICTURES),
-    "modernbert_base_eager": Benchmark("mlm", "random", MODERN, toy=TEXT),
+    "modernbert_base_real": text("real", MODERN | DOCSTRINGS, 360e3, 480e3),
+    "modernbert_base_eager": text("random", MODERN),
+    "resnet50_eager": images("on the device", RESNET, SMALL),
+    "vit": images("on the device", VIT | COMPILED, PICTURES, 3300, 4200),
+    "resnet50": images("on the device", RESNET | COMPILED, SMALL, 4000, 5600),
+    "vit_cache": images("cache", VIT | CACHED, PICTURES),
+    "resnet50_cache": images("cache", RESNET | CACHED, SMALL),
+    "vit_eager": images("on the device", VIT, PICTURES),
 }
+ABOUT = {
+    "bert_base": "BERT-base, masked LM, 64 x 512 tokens, compiled",
+    "modernbert_base": "ModernBERT-base, masked LM, 32 x 1,024 tokens, compiled",
+    "fine_tuning": "BERT-base, texts of 35 tokens, 256 per step, not compiled",
+    "bert_base_real": "BERT-base on docstrings of 222 tokens on average, compiled",
+    "bert_large": "BERT-large, masked LM, 64 x 512 tokens, compiled",
+    "bert_base_eager": "`bert_base`, not compiled",
+    "fine_tuning_compiled": "`fine_tuning`, compiled",
+    "bert_base_checkpoints": "`bert_base_eager` with a save every 8 steps",
+    "modernbert_base_real": "ModernBERT-base on docstrings, compiled",
+    "modernbert_base_eager": "`modernbert_base`, not compiled",
+    "resnet50_eager": "ResNet-50, images of 224 on the device, not compiled",
+    "vit": "ViT-B/16, images of 224 on the device, compiled",
+    "resnet50": "ResNet-50, compiled",
+    "vit_cache": "`vit` on JPEGs from the uint8 cache",
+    "resnet50_cache": "`resnet50` on JPEGs from the uint8 cache",
+    "vit_eager": "`vit`, not compiled",
+}
+MAIN = {name: replace(benchmark, about=ABOUT[name]) for name, benchmark in MAIN.items()}
+VARIANTS = {
+    "bert_base_profiled": variant("bert_base", "nothing changed"),
+    "bert_base_not_compiled": variant("bert_base", "layers not compiled", torch_compile=False),
+    "bert_base_fixed_sizes": variant("bert_base", "compiled with fixed sizes", "fixed_sizes"),
+    "bert_base_dense_head": variant("bert_base", "logits of all tokens", "dense_head"),
+    "bert_base_padded_attention": variant("bert_base_real", "documents padded inside of attention", "padded_attention"),
+    "bert_base_padded": variant("bert_base_real", "a document per row (--packing false)", packing=False),
+    "bert_base_plain_adamw": variant("bert_base", "AdamW not fused", "plain_adamw"),
+    "bert_base_full_precision": variant("bert_base", "TF32 instead of bf16", mixed_precision="no"),
+    "bert_base_deterministic": variant("bert_base_eager", "--deterministic", deterministic=True),
+    "resnet50_channels_first": variant("resnet50_eager", "--channels_last false", channels_last=False),
+    "bert_base_passes": Benchmark("passes", "random", {}, part="variants"),
+    "modernbert_base_profiled": variant("modernbert_base", "nothing changed"),
+}
+TRAINER = "Trainer, fused AdamW"
+PEERS = {
+    "trainer_bert_base_compiled": peer("trainer", "bert_base", f"{TRAINER}, compiled"),
+    "bare_loop_bert_base_compiled": peer("bare loop", "bert_base", "a bare loop, compiled"),
+    "trainer_modernbert_base_compiled": peer("trainer", "modernbert_base", f"{TRAINER}, compiled"),
+    "fine_tuning_trainer": peer("trainer", "fine_tuning", f"{TRAINER}, group_by_length"),
+    "trainer_bert_base": peer("trainer", "bert_base_eager", TRAINER),
+    "bare_loop_bert_base": peer("bare loop", "bert_base_eager", "a bare loop"),
+    "trainer_modernbert_base": peer("trainer", "modernbert_base_eager", TRAINER),
+}
+BENCHMARKS = MAIN | VARIANTS | PEERS
+# Further ratios of rates: one, other.
+PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
+PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))
+PAIRS += (("fine_tuning_compiled", "fine_tuning_trainer"), ("modernbert_base", "trainer_modernbert_base"))
+# Minimum and target of some ratios.
+LIMITS = {("fine_tuning", "fine_tuning_trainer"): (2, 3), ("fine_tuning_compiled", "fine_tuning_trainer"): (2, 3)}
+LIMITS |= {("resnet50_cache", "resnet50"): (0.95, None), ("vit_cache", "vit"): (0.95, None)}

@@ -13,6 +13,11 @@ ROOT = Path(__file__).parent.parent.parent
 HARNESS = ROOT / "benchmarks/harness"
 
 
+def python_path() -> str:
+    """PYTHONPATH with this repository first; what was on it stays, because packages may come from there."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 def environment() -> dict[str, str]:
     """The environment of a benchmark's process: one thread, no GPU, no network."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_MIXED", "WANDB_"))}
@@ -22,7 +27,7 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TQDM_DISABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": python_path(),
     }
 
 

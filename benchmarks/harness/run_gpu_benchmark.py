@@ -2,9 +2,9 @@
 
     python benchmarks/harness/run_gpu_benchmark.py BENCHMARK FOLDER
 
-The recipe's code stays as it is, with two exceptions that the benchmark names: `load_data` for random data, and the
-Loader for images that are on the device already. The run is in FOLDER/run; facts.json and waits.json are beside it.
-Without a GPU everything has toy size.
+The recipe's code stays as it is, with exceptions that the benchmark names: `load_data` for random data, the Loader for
+images that are on the device already, and what CHANGES has for a variant. The run is in FOLDER/run; facts.json,
+waits.json and a variant's kernels.json are beside it. Without a GPU everything has toy size.
 """
 
 import argparse
@@ -23,12 +23,16 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from benchmarks.harness import gpu_trainer
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, TEXT, Benchmark
+from benchmarks.harness import gpu_passes, gpu_peers
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
 from benchmarks.harness.host_waits import HostWaits
+from benchmarks.harness.kernels import kernels_per_step
 from benchmarks.harness.launching import ROOT
 from benchmarks.harness.photos import write_photos
+from benchmarks.harness.random_documents import random_words, word_tokenizer
+from shared.compat import of_torch
 from shared.config import options
+from shared.encoders import packing
 from shared.monitoring import evaluation, tracking
 from shared.plan.loading import Loader
 
@@ -40,6 +44,8 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
     steps = 4 if toy else benchmark.steps
     common = {"mixed_precision": "bf16", "max_train_steps": steps, "eval_steps": steps, "checkpointing_steps": "no"}
     common |= {"logging_steps": 1 if toy else LOGGING_STEPS, "resume_from_checkpoint": "never", "save_total_limit": 1}
+    if benchmark.part == "variants":
+        common["profile"] = 1 if toy else PROFILED
     if toy or benchmark.data == "cache":
         common["dataloader_num_workers"] = 0 if toy else 8
     flags = common | benchmark.flags | {"output_dir": folder / "run"}
@@ -49,7 +55,7 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
         flags["config"] = ROOT / flags["config"]
     if benchmark.data == "cache":
         flags["train_dir"] = folder / "photos"
-    if toy and benchmark.recipe == "mlm" and benchmark.data == "real":
+    if toy and "train_file" not in flags and benchmark.data == "real":
         flags["train_file"] = "corpus.txt"
     for name in ("model_name_or_path", "train_file", "validation_file"):
         if name in flags:
@@ -64,17 +70,20 @@ def run(name: str, folder: Path, toy: bool) -> None:
     os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder.parent / "cache")
     if toy:
         (folder / "corpus.txt").write_text((ROOT / "CONTRIBUTING.md").read_text())
-    if benchmark.recipe in ("nlp", "trainer"):
+    if benchmark.recipe == "passes":
+        gpu_passes.run(folder, toy)
+        return
+    if "train_file" in benchmark.flags:
         prepare_texts(folder, toy)
     if "vit" in name:
         prepare_vit(folder / "vit", toy)
     if benchmark.data == "cache":
         prepare_photos(folder / "photos", toy)
-    if benchmark.recipe == "trainer":
-        gpu_trainer.train(benchmark, folder, toy)
-        return
-    recipe = importlib.import_module(f"recipes.{benchmark.recipe}")
+    recipe = importlib.import_module(f"recipes.{recipe_of(benchmark)}")
     config = options.parse(recipe.Config, command_line(benchmark, folder, toy))
+    if benchmark.part == "peers":
+        gpu_peers.train(benchmark, config, folder, toy)
+        return
     load_data = recipe.load_data
     if benchmark.data in ("random", "on the device"):
         load_data = random_documents if benchmark.recipe == "mlm" else random_images
@@ -89,6 +98,8 @@ def run(name: str, folder: Path, toy: bool) -> None:
         replace(recipe, "load_data", load_and_note)
         if benchmark.data == "on the device":
             replace(recipe, "Loader", Resident)
+        if benchmark.change:
+            CHANGES[benchmark.change](replace, recipe)
         # Neither is part of a step, and a GPU machine may lack the packages that they need.
         replace(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
         replace(tracking, "draw_curves", lambda *_: None)
@@ -97,6 +108,63 @@ def run(name: str, folder: Path, toy: bool) -> None:
         recipe.main(config)
     summary = {"steps": waits.steps, "where": waits.where.most_common(8), "seconds": time.perf_counter() - started}
     (folder / "waits.json").write_text(json.dumps(summary))
+    if config.profile:
+        kernels = kernels_per_step(folder / "run/profile/trace-0.json", config.profile)
+        (folder / "kernels.json").write_text(json.dumps(kernels))
+
+
+def recipe_of(benchmark: Benchmark) -> str:
+    """The recipe whose settings a benchmark has; for a peer, the one that does the same work."""
+    return BENCHMARKS[benchmark.beside].recipe if benchmark.part == "peers" else benchmark.recipe
+
+
+def with_fixed_sizes(replace: Any, recipe: Any) -> None:
+    """Compile for each size apart, where the recipe compiles once for all sizes."""
+    compile_module = torch.nn.Module.compile
+    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | {"dynamic": False}))
+
+
+def with_dense_head(replace: Any, recipe: Any) -> None:
+    """Compute the logits of all tokens, and then take those of the masked ones."""
+
+    def predict_all(model: Any) -> None:
+        forward = model.forward
+
+        def forward_all(_: Any, *args: Any, masked: Any = None, **arguments: Any) -> Any:
+            output = forward(*args, **arguments)
+            if masked is not None:
+                output["logits"] = output.logits.flatten(0, 1).index_select(0, masked)
+            return output
+
+        of_torch.replace_forward(model, forward_all)
+
+    replace(recipe, "predict_only_masked", predict_all)
+
+
+def with_padded_attention(replace: Any, recipe: Any) -> None:
+    """Attend as a torch without torch.nn.attention.varlen does."""
+    replace(packing, "has_varlen", lambda: False)
+
+
+def with_plain_adamw(replace: Any, recipe: Any) -> None:
+    """AdamW with an operation over all parameters at a time, as torch does by default."""
+    make_fused = recipe.make_optimizer
+
+    def make_optimizer(model: Any, config: Any) -> Any:
+        fused = make_fused(model, config)
+        groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in fused.param_groups]
+        first = fused.param_groups[0]
+        return torch.optim.AdamW(groups, lr=first["lr"], betas=first["betas"], eps=first["eps"], foreach=True)
+
+    replace(recipe, "make_optimizer", make_optimizer)
+
+
+CHANGES = {
+    "fixed_sizes": with_fixed_sizes,
+    "dense_head": with_dense_head,
+    "padded_attention": with_padded_attention,
+    "plain_adamw": with_plain_adamw,
+}
 
 
 def facts(name: str, config: Any, train: Any, toy: bool) -> dict[str, float]:
@@ -146,8 +214,7 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)
     folder.mkdir(exist_ok=True)
     documents, room = 4 * config.global_batch_size, config.max_length - sum(map(len, around))
-    tokens = np.random.default_rng(0).integers(5, config.vocab_size, documents * room).astype(np.uint16)
-    tokens.tofile(folder / "tokens.uint16")
+    random_words(documents * room, config.vocab_size).tofile(folder / "tokens.uint16")
     (np.arange(documents + 1) * room).tofile(folder / "offsets")
     (folder / "digest").write_text("random")
     masking = masking_for(tokenizer, config.mlm_probability)
@@ -155,20 +222,6 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     arguments = (config.max_length, around, masking, config.seed)
     train, held_out = (MaskedDocuments(TokenFile(folder), part, *arguments) for part in parts)
     return train, held_out, tokenizer
-
-
-def word_tokenizer(size: int) -> Any:
-    """A tokenizer of `size` made-up words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    words = [*special, "a", *(f"w{i}" for i in range(size - 6))]
-    fast = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    return PreTrainedTokenizerFast(tokenizer_object=fast, **dict(zip(names, special, strict=True)))
 
 
 def random_images(config: Any) -> tuple[Any, Any, Any, Any]:
@@ -202,7 +255,8 @@ def prepare_vit(folder: Path, toy: bool) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     small |= {"image_size": 16, "patch_size": 8}
     ViTConfig(**small if toy else {}).save_pretrained(folder)
-    ViTImageProcessorPil(size={"height": 16, "width": 16} if toy else None).save_pretrained(folder)
+    side = 16 if toy else 224
+    ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(folder)
 
 
 def prepare_texts(folder: Path, toy: bool) -> None:

@@ -101,6 +101,7 @@ ALLOWED = {
     "ACCELERATE_DEBUG_MODE": TRUE + FALSE,
     "ACCELERATE_CPU_AFFINITY": TRUE + FALSE,
     "FORK_LAUNCHED": TRUE + FALSE,
+    "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS": TRUE + FALSE,
 }
 """Variables that a recipe reads, and the values that they may have."""
 

@@ -19,6 +19,11 @@ from shared.processes import barrier, exit_reasons
 from shared.processes.accelerate_state import new_accelerator
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
 
+SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
+"""Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
+serves the tests of the multi-process code on machines with one GPU."""
+BF16_SINCE = (8, 0)  # compute capability; torch computes bf16 on older GPUs too, but many times slower than fp16
+WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you might not have a CUDA gpu")
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
@@ -34,8 +39,10 @@ def start(config: options.Options) -> Any:
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
-    on_cpu = cpu_requested() or not torch.accelerator.is_available()
+    requested = cpu_requested()
+    on_cpu = requested or not has_accelerator()
     check_environment(config, on_cpu)
+    share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
     from accelerate.utils import DistributedType
 
@@ -53,6 +60,8 @@ def start(config: options.Options) -> Any:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     # Accelerate passes broadcast_buffers by its old name, which torch warns about.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
+    if share_gpu:
+        os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"  # or DDP gets LOCAL_RANK as the index of its GPU
     device = "cpu" if on_cpu else "gpu"
     method = agreement.init_method(config, device)
     has_group = torch.distributed.is_initialized()
@@ -61,7 +70,11 @@ def start(config: options.Options) -> Any:
         cpu=on_cpu,  # without it, each process on a machine without a GPU would train alone
         mixed_precision=None if config.mixed_precision == "launcher" else config.mixed_precision,
         step_scheduler_with_optimizer=False,
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=PROCESS_GROUP_TIMEOUT, init_method=method)],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(
+                backend="gloo" if share_gpu else "nccl", timeout=PROCESS_GROUP_TIMEOUT, init_method=method
+            )
+        ],
     )
     accelerator = new_accelerator(make)
     if has_group:
@@ -89,6 +102,36 @@ def start(config: options.Options) -> Any:
 def cpu_requested() -> bool:
     """Whether use_cpu is set in the launcher's YAML, or by debug_launcher."""
     return environment.is_true(os.environ, "ACCELERATE_USE_CPU")
+
+
+def processes_of_machine() -> int:
+    """Number of processes of this launch on this machine; a lower bound where the launcher does not tell."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", exit_reasons.local_rank() + 1))
+
+
+def has_accelerator() -> bool:
+    """Whether torch can use an accelerator.
+
+    Raises:
+        UserError: there is an NVIDIA GPU that torch cannot use, because of its driver for example; without this error
+            the run would silently train on the CPU.
+    """
+    warnings.filterwarnings("ignore", message="CUDA initialization")  # the error below has the same text
+    if torch.accelerator.is_available():
+        return True
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    if torch.version.cuda and not hidden:
+        try:
+            torch.cuda.init()
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            if not any(words in reason for words in WITHOUT_GPU):
+                raise UserError(
+                    f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use this machine's GPU "
+                    f"({reason}): install a driver that fits this torch, or a torch that fits the driver; to train on "
+                    "the CPU set ACCELERATE_USE_CPU=true"
+                ) from None
+    return False
 
 
 def check_environment(config: options.Options, on_cpu: bool) -> None:
@@ -161,13 +204,28 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             raise UserError(
                 "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does"
             )
+    if on_cpu:
+        return
     # Each process checks this: a process that continued would wait in its first collective call for those that ended.
-    processes = int(env.get("LOCAL_WORLD_SIZE", exit_reasons.local_rank() + 1))
-    if not on_cpu and processes > torch.accelerator.device_count():
+    processes, gpus = processes_of_machine(), torch.accelerator.device_count()
+    if processes > gpus and not environment.is_true(env, SHARE_GPU):
         raise UserError(
-            f"{processes} processes on a machine with "
-            f"{torch.accelerator.device_count()} GPU(s): lower --num_processes (--nproc-per-node) to the number of GPUs"
+            f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
+            "number of GPUs"
         )
+    if precision == "bf16" and torch.version.cuda and torch.cuda.is_available():
+        # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
+        for index in range(min(processes, gpus)):
+            if (found := torch.cuda.get_device_capability(index)) < BF16_SINCE:
+                raise UserError(
+                    f"mixed_precision bf16 needs a GPU of compute capability {dotted(BF16_SINCE)} or newer, and "
+                    f"{torch.cuda.get_device_name(index)} has {dotted(found)}: use --mixed_precision fp16 or no"
+                )
+
+
+def dotted(capability: tuple[int, int]) -> str:
+    """A compute capability as NVIDIA writes it: 8.0."""
+    return ".".join(map(str, capability))
 
 
 def threads_per_process() -> int:

@@ -180,6 +180,7 @@ class Monitor:
         """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call this on all processes.
 
         The seconds of evaluation and checkpoints after the last reading are included, since no other line has them.
+        Where updates were skipped, there are `skipped_updates` and under fp16 `loss_scale`.
         """
         self.close()
         rows = self._gather()
@@ -193,6 +194,10 @@ class Monitor:
         for part in ("evaluation", "checkpoint"):
             if late := float(rows[part].mean()):
                 rates[f"{part}_seconds"] = late
+        if totals["skipped"]:
+            rates["skipped_updates"] = totals["skipped"]
+            if self.accelerator.scaler is not None:
+                rates["loss_scale"] = self.accelerator.scaler.get_scale()
         return rates
 
     def _restore(self, state: Mapping[str, Any]) -> None:

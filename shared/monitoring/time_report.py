@@ -65,6 +65,10 @@ def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) ->
         often = max(set(behind), key=behind.count)
         times = f"{behind.count(often)} of {len(timed)} readings"
         rows.append(f"process {often:.0f} was over 10 % behind the others in {times}")
+    if skipped := lines[-1].get("skipped_updates"):  # in the summary only where there are any
+        scale = f" (loss scale at the end {lines[-1]['loss_scale']:,.0f})" if "loss_scale" in lines[-1] else ""
+        steps = f"{skipped:,.0f} of {lines[-1]['step']:,} updates"
+        rows.append(f"{steps} were skipped, because their gradients were not finite{scale}")
     rows += advice(shares, timed, compressed, compiled) if total >= SHORT else []
     return "\n".join(f"  {row}" for row in rows)
 

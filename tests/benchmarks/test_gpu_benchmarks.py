@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from types import SimpleNamespace
 
@@ -15,11 +16,13 @@ sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import gpu
 from benchmarks.harness import gpu_benchmarks, run_gpu_benchmark
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PARTS
+from benchmarks.harness.kernels import kernels_per_step
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One of each kind; the others differ in flags, which the parser checks below.
 KINDS = ("bert_base_checkpoints", "modernbert_base_real", "resnet50", "vit_cache", "fine_tuning", "fine_tuning_trainer")
+KINDS += ("bert_base_dense_head", "bert_base_plain_adamw", "trainer_modernbert_base", "bare_loop_bert_base")
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +47,13 @@ def test_a_benchmark_gives_its_figures(rows, name):
     assert row["rate"] > 0
     assert row["lines"] == 3
     assert row["samples"] > 0
-    assert row["peak_memory_bytes"] > 0 or name == "fine_tuning_trainer"
-    if name != "fine_tuning_trainer":
-        assert math.isfinite(row["host_waits_per_step"])
+    if BENCHMARKS[name].part == "peers":
+        return
+    assert row["peak_memory_bytes"] > 0
+    assert math.isfinite(row["host_waits_per_step"])
     if name == "resnet50":
         assert row["host_waits_per_step"] == 0
+    assert ("kernels" in row) == (BENCHMARKS[name].part == "variants")
 
 
 def test_the_benchmark_with_checkpoints_gives_stall_and_size(rows):
@@ -57,21 +62,87 @@ def test_the_benchmark_with_checkpoints_gives_stall_and_size(rows):
     assert row["checkpoint_bytes"] > 1e5
 
 
-def test_the_table_has_a_line_for_each_benchmark_and_marks_the_minimum_that_it_reaches(rows):
-    copies = {"device": 3e12, "to_host": 5e10, "to_device": 5e10}
-    report = {"machine": {"device": "H100", "versions": {"torch": "2"}, "date": "2026-01-01T", "command": "make gpu"}}
-    report |= {"ceilings": {"product": 8e14} | copies, "rows": [dict(row) for row in rows.values()]}
-    resnet = next(row for row in report["rows"] if row["benchmark"] == "resnet50")
-    resnet |= {"rate": 4500.0, "operations": 24.5e9}
-    gpu.compare(report)
-    assert resnet["mfu"] == pytest.approx(4500 * 24.5e9 / 989.4e12)
-    assert resnet["share_of_product"] == pytest.approx(4500 * 24.5e9 / 8e14)
-    (pair,) = [pair for pair in report["ratios"] if pair["benchmarks"] == ["fine_tuning", "fine_tuning_trainer"]]
-    assert pair["ratio"] == rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
-    text = gpu.table(report)
-    assert "| resnet50 | on the device | 4,500 images | 4,000 ✓ | 5,600 ✗ | 11.1% |" in text
-    assert all(f"| {name} |" in text for name in KINDS)
-    assert "A call that saves" in text
+def entries(rows, **changes):
+    """Two entries of a GPU's file, the older one of which has a problem of everything."""
+    at = {"device": "NVIDIA H100", "versions": {"torch": "2"}}
+    entry = {"part": "text", "machine": at, "command": "python benchmarks/gpu.py text", "left_out": []}
+    entry |= {"ceilings": {"product": 8e14, "device": 3e12, "to_host": 5e10, "to_device": 5e10}}
+    failed = [{"benchmark": name, "problem": "no memory"} for name in BENCHMARKS]
+    new = [row | changes.get(row["benchmark"], {}) for row in rows]
+    return [entry | {"date": "2026-01-02T", "rows": new}, entry | {"date": "2026-01-01T", "rows": failed}]
+
+
+def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reached(rows):
+    found = gpu.tables(entries(rows.values(), resnet50={"rate": 4500.0, "operations": 24.5e9}))
+    assert (
+        f"| `resnet50`: ResNet-50, compiled | 4,500 images | 4,000 ✓ | 5,600 ✗ | {4500 * 24.5e9 / 989.4e12:.1%} |"
+        in found
+    )
+    assert "tokens, compiled | not measured: no memory | 590,000 | 757,000 |" in found
+    ratio = rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
+    line = next(line for line in found.splitlines() if line.startswith("| `fine_tuning` |") and "trainer" in line)
+    assert f"| {ratio:.2f} | 2 " in line
+    assert "logits of all tokens | `bert_base` |" in found
+    assert "A save of" in found
+    assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
+
+
+def test_kernels_of_a_trace_are_added_up_by_name_and_per_step(tmp_path):
+    kernel = {"cat": "kernel", "name": "product"}
+    events = [kernel | {"ts": 0, "dur": 3000}, kernel | {"ts": 9000, "dur": 1000}, {"name": "an operator", "dur": 1}]
+    events.append({"cat": "gpu_memcpy", "name": "copy", "ts": 5000, "dur": 500})
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    found = kernels_per_step(tmp_path / "trace.json", 2)
+    assert found["kernels"] == [
+        {"name": "product", "ms": 2.0, "count": 1.0},
+        {"name": "copy", "ms": 0.25, "count": 0.5},
+    ]
+    assert (found["busy_ms"], found["span_ms"]) == (2.25, 5.0)
+
+
+def test_the_vit_benchmark_has_a_processor_with_a_size(tmp_path):
+    from transformers import ViTImageProcessorPil
+
+    run_gpu_benchmark.prepare_vit(tmp_path, toy=False)
+    assert dict(ViTImageProcessorPil.from_pretrained(tmp_path).size) == {"height": 224, "width": 224}
+
+
+# Packages that only PYTHONPATH has; `evaluate` and `datasets` are hidden, and each process notes that it has started.
+HIDE = """
+import pathlib, sys
+sys.modules["evaluate"] = sys.modules["datasets"] = None
+with pathlib.Path(__file__).with_name("started").open("a") as file:
+    file.write(" ".join(sys.orig_argv) + "\\n")
+"""
+
+
+def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and_datasets(tmp_path):
+    python, needed = tmp_path / "bare/bin/python", tmp_path / "needed"
+    runs.succeed([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"])
+    needed.mkdir()
+    (needed / "sitecustomize.py").write_text(HIDE)
+    packages = [folder for folder in sys.path if folder.endswith("-packages")]
+    environment = {"PYTHONPATH": os.pathsep.join([str(needed), *packages]), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    assert runs.run([python, "-c", "import torch"]).returncode != 0, "the packages are needed from PYTHONPATH"
+    few = "fine_tuning resnet50_eager bert_base_passes bare_loop_bert_base"
+    make = ["make", "--no-print-directory", "gpu", "BIN=none", f"PYTHON={python}"]
+    runs.succeed([*make, f"GPU_FLAGS=--output_dir {tmp_path} --benchmarks {few}"], timeout=500, **environment)
+    started = (needed / "started").read_text()
+    assert "run_gpu_benchmark.py" in started
+    assert "-m pytest" in started
+    (file,) = tmp_path.glob("*.json")
+    found = json.loads(file.read_text())
+    assert [entry["part"] for entry in found] == [*PARTS]
+    assert all({"machine", "command", "date", "ceilings"} <= set(entry) for entry in found)
+    tests, *others = [row for entry in found for row in entry["rows"]]
+    assert [row["benchmark"] for row in others] == few.split()
+    assert not [row for row in (tests, *others) if "problem" in row]
+    assert tests["skipped"] > 30
+    assert tests["failed"] == []
+    assert others[2]["passes"][0]["rate"] > 0
+    assert all(row["rate"] > 0 for row in (others[0], others[1], others[3]))
+    assert f"### {found[0]['machine']['device']}" in gpu.tables(found)
 
 
 def test_operations_are_those_of_the_published_sizes():
@@ -99,22 +170,33 @@ def test_the_flags_of_every_benchmark_are_known_at_full_size_too(name, tmp_path)
     from shared.config import options
 
     benchmark = BENCHMARKS[name]
-    if benchmark.recipe == "trainer":
+    if benchmark.recipe == "passes":
         return
-    recipe = importlib.import_module(f"recipes.{benchmark.recipe}")
+    recipe = importlib.import_module(f"recipes.{run_gpu_benchmark.recipe_of(benchmark)}")
     config = options.parse(recipe.Config, run_gpu_benchmark.command_line(benchmark, tmp_path, toy=False))
-    assert (config.max_train_steps, config.mixed_precision) == (benchmark.steps, "bf16")
+    assert config.max_train_steps == benchmark.steps
+    assert (config.mixed_precision == "bf16") == (name != "bert_base_full_precision")
+    assert benchmark.change in ("", *run_gpu_benchmark.CHANGES)
     assert benchmark.warmup % gpu_benchmarks.LOGGING_STEPS == 0 < benchmark.steps - benchmark.warmup
 
 
-def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_path, monkeypatch):
+def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     row = gpu.race("resnet50", tmp_path / "cut", seconds=0.3)
-    assert (row["problem"], row["lines"]) == ("cut off", 0)
-    (tmp_path / "failed").write_text("a file where a folder should be")
-    row = gpu.race("resnet50", tmp_path / "failed", seconds=60)
-    assert "FileExistsError" in row["problem"]
-    report = {"machine": {"device": "x", "versions": {}, "date": "", "command": ""}, "ceilings": {"product": 1.0}}
-    report |= {"rows": [row], "ratios": []}
-    assert "FileExistsError" in gpu.table(report)
-    assert json.dumps(report)
+    assert (row["problem"], row["lines"]) == ("cut off after 0 s", 0)
+    assert gpu.run_limited([sys.executable, "-c", "1 / 0"], tmp_path / "log", 60) == 1
+    monkeypatch.setattr(gpu, "HARNESS", tmp_path)
+    (tmp_path / "run_gpu_benchmark.py").write_text("print('a line before')\n1 / 0\n")
+    monkeypatch.setattr(gpu, "ceilings", lambda: {"product": 1.0})
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["benchmarks/gpu.py", "text"])
+    file = tmp_path / "results/toy.json"
+    assert not gpu.run_part("text", ["bert_base", "bert_large"], 60, file)
+    (entry,) = json.loads(file.read_text())
+    assert [row["problem"] for row in entry["rows"]] == ["ZeroDivisionError: division by zero"] * 2
+    said = capsys.readouterr().out
+    assert "a line before" in said
+    assert "ZeroDivisionError: division by zero" in said
+    assert "compiled | not measured: ZeroDivisionError: division by zero |" in gpu.tables([entry])
+    gpu.run_part("text", [], 60, file)
+    assert len(json.loads(file.read_text())) == 1, "an entry without a row is not written"

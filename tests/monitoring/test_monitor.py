@@ -154,6 +154,19 @@ def test_skipped_updates_are_counted_since_the_run_began(accelerator):
     assert counts == [0, 1, 1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", init_scale=1024.0)])
+def test_the_summary_of_a_run_has_skipped_updates_and_the_loss_scale_where_there_are_any(
+    accelerator, monkeypatch, scaler
+):
+    monkeypatch.setattr(accelerator, "scaler", scaler)
+    watch = monitor(accelerator)
+    skip(watch, [0])
+    assert not {"skipped_updates", "loss_scale"} & set(watch.summary(1.0))
+    skip(watch, [1, 0])
+    found = {name: value for name, value in watch.summary(1.0).items() if name in ("skipped_updates", "loss_scale")}
+    assert found == {"skipped_updates": 1} | ({"loss_scale": 1024.0} if scaler else {})
+
+
 def skip(watch, pattern):
     for step, skipped in enumerate(pattern):
         run_step(watch, plan().micro_batches(step % 10), 1.0, torch.tensor(float(skipped)))

@@ -27,6 +27,22 @@ def test_the_table_reads_as_a_sentence_that_adds_up():
     assert facts == "  MFU 31 %, padding 2.0 %, peak memory 3 MiB per process"
 
 
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ({}, ""),
+        ({"skipped_updates": 3}, "\n  3 of 100 updates were skipped, because their gradients were not finite"),
+        (
+            {"skipped_updates": 3, "loss_scale": 8192.0},
+            "\n  3 of 100 updates were skipped, because their gradients were not finite (loss scale at the end 8,192)",
+        ),
+    ],
+)
+def test_skipped_updates_are_told_at_the_end_with_the_loss_scale_of_fp16(summary, said):
+    without = breakdown([{"step": 100, **LINE}])
+    assert breakdown([{"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0, **summary}]) == without + said
+
+
 def test_a_run_without_times_has_no_table():
     assert not breakdown([])
     assert not breakdown([{"step": 1, "loss": 2.0}])

@@ -1,9 +1,11 @@
-"""Tests that need a GPU; `make gpu` runs them. docs/performance.md has the results on one H100.
+"""Tests that need a GPU; `make gpu-tests` runs them. docs/performance.md has the results on one H100.
 
-No test here needs `evaluate` or `datasets`, which a GPU machine may lack.
+No test here needs `evaluate` or `datasets`, which a GPU machine may lack. Processes are forked from one that imported
+the packages (`runs.fork`), because a cold start takes 10 to 20 s on such a machine.
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +20,7 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
 from shared.encoders import packing
+from shared.launch import starting
 from shared.monitoring import evaluation, tracking
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -34,9 +37,10 @@ def train(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
 
-    def call(name, *flags, recipe="nlp", watch=None):
+    def call(name, *flags, recipe="nlp", watch=None, change=lambda module: None):
         AcceleratorState._reset_state(reset_partial_state=True)
         module = runs.load_recipe(recipe)
+        change(module)
         output = tmp_path / name
         data = IMAGES if recipe == "image_classification" else [*map(str, texts), *TEXT]
         config = options.parse(module.Config, [*data, "--output_dir", str(output), *map(str, flags)])
@@ -59,13 +63,57 @@ def losses(output):
     return [line["loss"] for line in runs.training_lines(output)]
 
 
-@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
-def test_half_precision_matches_full_precision_within_noise(train, recipe):
-    found = {p: train(p, "--mixed_precision", p, recipe=recipe) for p in ("no", "bf16", "fp16")}
-    for precision in ("bf16", "fp16"):
-        assert losses(found[precision]) == pytest.approx(losses(found["no"]), rel=0.05)
-        assert runs.training_lines(found[precision])[-1]["samples"] == runs.training_lines(found["no"])[-1]["samples"]
-        assert torch.isfinite(runs.weights(found[precision])).all()
+RECIPES = ["nlp", "mlm", "image_classification"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_bf16_matches_full_precision_within_noise(train, recipe):
+    full, half = (train(precision, "--mixed_precision", precision, recipe=recipe) for precision in ("no", "bf16"))
+    assert losses(half) == pytest.approx(losses(full), rel=0.05)
+    assert runs.training_lines(half)[-1]["samples"] == runs.training_lines(full)[-1]["samples"]
+    assert torch.isfinite(runs.weights(half)).all()
+
+
+def noting(skipped):
+    """A change of a recipe that appends to `skipped` whether each update was skipped."""
+
+    def change(module):
+        step = module.step_if_finite
+        module.step_if_finite = lambda *args: skipped.append(done := step(*args)) or done
+
+    return change
+
+
+def skipping(skipped):
+    """A change of a recipe that skips the updates that `skipped` names, as a gradient that is not finite does."""
+
+    def change(module):
+        step, places = module.step_if_finite, iter(skipped)
+        module.step_if_finite = lambda accelerator, optimizer, norm: step(
+            accelerator, optimizer, torch.full_like(norm, torch.nan) if next(places) else norm
+        )
+
+    return change
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_fp16_matches_full_precision_without_the_updates_that_its_loss_scale_skips(train, recipe, capsys):
+    """The scale begins at 65,536, and is halved at each update whose gradients overflow, which is skipped."""
+    flags = []
+    half = train("half", "--mixed_precision", "fp16", recipe=recipe, change=noting(flags))
+    said = capsys.readouterr().out
+    skipped = [bool(flag) for flag in flags]
+    count = sum(skipped)
+    assert len(skipped) == 40
+    assert skipped == [True] * count + [False] * (40 - count), "only until the scale fits"
+    assert count < 10
+    assert runs.training_lines(half)[-1]["skipped_updates"] == count
+    scale = f"{count} of 40 updates were skipped, because their gradients were not finite (loss scale at the end "
+    assert (f"{scale}{65536 / 2**count:,.0f})" in said) == (count > 0)
+    full = train("full", "--mixed_precision", "no", recipe=recipe, change=skipping(skipped))
+    assert losses(half) == pytest.approx(losses(full), rel=0.05)
+    assert runs.training_lines(half)[-1]["samples"] == runs.training_lines(full)[-1]["samples"]
+    assert torch.isfinite(runs.weights(half)).all()
 
 
 def test_fp16_keeps_its_loss_scale_in_the_checkpoint(train):
@@ -74,7 +122,7 @@ def test_fp16_keeps_its_loss_scale_in_the_checkpoint(train):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_no_step_makes_the_host_wait(train, recipe, workers):
     flags = ["--trivial_augment", "--ema_decay", 0.9] if recipe == "image_classification" else []
     train("watched", *BF16, *flags, "--dataloader_num_workers", workers, recipe=recipe, watch="error")
@@ -135,7 +183,7 @@ def test_checkpoints_are_copied_into_pinned_memory(train, monkeypatch):
     assert all(found)
 
 
-@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_compiled_it_trains_the_same(train, recipe):
     eager, compiled = (train(name, *BF16, *flags, recipe=recipe) for name, flags in COMPILED.items())
     assert losses(compiled) == pytest.approx(losses(eager), rel=0.05)
@@ -162,42 +210,30 @@ def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, wi
         assert runs.distance(ours.float(), expected.float()) < 1e-2  # bf16 has 8 bits
 
 
-KILLED = """
-import sys
-sys.path[:0] = [{root!r}, {tests!r}]
-import runs
-from shared.monitoring import evaluation, tracking
-from shared.run import command
-evaluation.Metrics.compute = lambda self, *_: dict.fromkeys(self.names, 0.0)
-tracking.draw_curves = lambda *_: None
-module = runs.load_recipe({recipe!r})
-command.run(module.main, module.Config)
-"""
-
-
 @pytest.mark.parametrize("recipe", ["nlp", "image_classification"])
 def test_with_deterministic_a_killed_and_resumed_run_is_bit_identical(texts, tmp_path, recipe):
-    script = tmp_path / f"{recipe}.py"
-    script.write_text(KILLED.format(root=str(runs.ROOT), tests=str(runs.ROOT / "tests"), recipe=recipe))
-    data = IMAGES if recipe == "image_classification" else [*map(str, texts), *TEXT]
+    data = IMAGES if recipe == "image_classification" else [*texts, *TEXT]
     steps = 400
     flags = [*data, "--max_train_steps", steps, "--eval_steps", steps, "--deterministic", *BF16]
-    command = [sys.executable, script, *flags, "--checkpointing_steps", 20, "--logging_steps", 20]
-    runs.succeed([*command, "--output_dir", tmp_path / "whole"])
-    output = tmp_path / "killed"
-    process = runs.start([*command, "--output_dir", output])
+    flags += ["--checkpointing_steps", 20, "--logging_steps", 20]
+    file = f"recipes/{recipe}.py"
+    whole = runs.run_many(1, {"whole": flags}, tmp_path, file)["whole"]
+    context = runs.begin_many(1, {"killed": flags}, tmp_path, file)
+    (process,), output = context.processes, tmp_path / "killed-1"
     try:
         deadline = time.monotonic() + 90
-        while not list(output.glob("checkpoints/step_*/manifest.json")):
-            assert process.poll() is None, process.communicate()[1][-3000:]
+        while not list(output.glob("checkpoints/step_????????/manifest.json")):  # complete: not step_*.partial
+            assert process.is_alive(), (tmp_path / "said-1.txt").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert process.poll() is None, "it was to be killed before its end"
-        os.killpg(process.pid, signal.SIGKILL)
+        assert process.is_alive(), "it was to be killed before its end"
+        os.killpg(process.pid, signal.SIGKILL)  # with its loader's workers
     finally:
-        runs.end(process)
-    assert "resumed from" in runs.succeed([*command, "--output_dir", output])
-    assert torch.equal(runs.weights(output), runs.weights(tmp_path / "whole"))
+        process.kill()
+        process.join()
+    runs.run_many(1, {"killed": flags}, tmp_path, file)
+    assert "resumed from" in (tmp_path / "said-1.txt").read_text()
+    assert torch.equal(runs.weights(output), runs.weights(whole))
 
 
 def test_auto_micro_batch_finds_what_fits_and_trains_with_it(train):
@@ -236,27 +272,71 @@ def synchronized_norm(rank, world, folder):
 def test_synchronized_batch_norm_on_two_processes_is_that_of_the_whole_batch(tmp_path):
     for world in (1, 2):
         (tmp_path / "store").unlink(missing_ok=True)
-        torch.multiprocessing.spawn(synchronized_norm, args=(world, tmp_path), nprocs=world)
+        runs.fork(synchronized_norm, (world, tmp_path), world)
     one, two = (torch.load(tmp_path / f"{world}.pt", weights_only=True) for world in (1, 2))
     for name, expected in one.items():
         assert torch.allclose(two[name].double(), expected.double(), rtol=1e-9, atol=1e-9), name
+
+
+@pytest.fixture(scope="module", params=["nlp", "mlm", "image_classification"])
+def shared_gpu(request, texts, tmp_path_factory):
+    """Folders of runs on one process, and on two that share a GPU over gloo; and what the two printed.
+
+    A step's micro-batches are uneven in size, and so is their number per process.
+    """
+    recipe, folder = request.param, tmp_path_factory.mktemp("shared_gpu")
+    data = [*runs.TINY_IMAGES, "--global_batch_size", 36] if recipe == "image_classification" else [*texts, *runs.TINY]
+    plain = [*data, "--checkpointing_steps", 4, "--eval_steps", 4, "--mixed_precision", "no"]
+    other = (
+        BF16 if recipe == "mlm" else ["--gradient_compression", "bf16"]
+    )  # with bf16, attention by the documents' ends
+    jobs = {"plain": plain, "in bf16": [*plain, *other]}
+    file = f"recipes/{recipe}.py"
+    found = {"alone": runs.run_many(1, jobs, folder, file)}
+    found["together"] = runs.run_many(2, jobs, folder, file, **{starting.SHARE_GPU: "1"})
+    said = (folder / "said-2.txt").read_text()
+    shutil.copytree(found["together"]["plain"], folder / "resumed-2")
+    shutil.rmtree(folder / "resumed-2/checkpoints/step_00000008")
+    shutil.rmtree(folder / "resumed-2/model")
+    runs.run_many(2, {"resumed": plain}, folder, file, **{starting.SHARE_GPU: "1"})
+    assert "resumed from step_00000004" in (folder / "said-2.txt").read_text()
+    return found | {"said": said, "resumed": folder / "resumed-2"}
+
+
+def test_two_processes_on_one_gpu_train_the_run_of_one_process(shared_gpu):
+    assert "DDP over gloo" in shared_gpu["said"]
+    for name, bound in (("plain", 1e-4), ("in bf16", 0.05)):
+        one, two = (shared_gpu[where][name] for where in ("alone", "together"))
+        assert [line["samples"] for line in runs.training_lines(two)] == [
+            line["samples"] for line in runs.training_lines(one)
+        ]
+        assert losses(two) == pytest.approx(losses(one), rel=bound), name
+        assert runs.distance(runs.weights_that_learn(two), runs.weights_that_learn(one)) < bound, name
+        scores = [[line for line in runs.metrics(run) if "eval_loss" in line] for run in (one, two)]
+        assert [line["eval_loss"] for line in scores[1]] == pytest.approx(
+            [line["eval_loss"] for line in scores[0]], rel=bound
+        )
+
+
+def test_two_processes_on_one_gpu_resume_from_their_checkpoint(shared_gpu):
+    whole, resumed = shared_gpu["together"]["plain"], shared_gpu["resumed"]
+    assert runs.training_lines(resumed)[-1]["samples"] == runs.training_lines(whole)[-1]["samples"]
+    assert losses(resumed)[-1] == pytest.approx(losses(whole)[-1], rel=1e-4)
+    assert runs.distance(runs.weights_that_learn(resumed), runs.weights_that_learn(whole)) < 1e-4
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_nccl_trains(texts, tmp_path, processes):
     if torch.cuda.device_count() < processes:
         pytest.skip(f"needs {processes} GPUs")
-    script = tmp_path / "script.py"
-    script.write_text(KILLED.format(root=str(runs.ROOT), tests=str(runs.ROOT / "tests"), recipe="nlp"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes]
-    command += ["--master-port", runs.free_port(), script, *map(str, texts), *TEXT, *BF16]
-    said = runs.succeed([*command, "--expect_processes", processes, "--output_dir", tmp_path / "run"])
-    assert torch.isfinite(runs.weights(tmp_path / "run")).all()
-    assert processes == 1 or "over nccl" in said
+    environment = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
+    found = runs.run_many(processes, {"run": [*texts, *TEXT, *BF16]}, tmp_path, **environment)
+    assert torch.isfinite(runs.weights(found["run"])).all()
+    assert processes == 1 or "over nccl" in (tmp_path / f"said-{processes}.txt").read_text()
 
 
 def test_fsdp_yaml_trains_evaluates_and_saves(texts, tmp_path):
-    pytest.importorskip("evaluate")
     command = runs.accelerate_launch("fsdp", "recipes/nlp.py", *texts, *runs.TINY, flags=["--num_processes", "1"])
     runs.succeed([*command, "--output_dir", tmp_path / "fsdp"])
     assert torch.isfinite(runs.weights(tmp_path / "fsdp")).all()

@@ -1,0 +1,157 @@
+"""Forward and backward pass of BERT-base on random documents: what each choice of attention, precision and compiling
+costs, without data, optimizer and loop.
+
+These are choices that no flag of a recipe has, beside those of the recipe.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shared.encoders.masked_head import predict_only_masked
+from shared.encoders.packing import use_packed_attention
+from shared.models.compiling import repeated_layers
+
+MASKED = 0.15
+WARMUP, TIMED = 4, 12  # passes
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One way to compute the pass."""
+
+    name: str
+    all_bf16: bool = False
+    """Weights and hidden states in bf16; otherwise float32 under autocast."""
+    packed: bool = True
+    """Documents end to end, with attention by their ends; otherwise one per row, which no document fills short."""
+    cudnn: bool = False
+    """Attention of cuDNN."""
+    flash_3: bool = False
+    """FlashAttention-3, from the package flash_attn_interface."""
+    compiled: str = "layers"
+    """layers, whole, nothing."""
+    dynamic: bool = True
+    """Symbolic sizes."""
+
+
+PASSES = (
+    Pass("as the recipe: autocast, varlen, layers compiled with symbolic sizes"),
+    Pass("not compiled", compiled="nothing"),
+    Pass("fixed sizes", dynamic=False),
+    Pass("rows, attention of cuDNN, fixed sizes", packed=False, cudnn=True, dynamic=False),
+    Pass("FlashAttention-3", flash_3=True),
+    Pass("all in bf16", all_bf16=True),
+    Pass("all in bf16, fixed sizes", all_bf16=True, dynamic=False),
+    Pass("all in bf16, rows, attention of cuDNN, fixed sizes", True, False, True, dynamic=False),
+    Pass("whole model compiled, fixed sizes", compiled="whole", dynamic=False),
+    Pass("all in bf16, whole model compiled, fixed sizes", True, compiled="whole", dynamic=False),
+)
+
+
+def run(folder: Path, toy: bool) -> None:
+    """Measure PASSES, and write FOLDER/passes.json after each, so that an interrupted run keeps its results."""
+    documents, length, few = (2, 16, PASSES[1:2]) if toy else (64, 512, PASSES)
+    found: list[dict[str, Any]] = []
+    for each in few:
+        try:
+            found.append({"name": each.name} | measure(each, documents, length, toy))
+        except Exception as error:  # one that cannot be had here must not hide the others
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            found.append({"name": each.name, "problem": reason[:200]})
+        print(found[-1], flush=True)
+        partly = folder / "passes.json.partly"
+        partly.write_text(json.dumps(found))
+        partly.replace(folder / "passes.json")
+
+
+def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, float]:
+    """Median milliseconds of a pass, tokens per second, and peak bytes of memory on a GPU."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch._dynamo.reset()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = small | {"vocab_size": 400} if toy else {"vocab_size": 30528}
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**sizes, **without_dropout))
+    predict_only_masked(model)
+    model.to(device, torch.bfloat16 if how.all_bf16 else torch.float32).train()
+    if how.packed:
+        use_packed_attention(model, device, "bf16")
+    if how.flash_3:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+    try:
+        called: Callable[..., Any] = model
+        if how.compiled == "layers":
+            for layer in repeated_layers(model):
+                layer.compile(dynamic=how.dynamic)
+        elif how.compiled == "whole":
+            called = torch.compile(model, dynamic=how.dynamic)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds = statistics.median(times(how, called, model, *batch(how, documents, length, sizes, device)))
+    finally:
+        if how.flash_3:
+            torch.nn.attention.restore_flash_attention_impl()
+    peak = {"peak_memory_bytes": torch.cuda.max_memory_allocated()} if device.type == "cuda" else {}
+    return {"ms": seconds * 1e3, "rate": documents * length / seconds} | peak
+
+
+def times(
+    how: Pass, called: Callable[..., Any], model: nn.Module, inputs: dict[str, Any], labels: torch.Tensor
+) -> list[float]:
+    """Seconds of each timed pass."""
+    kind = labels.device.type
+    found = []
+    for i in range(WARMUP + TIMED):
+        wait(kind)
+        started = time.perf_counter()
+        autocast = nullcontext() if how.all_bf16 else torch.autocast(kind, torch.bfloat16)
+        with autocast, sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if how.cudnn else nullcontext():
+            loss = F.cross_entropy(called(**inputs).logits.float(), labels)
+        loss.backward()
+        wait(kind)
+        if i >= WARMUP:
+            found.append(time.perf_counter() - started)
+        for parameter in model.parameters():
+            parameter.grad = None
+    return found
+
+
+def wait(kind: str) -> None:
+    """Wait for the device."""
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def batch(
+    how: Pass, documents: int, length: int, sizes: dict[str, int], device: torch.device
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """Inputs of the model, and the labels int64 [masked] at the masked tokens."""
+    generator, total = torch.Generator().manual_seed(0), documents * length
+    ids = torch.randint(5, sizes["vocab_size"], (total,), generator=generator)
+    masked = torch.randperm(total, generator=generator)[: int(total * MASKED)].sort()[0]
+    labels = torch.randint(5, sizes["vocab_size"], (len(masked),), generator=generator)
+    inputs: dict[str, Any] = {"masked": masked}
+    if how.packed:
+        ends = (torch.arange(documents + 1) * length).to(torch.int32)
+        inputs |= {"input_ids": ids[None], "position_ids": torch.arange(length).repeat(documents)[None]}
+        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    else:
+        inputs["input_ids"] = ids.view(documents, length)
+    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+    if how.packed:
+        inputs |= {"max_length_q": length, "max_length_k": length}
+    return inputs, labels.to(device)

@@ -1,0 +1,199 @@
+"""What a user could run instead of a recipe: transformers' Trainer, tuned as far as its flags allow; a bare loop."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from benchmarks.harness.gpu_benchmarks import LOGGING_STEPS, Benchmark
+from benchmarks.harness.random_documents import random_rows, word_tokenizer
+from shared.encoders.new_encoders import new_encoder
+
+
+class Rates:
+    """Writes the rates of every few updates as lines like those of a recipe's metrics.jsonl.
+
+    Args:
+        device: the one that is waited for before the clock is read.
+        every: updates per line.
+        output: file of the lines.
+        update: rows and tokens of an update; None where they vary: then `watch` counts them on the device.
+    """
+
+    def __init__(self, device: torch.device, every: int, output: Path, update: tuple[int, int] | None = None) -> None:
+        self.device, self.every, self.output, self.update = device, every, output, update
+        self.rows = self.tokens = torch.zeros((), device=device)
+        self.updates = 0
+        self.started = time.perf_counter()
+
+    def watch(self, model: nn.Module) -> None:
+        """Count real tokens and rows as they enter the model, without a wait of the host; not for a compiled model."""
+        model.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, model: nn.Module, _: Any, batch: dict[str, Any]) -> None:
+        self.tokens = self.tokens + batch["attention_mask"].sum().to(self.device)
+        self.rows = self.rows + len(batch["attention_mask"])
+
+    def end_update(self) -> None:
+        """Count an update; after every `every` updates, wait for the device and write the rates since the last line."""
+        self.updates += 1
+        if self.updates % self.every:
+            return
+        rows, tokens = float(self.rows), float(self.tokens)  # waits for the device
+        if self.update:
+            rows, tokens = (self.every * each for each in self.update)
+        seconds = time.perf_counter() - self.started
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        line = {"step": self.updates, "loss": None, "samples_per_second": rows / seconds, "peak_memory_bytes": peak}
+        line |= {"tokens_per_second": tokens / seconds, "step_seconds": seconds / self.every}
+        with self.output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.rows, self.tokens = self.rows * 0, self.tokens * 0
+        self.started = time.perf_counter()
+
+
+class RandomDocuments(torch.utils.data.Dataset[dict[str, list[int]]]):
+    """As many documents as a run needs: a few, over and over.
+
+    Args:
+        rows: int64 [few, length].
+        count: how many documents there seem to be.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], count: int) -> None:
+        self.rows, self.count = rows, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        ids = self.rows[index % len(self.rows)].tolist()
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+
+def train(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
+    """Train the work of `benchmark` and write FOLDER/run/metrics.jsonl, with lines like those of a recipe.
+
+    Args:
+        benchmark: its `recipe` is "trainer" or "bare loop".
+        config: the settings of the recipe that does this work, resolved from the benchmark's flags.
+        folder: has the texts and the model where `fine_tuning` needs them.
+        toy: without a GPU.
+    """
+    (folder / "run").mkdir()
+    if benchmark.recipe == "bare loop":
+        train_bare(benchmark, config, folder, toy)
+    elif "train_file" in benchmark.flags:
+        fine_tune(benchmark, config, folder, toy)
+    else:
+        pretrain(benchmark, config, folder, toy)
+
+
+def arguments(benchmark: Benchmark, config: Any, folder: Path, toy: bool, **more: Any) -> Any:
+    """transformers' TrainingArguments for speed."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        max_steps=4 if toy else benchmark.steps,
+        per_device_train_batch_size=config.global_batch_size,
+        optim="adamw_torch_fused",
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        logging_strategy="no",
+        logging_nan_inf_filter=False,  # it would read each loss, and so wait for the GPU
+        accelerator_config={"non_blocking": True},
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **more,
+    )
+
+
+def run_trainer(model: Any, settings: Any, data: Any, collator: Any, rates: Rates) -> Any:
+    """Train; `rates` hears of each update."""
+    from transformers import Trainer, TrainerCallback
+
+    class EndOfUpdate(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            rates.end_update()
+
+    trainer = Trainer(model=model, args=settings, train_dataset=data, data_collator=collator, callbacks=[EndOfUpdate()])
+    trainer.train()
+
+
+def fine_tune(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
+    """Trainer with `group_by_length` on the texts of the benchmark `fine_tuning`."""
+    import pyarrow.parquet as pq
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+
+    table = pq.read_table(folder / "short.parquet")
+    names = sorted(set(table["label"].to_pylist()))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
+    encoded = tokenizer(table["text"].to_pylist(), truncation=True, max_length=config.max_length)
+    labels = [names.index(label) for label in table["label"].to_pylist()]
+    rows = [
+        {"input_ids": ids, "attention_mask": mask, "labels": label}
+        for ids, mask, label in zip(encoded["input_ids"], encoded["attention_mask"], labels, strict=True)
+    ]
+    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(rows)}))
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "encoder", dtype=torch.float32)
+    more = {"train_sampling_strategy": "group_by_length", "learning_rate": config.learning_rate}
+    settings = arguments(benchmark, config, folder, toy, dataloader_num_workers=0 if toy else 4, **more)
+    rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl")
+    rates.watch(model)
+    run_trainer(model, settings, rows, DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8), rates)
+
+
+def documents_and_model(benchmark: Benchmark, config: Any, folder: Path) -> tuple[RandomDocuments, Any, Any]:
+    """The random documents of the recipe's benchmark, the collator that masks them, and a new model of its sizes."""
+    from transformers import DataCollatorForLanguageModeling
+
+    tokenizer, steps = word_tokenizer(config.vocab_size), benchmark.steps
+    rows = random_rows(4 * config.global_batch_size, config.max_length, config.vocab_size)
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=config.mlm_probability, pad_to_multiple_of=8)
+    torch.manual_seed(config.seed)
+    model = new_encoder("AutoModelForMaskedLM", config, tokenizer, vocab_multiple=64)
+    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(rows)}))
+    return RandomDocuments(rows, (steps + 1) * config.global_batch_size), collator, model
+
+
+def pretrain(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
+    """Trainer with DataCollatorForLanguageModeling."""
+    data, collator, model = documents_and_model(benchmark, config, folder)
+    workers = {} if toy else {"dataloader_num_workers": 8, "dataloader_persistent_workers": True}
+    more = workers | {"torch_compile": config.torch_compile, "learning_rate": 5e-4}
+    settings = arguments(benchmark, config, folder, toy, **more)
+    update = (config.global_batch_size, config.global_batch_size * config.max_length)
+    rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", update)
+    run_trainer(model, settings, data, collator, rates)
+
+
+def train_bare(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
+    """A loop over batches that are in pinned memory before it begins: autocast, fused AdamW, gradients clipped."""
+    data, collator, model = documents_and_model(benchmark, config, folder)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = config.global_batch_size
+    batches = [dict(collator([data[i] for i in range(k * size, (k + 1) * size)])) for k in range(1 if toy else 4)]
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in batches]
+    model.to(device).train()
+    called = torch.compile(model) if config.torch_compile else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, fused=True)
+    rates = Rates(device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", (size, size * config.max_length))
+    for step in range(4 if toy else benchmark.steps):
+        batch = batches[step % len(batches)]
+        batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = called(**batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        rates.end_update()

@@ -1,0 +1,175 @@
+"""A GPU that cannot train what was asked for is refused with one line; tests may share a GPU between processes.
+
+No GPU is needed: what torch and Accelerate find is replaced.
+"""
+
+import os
+import sys
+from types import SimpleNamespace
+
+import accelerate
+import pytest
+import runs
+import torch
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.launch import starting
+from shared.models.compiling import compile_layers
+
+pytestmark = pytest.mark.usefixtures("launched_by_nobody")
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
+# What a user's process does, in a torch whose CUDA fails with this text.
+BROKEN_DRIVER = """
+import sys
+import torch
+def fail():
+    raise RuntimeError({reason!r})
+torch.version.cuda, torch.cuda.init = "13.0", fail
+torch.accelerator.is_available = lambda: False
+sys.path.insert(0, {root!r})
+from recipes import nlp
+from shared.run.command import run
+run(nlp.main, nlp.Config)
+"""
+
+
+def gpus_of(monkeypatch, *capabilities):
+    """A machine with an NVIDIA GPU of each of these compute capabilities."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU number {index}")
+
+
+@pytest.mark.parametrize("environment", [{}, {"ACCELERATE_MIXED_PRECISION": "bf16"}])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, environment, rank):
+    gpus_of(monkeypatch, (8, 0), (7, 5))
+    for name, value in ({"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} | environment).items():
+        monkeypatch.setenv(name, value)
+    config = Options() if environment else Options(mixed_precision="bf16")
+    with pytest.raises(UserError, match=r"bf16 needs .* 8\.0 or newer, and GPU number 1 has 7\.5: use .*fp16"):
+        starting.check_environment(config, on_cpu=False)
+
+
+def test_bf16_on_a_gpu_that_has_it_passes_and_gpus_that_do_not_train_do_not_matter(monkeypatch):
+    gpus_of(monkeypatch, (8, 0), (7, 5))
+    starting.check_environment(Options(mixed_precision="bf16"), on_cpu=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    starting.check_environment(Options(mixed_precision="fp16"), on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "visible", "refused"),
+    [
+        (TOO_OLD, None, True),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", "0", True),
+        (TOO_OLD, "", False),  # the user asked for no GPU
+        ("Found no NVIDIA driver on your system.", None, False),
+        ("No CUDA GPUs are available", None, False),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_refused_and_no_gpu_is_not(monkeypatch, reason, visible, refused):
+    def fail():
+        raise RuntimeError(f"{reason}\nand more")
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if not refused:
+        assert not starting.has_accelerator()
+        return
+    with pytest.raises(UserError, match=r"built for CUDA 13\.0, cannot use this machine's GPU \(.*ACCELERATE_USE_CPU"):
+        starting.has_accelerator()
+
+
+def test_every_process_of_a_launch_ends_with_one_line_and_code_2_when_the_driver_does_not_fit(tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text(BROKEN_DRIVER.format(reason=TOO_OLD, root=str(runs.ROOT)))
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "WORLD_SIZE": "2"}
+    common["CUDA_VISIBLE_DEVICES"] = "0"
+    processes = [
+        runs.start(
+            [sys.executable, script, "--output_dir", tmp_path / "run"],
+            **common,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            LOCAL_WORLD_SIZE="2",
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1] for process in processes]
+    finally:
+        for process in processes:
+            runs.end(process)
+    assert [process.returncode for process in processes] == [2, 2], said
+    lines = [line for text in said for line in text.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, said
+    assert TOO_OLD in lines[0]
+    assert "Traceback" not in "".join(said)
+
+
+def test_compiling_for_a_gpu_needs_gcc(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)))
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), is_fsdp2=False, num_processes=1)
+    with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, and there is no gcc: .*CC"):
+        compile_layers(on_gpu, Options(torch_compile=True), model)
+
+
+# More than one process on one GPU
+
+
+def stand_in(monkeypatch):
+    """Accelerate's class is replaced by one that notes its arguments."""
+    asked = {}
+
+    def make(**given):
+        asked.update(given)
+        state = SimpleNamespace()
+        return SimpleNamespace(
+            num_processes=2, distributed_type=accelerate.DistributedType("MULTI_GPU"), state=state, ddp_handler=None
+        )
+
+    monkeypatch.setattr(accelerate, "Accelerator", make)
+    return asked
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl")])
+def test_processes_share_a_gpu_over_gloo_where_a_test_asks_for_it(monkeypatch, gpus, backend):
+    gpus_of(monkeypatch, *[(9, 0)] * gpus)
+    asked = stand_in(monkeypatch)
+    launched = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    launched |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", starting.SHARE_GPU: "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ACCELERATE_BYPASS_DEVICE_MAP", "false")
+    starting.start(Options())
+    (handler,) = asked["kwargs_handlers"]
+    assert handler.backend == backend
+    assert not asked["cpu"]
+    assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (gpus == 1)  # DDP gets no index of a GPU
+
+
+@pytest.mark.parametrize("value", [None, "0", "no"])
+def test_users_are_refused_more_processes_than_gpus(monkeypatch, value):
+    gpus_of(monkeypatch, (9, 0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    if value is not None:
+        monkeypatch.setenv(starting.SHARE_GPU, value)
+    with pytest.raises(UserError, match=r"2 processes on a machine with 1 GPU\(s\): lower"):
+        starting.check_environment(Options(), on_cpu=False)
+
+
+def test_another_value_of_that_variable_is_refused(monkeypatch):
+    monkeypatch.setenv(starting.SHARE_GPU, "please")
+    with pytest.raises(UserError, match=f"{starting.SHARE_GPU} is 'please': expected one of"):
+        starting.check_environment(Options(), on_cpu=True)

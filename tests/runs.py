@@ -163,18 +163,18 @@ def accelerate_launch(config, *script, flags=()):
     ]
 
 
-def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None):
+def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **variables):
     """Call a recipe's `main` with several configs, one after the other, in one launch: {name: its output folder}.
 
-    `modes` gives what call_recipe.py is to do instead of only training, by name. What the launch printed is kept in
-    said-PROCESSES.txt.
+    `modes` gives what call_recipe.py is to do instead of only training, by name; `variables` are of the environment.
+    What the launch printed is kept in said-PROCESSES.txt.
     """
     jobs, said = folder / f"jobs-{processes}.json", folder / f"said-{processes}.txt"
     outputs = {name: folder / f"{name}-{processes}" for name in configs}
     every = ["--expect_processes", str(processes), "--output_dir"]
     flags = {name: [*map(str, config), *every, str(outputs[name])] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
-    environment = environment_of_a_user(OMP_NUM_THREADS="1")
+    environment = environment_of_a_user(OMP_NUM_THREADS="1", **variables)
     if processes > 1:
         environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

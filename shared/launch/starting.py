@@ -68,6 +68,8 @@ def start(config: options.Options) -> Any:
     accelerator = new_accelerator(make)
     if has_met:
         agreement.compare(*rendezvous.place_met(), config, device, patience.SILENT)
+    if on_cpu and uses_fsdp():
+        of_accelerate.use_fsdp_on_cpu(accelerator)
     of_accelerate.set_ddp_handler(accelerator, DDPSettings(config.gradient_compression))
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if accelerator.num_processes != launched:
@@ -91,6 +93,11 @@ def start(config: options.Options) -> Any:
 def told_to_use_cpu() -> bool:
     """use_cpu in the launcher's YAML, or a debug_launcher, which says yes."""
     return environment.says_yes(os.environ, "ACCELERATE_USE_CPU")
+
+
+def uses_fsdp() -> bool:
+    """`distributed_type: FSDP` in the launcher's YAML."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def check_environment(config: options.Options, on_cpu: bool) -> None:
@@ -128,7 +135,7 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
             "--mixed_precision no, or bf16"
         )
-    sharded = env.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    sharded = uses_fsdp()
     if config.auto_micro_batch and (on_cpu or sharded):
         reason = (
             "the memory of a CPU is no hard limit" if on_cpu else "under FSDP a trial on one process blocks the others"
@@ -142,10 +149,15 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
     if precision == "fp8":
         raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
     if sharded:
-        if on_cpu:
+        if on_cpu and not told_to_use_cpu():
             raise UserError(
-                "distributed_type FSDP needs a GPU (on a CPU Accelerate silently makes it DDP): use "
-                "accelerate_configs/multi_cpu.yaml"
+                "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
+                "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU"
+            )
+        if on_cpu and int(env.get("WORLD_SIZE", 1)) == 1:
+            raise UserError(
+                "distributed_type FSDP on a CPU with one process would shard nothing: start several processes, or use "
+                "accelerate_configs/cpu.yaml"
             )
         if precision == "fp16":
             raise UserError(
@@ -159,7 +171,7 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         if config.gradient_compression != "none":
             raise UserError(
                 f"--gradient_compression {config.gradient_compression} has no effect under FSDP, which sends "
-                "gradients in the precision of --mixed_precision: leave it out, or use DDP"
+                "gradients in float32: leave it out, or use DDP"
             )
         if env.get("FSDP_VERSION", "1") != "2":
             raise UserError(

@@ -9,10 +9,15 @@ from shared.errors import UserError
 from shared.processes import patience
 
 
-def prepare(accelerator: Any, *objects: Any) -> Any:
-    """`accelerator.prepare`, once all processes have come to it: machines prepare their data on their own."""
+def prepare(accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """`accelerator.prepare`, once all processes have come to it: machines prepare their data on their own.
+
+    Under FSDP the model is sharded already (shared/models/sharding.py). Then Accelerate only adds autocast.
+    """
     patience.for_all(accelerator)
-    return accelerator.prepare(*objects)
+    if accelerator.is_fsdp2:
+        return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
+    return accelerator.prepare(model, optimizer)
 
 
 def gather(accelerator: Any, value: Any) -> list[Any]:

@@ -197,7 +197,7 @@ def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **
     """Call a recipe's `main` with each config in turn, in one launch; return {name: output folder}.
 
     `modes` maps names to modes of call_recipe.py; the default is to train. The output of the launch is written to
-    said-PROCESSES.txt.
+    said-PROCESSES.txt; `environment` has further environment variables.
     """
     context = begin_many(processes, configs, folder, recipe, modes, **environment)
     try:

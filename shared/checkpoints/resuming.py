@@ -198,8 +198,13 @@ def load(accelerator: Any, path: Path) -> None:
 def load_all(accelerator: Any, path: Path) -> None:
     """Load every file of a checkpoint into the object that it was saved from."""
     models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
-    if any(map(sharded.is_sharded, models)):
+    if sharded.is_in(path):
         sharded.load(path, models, optimizers)
+    elif any(map(sharded.is_sharded, models)):
+        raise UserError(
+            f"{path} was saved without FSDP and cannot be resumed with it: start without accelerate_configs/fsdp.yaml, "
+            "or begin a new run in another --output_dir"
+        )
     else:
         for i, model in enumerate(models):
             load_model(model, path / numbered("model.safetensors", i))

@@ -14,12 +14,17 @@ from shared.optimization.optimizers import inner
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether torch's `fully_shard` has shared out the parameters of a model."""
+    """Whether torch's `fully_shard` has sharded a model, even if all of its parameters are gathered at the moment."""
     if not torch.distributed.is_available():
         return False
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.fsdp import FSDPModule
 
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return isinstance(model, FSDPModule)
+
+
+def is_in(path: Path) -> bool:
+    """Whether a checkpoint was saved from sharded models."""
+    return (path / "pytorch_model_fsdp_0").is_dir()
 
 
 def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
@@ -41,7 +46,10 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
 
 
 def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
-    """Read this process's part, whatever the number of processes that wrote it; call it on every process."""
+    """Read this process's part, whatever the number of processes that wrote it; call it on every process.
+
+    Models and optimizers that are not sharded are read as a whole.
+    """
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 

@@ -28,6 +28,7 @@ _ENGINE = "recipes support only DDP and FSDP2: use accelerate_configs/multi_gpu.
 _NOT_COMPILED = "it has no effect without a dynamo_backend, which recipes refuse: remove it and use --torch_compile"
 _COMPILED = "Accelerate would compile the model and save its weights under names that from_pretrained cannot load"
 _FSDP1 = "FSDP2 ignores it: remove it"
+_SHARDED = "a recipe shards each repeated layer, whatever the model: remove it"
 _TPU = "it is for TPUs only: remove it and use --mixed_precision"
 
 REFUSED = {
@@ -83,6 +84,13 @@ REFUSED = {
     "FSDP_FORWARD_PREFETCH": Refused("fsdp_forward_prefetch", _FSDP1),
     "FSDP_USE_ORIG_PARAMS": Refused("fsdp_use_orig_params", _FSDP1, TRUE),
     "FSDP_SYNC_MODULE_STATES": Refused("fsdp_sync_module_states", _FSDP1, TRUE),
+    "FSDP_AUTO_WRAP_POLICY": Refused("fsdp_auto_wrap_policy", _SHARDED, ("none", "transformer_based_wrap")),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": Refused("fsdp_transformer_layer_cls_to_wrap", _SHARDED, ("", "none")),
+    "FSDP_MIN_NUM_PARAMS": Refused("fsdp_min_num_params", _SHARDED, ("100000000",)),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": Refused(
+        "fsdp_cpu_ram_efficient_loading",
+        "only one process would load the weights, and none sends them to the others: set it to false",
+    ),
 }
 
 NEEDS = {

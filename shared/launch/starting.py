@@ -79,6 +79,8 @@ def start(config: options.Options) -> Any:
     accelerator = new_accelerator(make)
     if has_group:
         agreement.compare(*rendezvous.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
+    if on_cpu and uses_fsdp():
+        of_accelerate.use_fsdp_on_cpu(accelerator)
     of_accelerate.set_ddp_handler(accelerator, DDPSettings(config.gradient_compression))
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if accelerator.num_processes != launched:
@@ -134,6 +136,11 @@ def has_accelerator() -> bool:
     return False
 
 
+def uses_fsdp() -> bool:
+    """`distributed_type: FSDP` in the launcher's YAML."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
 def check_environment(config: options.Options, on_cpu: bool) -> None:
     """Check the environment variables of the launcher against the settings and this machine.
 
@@ -169,7 +176,7 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
             "--mixed_precision no or bf16"
         )
-    sharded = env.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    sharded = uses_fsdp()
     if config.auto_micro_batch and (on_cpu or sharded):
         reason = "a CPU has no fixed memory limit" if on_cpu else "under FSDP a trial on one process blocks the others"
         raise UserError(f"--auto_micro_batch needs GPUs and DDP ({reason}): set the budget yourself")
@@ -181,10 +188,15 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
     if precision == "fp8":
         raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
     if sharded:
-        if on_cpu:
+        if on_cpu and not cpu_requested():
             raise UserError(
-                "distributed_type FSDP needs a GPU (on a CPU Accelerate silently uses DDP): use "
-                "accelerate_configs/multi_cpu.yaml"
+                "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
+                "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU"
+            )
+        if on_cpu and int(env.get("WORLD_SIZE", 1)) == 1:
+            raise UserError(
+                "distributed_type FSDP on a CPU with one process would shard nothing: start several processes, or use "
+                "accelerate_configs/cpu.yaml"
             )
         if precision == "fp16":
             raise UserError(
@@ -198,7 +210,7 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         if config.gradient_compression != "none":
             raise UserError(
                 f"--gradient_compression {config.gradient_compression} has no effect under FSDP, which sends "
-                "gradients in the precision of --mixed_precision: leave it out, or use DDP"
+                "gradients in float32: leave it out, or use DDP"
             )
         if env.get("FSDP_VERSION", "1") != "2":
             raise UserError(

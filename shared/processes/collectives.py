@@ -9,10 +9,15 @@ from shared.errors import UserError
 from shared.processes import barrier
 
 
-def prepare(accelerator: Any, *objects: Any) -> Any:
-    """Call `accelerator.prepare` once all processes are ready for it; each machine prepares its data by itself."""
+def prepare(accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Call `accelerator.prepare` once all processes are ready for it; each machine prepares its data by itself.
+
+    Under FSDP the model is sharded already (shared/models/sharding.py). Then Accelerate only adds autocast.
+    """
     barrier.wait_for_all(accelerator)
-    return accelerator.prepare(*objects)
+    if accelerator.is_fsdp2:
+        return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
+    return accelerator.prepare(model, optimizer)
 
 
 def gather(accelerator: Any, value: Any) -> list[Any]:

@@ -40,7 +40,8 @@ def export(
     from transformers.utils import logging
 
     output_dir = Path(config.output_dir)
-    weights, unwrapped = accelerator.get_state_dict(model), accelerator.unwrap_model(model)
+    unwrapped = accelerator.unwrap_model(model)
+    weights = tied(unwrapped, accelerator.get_state_dict(model))
 
     def write() -> None:
         require_finite(config, progress, unwrapped, weights)
@@ -70,6 +71,16 @@ def export(
             shutil.rmtree(partial, ignore_errors=True)
 
     on_main_process(accelerator, write)
+
+
+def tied(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` with one tensor under all names of a tied parameter; FSDP gathers one for each name."""
+    first: dict[int, str] = {}
+    names = {
+        name: first.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    return {name: weights[names.get(name, name)] for name in weights}
 
 
 def results_of(config: options.Options, progress: Progress) -> tuple[int, dict[str, float]]:

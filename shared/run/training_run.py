@@ -27,6 +27,7 @@ from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.images.pictures import Picture
 from shared.launch import starting
+from shared.models.sharding import shard
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
 from shared.plan.batches import MicroBatch
@@ -117,7 +118,7 @@ class TrainingRun(Generic[Config]):
 
         Args:
             model: on any device.
-            make_optimizer: called with the model, once it is on the device, and the settings.
+            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings.
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
@@ -127,6 +128,8 @@ class TrainingRun(Generic[Config]):
         self.plan, self._loader = loader.plan, loader
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
+        if self.accelerator.is_fsdp2:
+            shard(self.accelerator, model)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
         self._model, self._optimizer = prepare(self.accelerator, model, make_optimizer(model, self.config))
         return self._model, self._optimizer, list(self._model.parameters())

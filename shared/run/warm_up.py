@@ -22,9 +22,8 @@ def freeze_unreached(
     """Freeze the trainable parameters that the loss does not depend on; print and return their names.
 
     Call it on every process, before the optimizer is made (which must not hold them) and before `prepare` (DDP waits
-    for the gradient of each parameter that is not frozen). The model is moved to the device. Each process computes the
-    same samples, so all freeze the same; so does a resumed run. Under FSDP, where the model may not fit on a device as
-    a whole, nothing is looked for, and `run_warm_up_pass` refuses.
+    for the gradient of each parameter that is not frozen). The model is moved to the device; under FSDP it is there,
+    and sharded. Each process computes the same samples, so all freeze the same; so does a resumed run.
 
     A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
     other samples use it, or the loss depends on the same parameter of another item in its list of modules.
@@ -32,9 +31,8 @@ def freeze_unreached(
     Raises:
         UserError: the loss depends on some parameters only for some batches; or see `requirements.checked`.
     """
-    if accelerator.is_fsdp2:
-        return []
-    model.to(accelerator.device)
+    if not accelerator.is_fsdp2:
+        model.to(accelerator.device)
     samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
 
     def unreached(batch: np.ndarray) -> list[str]:

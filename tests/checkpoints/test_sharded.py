@@ -85,8 +85,13 @@ def resume(accelerator, folder):
     model, optimizer = build(accelerator, shard=True)
     train(model, optimizer, range(40, 41))
     path, state = resuming.find(accelerator, Options(output_dir=str(folder)))
+    said = ""
+    try:
+        resuming.load(accelerator, folder)
+    except UserError as error:
+        said = str(error)
     resuming.load(accelerator, path)
-    return {"step": state["step"], "weights": train(model, optimizer, range(4, 8))}
+    return {"not sharded": said, "step": state["step"], "weights": train(model, optimizer, range(4, 8))}
 
 
 @pytest.fixture(scope="module")
@@ -129,5 +134,6 @@ def test_another_number_of_processes_goes_on(saved):
     expected = torch.cat([torch.tensor(p).flatten() for p in said[0]["weights"]]).double()
     for each in runs.in_group(resume, 3, folder):
         assert each["step"] == 4
+        assert "was saved without FSDP and cannot be resumed with it" in each["not sharded"]
         weights = torch.cat([torch.tensor(p).flatten() for p in each["weights"]]).double()
         assert runs.distance(weights, expected) < 1e-6

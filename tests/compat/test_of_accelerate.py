@@ -67,6 +67,22 @@ def test_prepare_gives_ddp_what_the_handler_says(accelerator, monkeypatch):
     assert not model.broadcast_buffers
 
 
+def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_and_stays(accelerator, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    assert not accelerator.is_fsdp2
+    of_accelerate.use_fsdp_on_cpu(accelerator)
+    AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
+    assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not decide about FSDP"
+    assert of_accelerate.fsdp_settings(accelerator).reshard_after_forward is False
+    assert of_accelerate.fsdp_settings(accelerator).cpu_offload is not None
+
+
+def test_without_fsdp_there_are_no_settings_of_it(accelerator):
+    with pytest.raises(UserError, match=r"^accelerate .* has no AcceleratorState\.fsdp_plugin, which FSDP needs"):
+        of_accelerate.fsdp_settings(accelerator)
+
+
 def test_the_trackers_that_are_set_are_started(accelerator):
     class Tracker(GeneralTracker):
         name, requires_logging_directory, tracker = "ours", False, None

@@ -124,7 +124,8 @@ def out_of_reach(variables, launcher, recipe, flags, folder):
             return "other machines"
         if flag == "--config_file" and "fp16" in str(settings := yaml.safe_load((runs.ROOT / value).read_text())):
             return f"a GPU for {settings['mixed_precision']}"
-        if flag == "--config_file" and settings["distributed_type"] == "FSDP":
+        on_cpu = "ACCELERATE_USE_CPU=true" in variables
+        if flag == "--config_file" and settings["distributed_type"] == "FSDP" and not on_cpu:
             return "GPUs for FSDP"
     hints = field_types(config_class(recipe))
     for flag, value in itertools.pairwise(flags):

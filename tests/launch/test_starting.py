@@ -72,7 +72,8 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {}, "fp16 needs a GPU .*--mixed_precision no or bf16"),
         (0, {}, {"mixed_precision": "fp16"}, "fp16 needs a GPU"),
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
-        (0, FSDP, {}, "FSDP needs a GPU .*multi_cpu.yaml"),
+        (0, FSDP, {}, "FSDP needs a GPU, .*multi_cpu.yaml, or set ACCELERATE_USE_CPU=true"),
+        (0, FSDP | {"ACCELERATE_USE_CPU": "true"}, {}, "FSDP on a CPU with one process .*cpu.yaml"),
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, {"ACCELERATE_USE_FSDP": "true"}, {}, "fsdp_version 1"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
@@ -105,6 +106,7 @@ def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, availa
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
         (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own, for a script of theirs
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
+        (0, FSDP | ALONE_OF_TWO | {"LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # told of each other by a launcher
         (0, {"SLURM_STEP_NUM_TASKS": "1"}, {}),

@@ -1,9 +1,10 @@
-"""Our part of FSDP2: the loop with a model sharded by torch's `fully_shard`, over gloo, on two processes.
+"""FSDP2, step by step: the loop of a recipe on a sharded model over gloo, on two processes, with an overflow.
 
-There each forward and backward pass communicates, so both processes need the same number of micro-batches. Accelerate
-makes FSDP on a CPU silently DDP (and the recipes refuse it), so what Accelerate's wrapper itself does with
-accelerate_configs/fsdp.yaml, and how fast, is not measured here; `make gpu` runs that.
+Each forward and backward pass communicates, so both processes need the same number of micro-batches. Whole runs of the
+recipes are in test_fsdp_recipes.py; `make gpu` runs accelerate_configs/fsdp.yaml on GPUs.
 """
+
+import os
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
+from shared.checkpoints import sharded as sharded_checkpoint
+from shared.compat import of_accelerate
 from shared.config.options import Options
+from shared.models.sharding import shard
 from shared.monitoring.evaluation import Rows
 from shared.monitoring.monitor import Monitor
 from shared.optimization import gradients
@@ -28,7 +32,7 @@ LENGTHS[:3] = 30  # micro-batches of one row among others of many
 
 
 class Classifier(nn.Module):
-    """Mean of embeddings, two layers; enough to be sharded in parts."""
+    """Mean of embeddings, two layers; none is repeated, so the model is sharded as a whole."""
 
     def __init__(self):
         super().__init__()
@@ -114,16 +118,16 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
 
 def train_sharded(accelerator, folder):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (accelerator.num_processes,))
+    os.environ["FSDP_VERSION"] = "2"
+    of_accelerate.use_fsdp_on_cpu(accelerator)
     torch.manual_seed(0)
     model = Classifier()
-    for part in (model.embedding, model.body, model):
-        fully_shard(part, mesh=mesh)
+    shard(accelerator, model)
+    is_sharded = all(isinstance(p, DTensor) for p in model.parameters())
     result = train_and_evaluate(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
-    result["sharded"] = all(isinstance(p, DTensor) for p in model.parameters())
+    result["sharded"] = is_sharded and sharded_checkpoint.is_sharded(model)
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if accelerator.is_main_process:
         save_file(weights, folder / "model.safetensors")

@@ -336,7 +336,13 @@ def test_nccl_trains(texts, tmp_path, processes):
     assert processes == 1 or "over nccl" in (tmp_path / f"said-{processes}.txt").read_text()
 
 
-def test_fsdp_yaml_trains_evaluates_and_saves(texts, tmp_path):
-    command = runs.accelerate_launch("fsdp", "recipes/nlp.py", *texts, *runs.TINY, flags=["--num_processes", "1"])
-    runs.succeed([*command, "--output_dir", tmp_path / "fsdp"])
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("recipe", ["nlp", "mlm", "image_classification"])
+def test_fsdp_yaml_trains_evaluates_and_saves(texts, tmp_path, recipe, processes):
+    if torch.cuda.device_count() < processes:
+        pytest.skip(f"needs {processes} GPUs")
+    images = [*runs.TINY_IMAGES, "--optim", "adamw"]
+    data = images if recipe == "image_classification" else [*texts, *runs.TINY]
+    launch = runs.accelerate_launch("fsdp", f"recipes/{recipe}.py", *data, flags=["--num_processes", str(processes)])
+    runs.succeed([*launch, "--output_dir", tmp_path / "fsdp"])
     assert torch.isfinite(runs.weights(tmp_path / "fsdp")).all()

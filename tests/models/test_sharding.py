@@ -1,0 +1,67 @@
+"""Which layers of a model FSDP2 gathers by themselves."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from shared.models.sharding import units
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
+MODELS = {
+    "bert": (lambda: BertForMaskedLM(BertConfig(**TEXT)), ["BertLayer"] * 3),
+    "modernbert": (lambda: ModernBertForMaskedLM(ModernBertConfig(**TEXT)), ["ModernBertEncoderLayer"] * 3),
+    "distilbert": (
+        lambda: DistilBertForSequenceClassification(DistilBertConfig(dim=16, hidden_dim=32, n_layers=2, n_heads=2)),
+        ["TransformerBlock"] * 2,
+    ),
+    "vit": (lambda: ViTForImageClassification(ViTConfig(**SIZES, image_size=16, patch_size=8)), ["ViTLayer"] * 3),
+    "resnet": (
+        lambda: ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])),
+        ["ResNetStage"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_repeated_layer_is_a_unit_and_tied_weights_are_in_none(name):
+    make, expected = MODELS[name]
+    model = make()
+    found = units(model)
+    assert [type(layer).__name__ for layer in found] == expected
+    inside = {id(p) for layer in found for p in layer.parameters()}
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    tied = [p for name, p in model.named_parameters(remove_duplicate=False) if "decoder" in name]
+    assert len(names) > len(inside)
+    assert not {id(p) for p in tied} & inside
+
+
+def test_layers_that_share_a_parameter_have_none_or_cannot_compute_are_no_units():
+    shared = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    shared[0].weight = shared[1].weight
+    assert units(nn.ModuleDict({"layers": shared})) == [shared[2]]
+    assert units(nn.Sequential(nn.Tanh(), nn.Tanh())) == []
+    assert units(nn.Linear(2, 2)) == []
+    lists = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2)]) for _ in range(2))
+    assert units(nn.ModuleDict({"layers": lists})) == []
+
+
+def test_a_parameter_with_two_names_inside_of_one_layer_does_not_matter():
+    layers = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)}) for _ in range(2))
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)) for _ in layers)
+    for block in blocks:
+        block[2].weight = block[0].weight
+    assert units(nn.ModuleDict({"layers": blocks})) == [*blocks]
+    assert torch.equal(blocks[0][0].weight, blocks[0][2].weight)

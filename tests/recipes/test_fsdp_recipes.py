@@ -1,0 +1,125 @@
+"""The recipes under FSDP2 on a CPU, over gloo: each kind of model that they make or load, against one process."""
+
+import re
+
+import pytest
+import runs
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from shared.config import options
+
+ALONE = {"ACCELERATE_USE_CPU": "true"}
+SHARDED = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+SHARDED |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
+STEPS = [
+    *("--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", 10),
+    *("--learning_rate", 1e-3, "--max_tokens_per_micro_batch", 192),
+]
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+TEXT = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64}
+DISTILBERT = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64, "dropout": 0.0}
+DISTILBERT |= {"attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+ELECTRA = TEXT | {"embedding_size": 16, "classifier_dropout": 0.0, "summary_last_dropout": 0.0}
+PICTURE = SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 10}
+PICTURE |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LOADED_TEXT = {"distilbert": ("DistilBert", DISTILBERT), "electra": ("Electra", ELECTRA)}
+LOADED_IMAGES = {"vit": ("ViT", PICTURE), "deit": ("DeiT", PICTURE)}
+NOISE = re.compile(r"(key|k_lin|k_proj)\.bias$")  # their gradients are rounding noise, of which Adam makes steps
+
+
+def write_models(folder, head, loaded, processor=None, **more):
+    """Folders with models of random weights, by name, as flags."""
+    flags = {}
+    for name, (prefix, sizes) in loaded.items():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{prefix}Config")(**sizes, **more)
+        model = getattr(transformers, f"{prefix}For{head}")(config)
+        for each in (model, processor):
+            each.save_pretrained(folder / name)
+        flags[name] = ["--model_name_or_path", folder / name]
+    return flags
+
+
+def text_configs(folder, texts, head, recipe):
+    """The flags of the runs of a text recipe, by kind of model."""
+    module = runs.load_recipe(recipe)
+    tokenizer = module.load_data(options.parse(module.Config, [*map(str, texts), *runs.TINY]))[-1]
+    made = {name: ["--model_type", name] for name in ("modernbert", "bert", "roberta")}
+    known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    loaded = write_models(folder / f"{recipe}-models", head, LOADED_TEXT, tokenizer, **known)
+    return {name: [*texts, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}
+
+
+def image_configs(folder):
+    """The flags of the image recipe's runs, by kind of model; two and three processes share six micro-batches."""
+    size = {"height": 16, "width": 16}
+    processor = transformers.ViTImageProcessorPil(size=size)
+    loaded = write_models(folder / "images-models", "ImageClassification", LOADED_IMAGES, processor)
+    own = ["--global_batch_size", 36, "--micro_batches_per_step", 6, "--optim", "adamw"]
+    made = {"resnet": ["--scale_learning_rate", "none"]}
+    return {name: [*runs.TINY_IMAGES, *STEPS[:-2], *own, *flags] for name, flags in (made | loaded).items()}
+
+
+CONFIGS = {
+    "nlp": lambda folder, texts: text_configs(folder, texts, "SequenceClassification", "nlp"),
+    "mlm": lambda folder, texts: text_configs(folder, texts, "MaskedLM", "mlm"),
+    "image_classification": lambda folder, _: image_configs(folder),
+}
+RESUMED = {"nlp": ["modernbert", "distilbert"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
+HEADS = {"nlp": "SequenceClassification", "mlm": "MaskedLM", "image_classification": "ImageClassification"}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def trained(request, texts, tmp_path_factory):
+    """(recipe, {how: {kind of model: output folder}}, folder of what was printed).
+
+    "alone" and "two" are whole runs of one process without FSDP and of two with it. "three" and "unsharded" resume in
+    the middle of "two": three processes with FSDP, one without.
+    """
+    folder, path = tmp_path_factory.mktemp("fsdp"), f"recipes/{request.param}.py"
+    configs = CONFIGS[request.param](folder, texts)
+    alone = runs.run_many(1, configs, folder, path, **ALONE)
+    two = runs.run_many(2, configs, folder, path, **SHARDED)
+    middle = {n: ["--resume_from_checkpoint", two[n] / "checkpoints/step_00000010"] for n in RESUMED[request.param]}
+    resumed = {n: [*configs[n], *flags] for n, flags in middle.items()}
+    three = runs.run_many(3, resumed, folder, path, **SHARDED)
+    again = runs.run_many(1, {f"{n}-resumed": flags for n, flags in resumed.items()}, folder, path, **ALONE)
+    unsharded = {name.removesuffix("-resumed"): output for name, output in again.items()}
+    return request.param, {"alone": alone, "two": two, "three": three, "unsharded": unsharded}, folder
+
+
+def weights(output):
+    tensors = load_file(output / "model/model.safetensors")
+    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors) if not NOISE.search(name)])
+
+
+def test_the_processes_share_a_model_and_save_their_parts_of_it(trained):
+    _, outputs, folder = trained
+    for how, processes in (("two", 2), ("three", 3)):
+        assert (folder / f"said-{processes}.txt").read_text().count("FSDP2 over gloo") == len(outputs[how])
+    for output in outputs["two"].values():
+        files = {file.name for file in (output / "checkpoints/step_00000020/pytorch_model_fsdp_0").iterdir()}
+        assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+@pytest.mark.parametrize("how", ["two", "three", "unsharded"])
+def test_weights_losses_and_scores_are_those_of_one_process_without_fsdp(trained, how):
+    _, outputs, _ = trained
+    for name, output in outputs[how].items():
+        alone = outputs["alone"][name]
+        assert runs.distance(weights(output), weights(alone)) < 1e-5, name
+        losses = [[line["loss"] for line in runs.training_lines(each)][-10:] for each in (output, alone)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5), name
+        scores = [[line for line in runs.metrics(each) if "eval_loss" in line][-1] for each in (output, alone)]
+        assert scores[0] == pytest.approx(scores[1], rel=1e-5), name
+
+
+def test_transformers_loads_what_is_exported(trained):
+    recipe, outputs, _ = trained
+    auto = getattr(transformers, f"AutoModelFor{HEADS[recipe]}")
+    for name, output in outputs["two"].items():
+        model, found = auto.from_pretrained(output / "model", output_loading_info=True)
+        assert not any(names for kind, names in found.items() if kind != "error_msgs"), name
+        assert not hasattr(model, "unshard"), name

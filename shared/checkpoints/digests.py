@@ -3,19 +3,25 @@
 XXH3-128 is about as fast as memory. It detects damage and no forgery: whoever can change a file can change the
 manifest as well. Older checkpoints have SHA-256.
 
-The process that writes checkpoints imports this module without site packages, so it needs nothing but `xxhash`.
+The process that writes checkpoints imports this module without site packages, so it needs nothing but `xxhash`. Without
+`xxhash`, as on a machine that has torch and transformers only, new checkpoints have SHA-256, which is slower.
 """
 
 import hashlib
+import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
-ALGORITHM = "xxh3_128"  # of new checkpoints
-ALGORITHMS: dict[str, Any] = {ALGORITHM: xxhash.xxh3_128, "sha256": hashlib.sha256}
+ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256}
+PACKAGES: list[str] = []  # the folder of `xxhash`, for the process without site packages
+if find_spec("xxhash"):
+    xxhash: Any = importlib.import_module("xxhash")
+    ALGORITHMS["xxh3_128"] = xxhash.xxh3_128
+    PACKAGES.append(str(Path(xxhash.__file__).parents[1]))
+ALGORITHM = [*ALGORITHMS][-1]  # of new checkpoints
 CHUNK = 1 << 20  # bytes that are read or written at once: they are still in the cache when they are hashed
 THREADS = min(8, len(os.sched_getaffinity(0)))
 """How many files are written or verified at once. xxhash, hashlib, zlib, reads and writes do not hold the GIL."""
@@ -50,7 +56,9 @@ def problem_with(folder: Path, name: str, line: dict[str, Any]) -> str | None:
     """
     expected = {kind: value for kind, value in line.items() if kind != "bytes"}
     if not expected or expected.keys() - ALGORITHMS.keys():
-        raise ValueError(f"no known digest among {', '.join(expected) or 'nothing'}: it may be of a newer version")
+        raise ValueError(
+            f"no known digest among {', '.join(expected) or 'nothing'}: pip install xxhash; or it is of a newer version"
+        )
     if not (file := folder / name).is_file():
         return f"{name} is missing"
     same = file.stat().st_size == line["bytes"] and all(digest(file, kind) == it for kind, it in expected.items())

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from shared.checkpoints import sharded, writer
+from shared.checkpoints import digests, sharded, writer
 from shared.checkpoints.buffers import Buffers, Copy, distinct, flatten
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import interval_ends, manifest_of, numbered, path_of, save_is_due
@@ -59,6 +59,8 @@ class Saver:
                 "have all of them; leave the flag out, and name an --output_dir on a shared file system"
             )
         self.writes = writes(accelerator, config)
+        if digests.ALGORITHM == "sha256":
+            accelerator.print("checkpoints get SHA-256 digests, which are slow: pip install xxhash")
         self.settings = options.plain(config)
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
         self.in_background = not self.sharded

@@ -25,8 +25,6 @@ from mmap import MAP_SHARED, mmap
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from shared.checkpoints import digests
 from shared.checkpoints.digests import CHUNK
 from shared.disk import sync, usual_permissions
@@ -34,9 +32,8 @@ from shared.disk import sync, usual_permissions
 WRITE_BACK = 8 * CHUNK  # bytes after which the kernel is asked to begin with the disk
 NICENESS = 10
 # The process that writes. It is started without the module `site`, whose imports may take a second.
-PATHS = str(Path(__file__).parents[2]), str(Path(xxhash.__file__).parents[1])
 SERVE = (
-    f"import sys; sys.path[:] = [{PATHS[0]!r}, *sys.path, {PATHS[1]!r}]; "
+    f"import sys; sys.path[:] = [{str(Path(__file__).parents[2])!r}, *sys.path, *{digests.PACKAGES!r}]; "
     "from shared.checkpoints.writer import serve; serve(int(sys.argv[1]))"
 )
 NOT_FOR_THE_WRITER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)

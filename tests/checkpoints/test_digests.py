@@ -5,8 +5,10 @@ import json
 import os
 import resource
 import shutil
+import sys
 
 import pytest
+import runs
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -137,3 +139,24 @@ def test_a_disk_that_fills_up_while_an_image_is_written_is_an_error_of_the_disk(
     write(Job(tmp_path / "step_00000003", {"a": noise, "b": noise}, {"state.json": b"{}"}))
     assert resuming.problem_with(tmp_path / "step_00000003") is None
     shutil.rmtree(tmp_path / "step_00000003")
+
+
+def test_without_xxhash_checkpoints_have_sha256_and_others_are_not_taken_for_intact(tmp_path):
+    write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
+    script = f"""
+import sys
+sys.modules["xxhash"] = None
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "xxhash" else found(name, *more)
+from pathlib import Path
+from shared.checkpoints import digests, resuming
+from shared.checkpoints.writer import Job, write
+folder = Path({str(tmp_path)!r})
+write(Job(folder / "step_00000004", images={{}}, contents={{"state.json": b"1"}}))
+print([resuming.problem_with(folder / name) for name in ("step_00000003", "step_00000004")])
+"""
+    said = runs.succeed([sys.executable, "-c", script], PYTHONPATH=str(runs.ROOT))
+    assert "no known digest among xxh3_128: pip install xxhash" in said
+    assert said.rstrip().endswith("None]")
+    assert '"sha256"' in (tmp_path / "step_00000004/manifest.json").read_text()

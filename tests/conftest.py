@@ -16,8 +16,14 @@ LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 LONG = (
     *("launch/test_launch.py", "benchmarks/test_benchmarks.py", "checkpoints/test_resuming.py"),
     *("recipes/test_exactness.py", "campaigns/test_campaigns.py", "recipes/test_mlm.py"),
-    *("models/test_compiling.py", "models/test_model_families.py", "launch/test_preflight.py"),
-    *("benchmarks/test_scaling.py", "benchmarks/test_gpu_benchmarks.py", "launch/test_kubernetes.py"),
+    *(
+        "recipes/test_fsdp_recipes.py",
+        "models/test_compiling.py",
+        "models/test_model_families.py",
+        "launch/test_preflight.py",
+    ),
+    *("benchmarks/test_gpu_benchmarks.py", "benchmarks/test_scaling.py", "launch/test_kubernetes.py"),
+    "launch/test_preflight.py",
 )
 
 

@@ -116,6 +116,7 @@ with pathlib.Path(__file__).with_name("started").open("a") as file:
 """
 
 
+@pytest.mark.docs
 def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and_datasets(tmp_path):
     python, needed = tmp_path / "bare/bin/python", tmp_path / "needed"
     runs.succeed([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"])

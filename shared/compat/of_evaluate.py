@@ -17,11 +17,16 @@ def modules_cache() -> Path:
 
 
 def use_modules_cache(folder: str) -> None:
-    """Set `evaluate.config.HF_MODULES_CACHE`; if that name is missing, scripts stay in the user's folder."""
+    """Set `evaluate.config.HF_MODULES_CACHE`; if that name is missing, scripts stay in the user's folder.
+
+    evaluate appends the folder to `sys.path`. A process that multiprocessing started has the path of its parent, where
+    the parent's folder of scripts may come first, so this function puts the new one in front.
+    """
     import evaluate
 
     if hasattr(_config(evaluate), "HF_MODULES_CACHE"):
         _config(evaluate).HF_MODULES_CACHE = folder
+        sys.path.insert(0, folder)
 
 
 def has_imported_scripts() -> bool:

@@ -184,3 +184,18 @@ def test_in_a_fresh_process_resolving_imports_nothing_slow_and_computing_needs_n
     assert done.returncode == 0, done.stderr
     assert "'accuracy': 0.75" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # and no temporary files stay behind
+
+
+def test_a_process_that_has_the_path_of_its_parent_finds_its_own_copies_of_metrics(tmp_path: Path) -> None:
+    (tmp_path / "evaluate_modules/metrics").mkdir(parents=True)
+    for folder in ("evaluate_modules", "evaluate_modules/metrics"):
+        (tmp_path / folder / "__init__.py").touch()
+    script = f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+from shared.monitoring.metric_sources import METRICS_FOLDER, load
+print(load(str(METRICS_FOLDER / "roc_auc/roc_auc.py"), None).name)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "roc_auc", done.stderr[-2000:]

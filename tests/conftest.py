@@ -6,10 +6,13 @@ import os
 import pytest
 import runs
 from accelerate.state import AcceleratorState, GradientState
+from hypothesis import settings
 
 from shared.config import options
 from shared.monitoring import tracking
 
+settings.register_profile("without deadlines", deadline=None)  # timing never decides a test
+settings.load_profile("without deadlines")
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 # The slowest files, slowest first: a slow file that runs last leaves the other workers idle.

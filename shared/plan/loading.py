@@ -8,8 +8,10 @@ numbers must be functions of its arguments.
 """
 
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
@@ -56,7 +58,7 @@ class Loader:
             num_workers = 0 if device.type == "cpu" else 2
         self.num_workers = num_workers
         self._feed = (dataset, collate_fn, device, num_workers, plan.seed)
-        self._stream: Iterator[tuple[MicroBatch, Any]] = iter(())
+        self._stream: Generator[tuple[MicroBatch, Any]] = feed([], *self._feed[:3])
         self._next_step = -1
 
     def one(self, micro_batch: MicroBatch) -> tuple[MicroBatch, Any]:
@@ -83,6 +85,10 @@ class Loader:
                 break
         self._next_step = step + 1
 
+    def close(self) -> None:
+        """End the workers, which would otherwise run until Python collects the loader."""
+        self._stream.close()
+
 
 def feed(
     schedule: Iterable[MicroBatch],
@@ -91,14 +97,18 @@ def feed(
     device: torch.device,
     num_workers: int = 0,
     seed: int = 0,
-) -> Iterator[tuple[MicroBatch, Any]]:
-    """Read, collate and move to `device` the samples of each micro-batch of `schedule`, in its order."""
+) -> Generator[tuple[MicroBatch, Any]]:
+    """Read, collate and move to `device` the samples of each micro-batch of `schedule`, in its order.
+
+    The workers end with the generator.
+    """
     source = _Source(dataset, seed)
     collate = _Collate(collate_fn)
     pin = device.type == "cuda"
     batches: Iterable[tuple[MicroBatch, Any]]
+    end_workers: Callable[[], object] = nullcontext
     if num_workers:
-        batches = _start_workers(
+        batches, end_workers = _start_workers(
             DataLoader(
                 source,  # type: ignore[arg-type]  # it takes a micro-batch, and returns it with the samples
                 batch_sampler=schedule,  # type: ignore[arg-type]
@@ -111,13 +121,16 @@ def feed(
         )
     else:
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
-    for micro_batch, batch in _one_line_errors(batches):
-        current_batch.note(batch)
-        if device.type == "cpu":
-            yield micro_batch, batch
-        else:  # the copy from pinned memory is asynchronous
-            pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
-            yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
+    try:
+        for micro_batch, batch in _one_line_errors(batches):
+            current_batch.note(batch)
+            if device.type == "cpu":
+                yield micro_batch, batch
+            else:  # the copy from pinned memory is asynchronous
+                pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch
+                yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
+    finally:
+        end_workers()
 
 
 def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
@@ -158,13 +171,18 @@ class _Collate:
         return micro_batch, self.collate_fn(samples)
 
 
-def _start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Start the worker processes; when this process exits, it kills them, but not its other children."""
+def _start_workers(loader: DataLoader[Any]) -> tuple[Iterator[Any], Callable[[], object]]:
+    """Start the worker processes; return their batches, and a function that kills the workers.
+
+    When this process exits, it calls that function, and leaves its other children alone.
+    """
     before = set(active_children())
+    batches: Iterator[Any] = iter(())
     try:
-        return iter(loader)
+        batches = iter(loader)
     finally:
-        Finalize(None, _kill, (set(active_children()) - before,), exitpriority=0)
+        end_workers = Finalize(None, _kill, (set(active_children()) - before,), exitpriority=0)
+    return batches, end_workers
 
 
 def _ignore_signals(worker: int) -> None:
@@ -173,13 +191,16 @@ def _ignore_signals(worker: int) -> None:
 
 def _kill(workers: set[BaseProcess]) -> None:
     """Kill the workers that still run: they ignore SIGTERM, and a process that exits waits for its children."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error if a worker is killed
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread:  # torch's handler raises an error if a worker is killed
+        before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     running = workers.intersection(active_children())
     for worker in running:
         worker.kill()
     for worker in running:
         worker.join()
-    signal.signal(signal.SIGCHLD, before)
+    if in_main_thread:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def refuse_iterable(dataset: object) -> None:

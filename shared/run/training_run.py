@@ -49,8 +49,9 @@ class TrainingRun(Generic[Config]):
     """A run of a recipe; each process has one.
 
     As a context manager it connects the processes and locks the output folder. When the block ends, even by an error,
-    the folder is unlocked and the process can start another run. `load_data(config)` returns the training data, the
-    validation data, then anything else; the two data sets are compared with those of a finished run. Attributes:
+    the loader's workers end, the folder is unlocked, and the process can start another run. `load_data(config)` returns
+    the training data, the validation data, then anything else; the two data sets are compared with those of a finished
+    run. Attributes:
 
         accelerator: the `Accelerator`, created after all checks of the launch.
         config: the resolved settings, with precision and global batch size.
@@ -126,6 +127,7 @@ class TrainingRun(Generic[Config]):
             UserError: the loss depends on some parameters only for some batches.
         """
         self.plan, self._loader = loader.plan, loader
+        self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
         if self.accelerator.is_fsdp2:

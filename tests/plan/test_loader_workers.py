@@ -1,10 +1,16 @@
-"""A process that exits kills the workers of its loaders, and no other child."""
+"""A loader that is closed ends its workers, and so does a process that exits; no other child is killed."""
 
+import multiprocessing
 import sys
 
 import pytest
 import runs
+import torch
 
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
+
+CPU = torch.device("cpu")
 SCRIPT = """
 import multiprocessing, sys, time
 import psutil, torch
@@ -45,3 +51,16 @@ def test_a_child_of_the_users_own_survives_and_the_workers_do_not(started):
     done = runs.run([sys.executable, "-c", SCRIPT, started], timeout=60)
     assert done.stdout == "survived 2 workers\n"
     assert done.stderr.endswith("RuntimeError: in a step\n")
+
+
+def test_a_loader_that_is_closed_or_read_anew_ends_its_workers():
+    others = set(multiprocessing.active_children())
+    loader = Loader(range(10), Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9), torch.tensor, CPU, 2)
+    next(loader.micro_batches(0))
+    first = set(multiprocessing.active_children()) - others
+    next(loader.micro_batches(5))
+    second = set(multiprocessing.active_children()) - others
+    assert len(first) == len(second) == 2
+    assert not first & second
+    loader.close()
+    assert set(multiprocessing.active_children()) == others

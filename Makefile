@@ -43,7 +43,7 @@ demo demo-images demo-mlm: setup
 	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) $$expect --output_dir $$out
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not campaign and not clusters and not docs"
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not campaign and not clusters and not docs"
 
 test-docs: .venv/installed-dev
 	$(BIN)/python -m pytest -m docs

@@ -16,6 +16,7 @@ from shared.models.first_token import is_short
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed
+LONGEST = 0.3  # seconds; a CPU without bf16 instructions would take four
 PASSES = 3  # one product of the forward pass, and two in the backward pass for each
 
 
@@ -91,11 +92,13 @@ def measure_peak(device: torch.device, mixed_precision: str) -> float:
     """
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
     generator = torch.Generator(device).manual_seed(0)  # leaves the generators of the run unchanged
-    rate = 0.0
+    rate, begun = 0.0, time.perf_counter()
     for side in SIDES.get(device.type, SIDES["cuda"]):
         a = torch.rand(side, side, generator=generator, device=device).to(dtype)
         for _ in range(REPEATS):
             started = time.perf_counter()
+            if rate and started - begun > LONGEST:
+                return rate
             a @ a
             if device.type != "cpu":
                 torch.get_device_module(device).synchronize()

@@ -18,6 +18,7 @@ from benchmarks import gpu
 from benchmarks.harness import gpu_benchmarks, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
+from shared.monitoring import tracking
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One of each kind; the others differ in flags, which the parser checks below.
@@ -34,6 +35,7 @@ def rows(tmp_path_factory):
         for name, value in {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}.items():
             environment.setenv(name, value)
         environment.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the context restores it
+        environment.setattr(tracking, "draw_curves", lambda *_: None)
         for name in KINDS:
             AcceleratorState._reset_state(reset_partial_state=True)  # one of another precision cannot be changed
             run_gpu_benchmark.run(name, folder / name, toy=True)

@@ -1,13 +1,16 @@
-"""Short forms of the campaigns of `make campaign`; docs/checkpoints.md lists the tests that complement them."""
+"""Short forms of two campaigns of `make campaign`; docs/checkpoints.md lists the tests of `make test` for each."""
 
 import sys
 
+import pytest
 import runs
 
 sys.path.insert(0, str(runs.ROOT / "tests/campaigns"))
 
 import kills
 import signals
+
+pytestmark = pytest.mark.docs  # their commands stand in docs/checkpoints.md
 
 
 def test_killed_at_a_random_instant_a_run_ends_with_the_same_weights(texts, tmp_path):

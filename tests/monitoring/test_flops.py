@@ -1,10 +1,14 @@
 """The number of FLOPs that a model needs for its real tokens."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from monitored_steps import LENGTHS, WENT_WELL, monitor, plan
 from torch.utils.checkpoint import checkpoint
 
+from shared.monitoring import flops
 from shared.monitoring.flops import FlopCounter, attention_flops
 
 
@@ -54,3 +58,9 @@ def test_recomputed_layers_count_once(accelerator, clock, again):
     watch.end_step(WENT_WELL)
     clock[0] += 2
     assert watch.read()["mfu"] == pytest.approx(3 * 2 * (3 * 5 + 2 * 5 * 7) * real / 2 / 1e12)
+
+
+def test_a_slow_device_multiplies_only_once_to_measure_its_peak(monkeypatch):
+    seconds = itertools.count()
+    monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+    assert flops.measure_peak(torch.device("cpu"), "bf16") == 2 * flops.SIDES["cpu"][0] ** 3

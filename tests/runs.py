@@ -219,15 +219,44 @@ def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, 
     every = ["--expect_processes", str(processes), "--output_dir"]
     flags = {name: [*map(str, config), *every, str(folder / f"{name}-{processes}")] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
-    environment = environment_of_a_user(OMP_NUM_THREADS="1")
-    if processes > 1:
-        environment |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environment = environment_of_a_user(OMP_NUM_THREADS="1") | in_one_launch(processes)
     words = [str(ROOT / recipe), str(jobs)]
     return begin_fork(_call_recipe, (words, said, environment | changes), processes)
 
 
+def run_forked(processes, script, flags, folder, timeout=240, **changes):
+    """Run a script in forked processes of one launch, as `torchrun` would; return (exit codes by rank, what they said).
+
+    Prefer it to `run` where the launcher is not what is tested: it saves the imports of each process.
+    """
+    said = folder / f"forked-{time.monotonic_ns()}.txt"
+    environment = environment_of_a_user(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | in_one_launch(processes)
+    words = [str(word) for word in (ROOT / script, *flags)]
+    context = begin_fork(_run_script, (words, said, environment | changes), processes)
+    deadline = time.monotonic() + timeout
+    try:
+        for process in context.processes:
+            process.join(deadline - time.monotonic())
+    finally:
+        for process in context.processes:
+            process.kill()
+            process.join()
+    return [process.exitcode for process in context.processes], said.read_text()
+
+
+def in_one_launch(processes):
+    """The environment variables that a launcher sets for all processes of one machine; none for a single process."""
+    if processes == 1:
+        return {}
+    numbers = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    return numbers | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+
 def _call_recipe(rank, words, said, environment):
+    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], said, environment)
+
+
+def _run_script(rank, words, said, environment):
     if "WORLD_SIZE" in environment:
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ.clear()
@@ -237,9 +266,8 @@ def _call_recipe(rank, words, said, environment):
     with said.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    script = str(ROOT / "tests/call_recipe.py")
-    sys.argv = [script, *words]
-    runpy.run_path(script, run_name="__main__")
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def load_recipe(name):

@@ -82,10 +82,10 @@ def rows(fields: dict[str, str], configs: dict[str, type]) -> list[str]:
             default = ", ".join(f"{name}: {shown(value)}" for name, value in defaults.items())
         choices = {name: ", ".join(f"`{c}`" for c in choices_of(config, field)) for name, config in configs.items()}
         if len(each := set(choices.values())) > 1:
-            text += f" Choices: {'; '.join(f'{name}: {found}' for name, found in choices.items())}."
-        elif each != {""}:
-            text += f" Choices: {each.pop()}."
-        lines.append(f"| `--{field}` | {default} | {text.replace('|', chr(92) + '|')} |")
+            listed = f" Choices: {'; '.join(f'{name}: {found}' for name, found in choices.items())}."
+        else:
+            listed = f" Choices: {found}." if (found := each.pop()) else ""
+        lines.append(f"| `--{field}` | {default} | {text.replace('|', chr(92) + '|')}{listed} |")
     return lines
 
 

@@ -56,7 +56,7 @@ class Options:
     global_batch_size: int | None = 32
     """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
     gradient_accumulation_steps: int | None = None
-    """Instead of --global_batch_size: the first launch sets that to --per_device_train_batch_size x processes x this."""
+    """Instead of --global_batch_size: the first launch sets it to --per_device_train_batch_size x processes x this."""
     per_device_train_batch_size: int | None = None
     """Maximum number of samples in a micro-batch. None: no limit."""
     auto_micro_batch: bool = False

@@ -20,6 +20,7 @@ from benchmarks.harness.launching import flag_words
 from benchmarks.harness.rounds import command, machine
 
 WAYS = ("from scratch", "pretrained")
+LEARNING_RATE = 1e-3  # of both ways; the recipe's default for a pretrained model is lower
 
 
 def train(recipe: Any, flags: dict[str, object]) -> dict[str, float]:
@@ -66,6 +67,7 @@ def main() -> None:
         for steps in arguments.steps:
             for way in WAYS:
                 flags = {"max_train_steps": steps, "eval_steps": steps, "checkpointing_steps": "no", "seed": seed}
+                flags |= {"learning_rate": LEARNING_RATE}
                 flags["output_dir"] = folder / f"{way.replace(' ', '_')}-{steps}-{seed}"
                 if way == "pretrained":
                     flags["model_name_or_path"] = folder / "mlm/model"

@@ -57,12 +57,11 @@ def flags_page() -> str:
     titles = {"Options": "All recipes", "TextOptions": "Text recipes"}
     for cls in shared[::-1]:
         lines += ["", f"## {titles[cls.__name__]}", "", *table(cls, configs)]
-    in_all_recipes = {field for cls in shared for field in own_fields(cls)}
     for name, config in configs.items():
         own = [cls for cls in config.__mro__ if dataclasses.is_dataclass(cls) and cls not in shared]
-        new = {}
-        for cls in own[::-1]:
-            new |= {field: text for field, text in own_fields(cls).items() if field not in in_all_recipes}
+        above = {field: text for cls in shared if issubclass(config, cls) for field, text in own_fields(cls).items()}
+        texts = {field: text for cls in own[::-1] for field, text in own_fields(cls).items()}
+        new = {field: text for field, text in texts.items() if above.get(field) != text}
         lines += ["", f"## recipes/{name}.py", "", *rows(new, {name: config})]
     return "\n".join(lines) + "\n"
 
@@ -81,7 +80,12 @@ def rows(fields: dict[str, str], configs: dict[str, type]) -> list[str]:
             default = shown(next(iter(defaults.values())))
         else:
             default = ", ".join(f"{name}: {shown(value)}" for name, value in defaults.items())
-        lines.append(f"| `--{field}` | {default} | {text.replace('|', chr(92) + '|')} |")
+        choices = {name: ", ".join(f"`{c}`" for c in choices_of(config, field)) for name, config in configs.items()}
+        if len(each := set(choices.values())) > 1:
+            listed = f" Choices: {'; '.join(f'{name}: {found}' for name, found in choices.items())}."
+        else:
+            listed = f" Choices: {found}." if (found := each.pop()) else ""
+        lines.append(f"| `--{field}` | {default} | {text.replace('|', chr(92) + '|')}{listed} |")
     return lines
 
 
@@ -90,6 +94,17 @@ def shown(value: object) -> str:
     if isinstance(value, tuple):
         return f"`{' '.join(map(str, value))}`" if value else "none"
     return f"`{value}`"
+
+
+def choices_of(config: type, field: str) -> tuple[str, ...]:
+    """The values that a setting may have; () if its type does not list them."""
+    pending = [typing.get_type_hints(config)[field]]
+    while pending:
+        kind = pending.pop()
+        if typing.get_origin(kind) is typing.Literal:
+            return typing.get_args(kind)
+        pending += typing.get_args(kind)
+    return ()
 
 
 def own_fields(cls: type) -> dict[str, str]:

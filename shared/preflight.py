@@ -1,4 +1,4 @@
-"""Check within half a minute that the processes of a launch can connect, compute together, and have equal settings.
+"""Check in about half a minute that the processes of a launch can connect, compute together, and have equal settings.
 
     torchrun --nproc-per-node 2 -m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml -m shared.preflight recipes/nlp.py --seed 1

@@ -56,19 +56,19 @@ class Options:
     global_batch_size: int | None = 32
     """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
     gradient_accumulation_steps: int | None = None
-    """Sets --global_batch_size to --per_device_train_batch_size x processes x this number, at the first launch."""
+    """Instead of --global_batch_size: the first launch sets it to --per_device_train_batch_size x processes x this."""
     per_device_train_batch_size: int | None = None
     """Maximum number of samples in a micro-batch. None: no limit."""
     auto_micro_batch: bool = False
     """Before training, find the largest micro-batch that fits in GPU memory; a resumed run uses the same size."""
     micro_batches_per_step: int | None = None
-    """Micro-batches per global batch. None: the smallest of 1, 2, 4, 8, 16, 24, ... that respects the limits."""
+    """Micro-batches per global batch. None: the smallest of 1, 2, 4, 8, 16, 24, ... within both micro-batch limits."""
 
     # Optimization
     optim: Literal["adamw", "sgd"] = "adamw"
     """Optimizer."""
     learning_rate: Annotated[float, Limits(above=0)] | None = 5e-5
-    """Peak learning rate, reached after the warm-up."""
+    """Peak learning rate, reached after the warm-up. None: see the recipe."""
     adam_beta1: Annotated[float, Limits(least=0, below=1)] | None = None
     """Decay per step of AdamW's moving average of gradients. None: 0.9."""
     adam_beta2: Annotated[float, Limits(least=0, below=1)] | None = None
@@ -82,7 +82,7 @@ class Options:
     max_train_steps: int | None = None
     """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
     lr_scheduler_type: ScheduleType = "linear"
-    """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
+    """Learning rate schedule after the warm-up. Only with constant can a finished run be made longer."""
     decay_ratio: Share | None = None
     """Fraction of all optimizer steps over which warmup_stable_decay decays to 0 at the end. None: 0.2."""
     warmup_steps: CanBeZero | None = None

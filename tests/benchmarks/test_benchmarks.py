@@ -30,6 +30,7 @@ from recipes import image_classification, mlm, nlp
 from shared.config import options
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_nlp_peers_writes_a_row_per_contestant_and_round_trainers_values_and_a_table(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 4, "texts": 48, "global_batch_size": 4, "rows": 2}
     words = launching.flag_words(flags | {"evaluation_texts": 16, "contestants": "bare", "output_dir": tmp_path})
@@ -64,6 +65,7 @@ def test_the_masked_recipe_is_started_with_flags_that_it_knows():
     assert (config.train_file, config.max_length, config.mlm_probability) == (("folder/train.parquet",), 512, 0.3)
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_the_image_recipe_and_a_bare_loop_train_step_by_step(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 12, "global_batch_size": 32, "output_dir": tmp_path}
     script = [sys.executable, runs.ROOT / "benchmarks/image_peers.py"]
@@ -185,6 +187,7 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
     assert found["wall_us"] > 0
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
     # Micro-batches of several rows: those without padding, single rows above all, are known to differ in rounding.
     flags = ["--rounds", 1, "--steps", 2, "--texts", 48, "--global_batch_size", 8]

@@ -39,6 +39,7 @@ def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():
     assert one["repeats"] == 3
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_the_script_starts_the_recipe_on_hosts_and_leaves_rows_a_table_and_a_picture(tmp_path):
     """Two hosts, which an ssh of our own reaches: this machine, twice."""
     ssh = tmp_path / "bin/ssh"

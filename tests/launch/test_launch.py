@@ -55,17 +55,9 @@ def test_two_processes_of_a_launcher_give_the_run_of_one_and_exit_with_0(launche
     assert not [name for name in left if not name.startswith("torch")]  # torchrun's folder of logs, torch's of caches
 
 
-# The same up to the first step: a dry run has built the model and gone forward and backward once.
-DRY_LAUNCHES = {
-    "python": [sys.executable, "recipes/nlp.py"],
-    "python -m": [sys.executable, "-m", "recipes.nlp"],
-}
-
-
-@pytest.mark.parametrize("launcher", DRY_LAUNCHES)
-def test_a_dry_run_without_a_launcher_is_one_process_and_leaves_nothing(launcher, texts, tmp_path):
+def test_a_dry_run_without_a_launcher_is_one_process_and_leaves_nothing(texts, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 1, "--output_dir", tmp_path, "--dry_run"]
-    said = runs.succeed([*DRY_LAUNCHES[launcher], *flags], CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    said = runs.succeed([sys.executable, "-m", "recipes.nlp", *flags], CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     assert processes_said(said) == "1"
     assert not list(tmp_path.iterdir())
 

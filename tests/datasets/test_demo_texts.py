@@ -110,7 +110,7 @@ def test_the_rows_and_their_order_do_not_depend_on_the_order_of_the_files(site, 
     monkeypatch.setattr(demo_texts, "FILES_PER_PROCESS", 5)
     second = demo_texts.gather(dict(reversed(roots(site).items())))
     assert second.equals(first)
-    assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # shuffled, so that the first rows are a sample
+    assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # shuffled: the first rows are a sample
 
 
 def test_a_source_file_is_in_one_split_and_stays_there_when_files_are_added(site):

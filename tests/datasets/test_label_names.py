@@ -54,9 +54,7 @@ def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a
     labels = Labels.from_table(table_of([0, 1, 2]), "label")
     assert labels.encode(class_labels(table_of([2, 0], source="v"), NAMES)).tolist() == [2, 0]
     err = capsys.readouterr().err
-    assert (
-        err == "v has names of labels, training only numbers: matched by number (0 is bad, 1 is so-so, 2 is good)\n"
-    )
+    assert err == "v has names of labels, training only numbers: matched by number (0 is bad, 1 is so-so, 2 is good)\n"
 
 
 def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():

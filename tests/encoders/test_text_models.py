@@ -41,7 +41,7 @@ def logits_and_waits(model, inputs):
 def test_the_mask_is_applied_without_reading_the_batch_and_gives_the_same_logits(kind, padded):
     model, inputs = tiny(kind), batch(padded)
     expected, waits = logits_and_waits(model, inputs)
-    assert waits, "transformers does not read the batch on the host: mask_on_device is not needed"
+    assert waits, "transformers reads the batch on the host; otherwise mask_on_device is not needed"
     mask_on_device(model)
     given, waits = logits_and_waits(model, inputs)
     assert not waits

@@ -128,7 +128,7 @@ def test_whole_words_are_masked_except_the_last_which_may_be_masked_in_part(foun
         words = np.split(mask, np.flatnonzero(begins)[1:])
         partly = [word for word in words if word.any() and not word.all()]
         assert len(partly) <= 1
-        assert all(word.tolist() == sorted(word, reverse=True) for word in partly), "the rest of the word is masked"
+        assert all(word.tolist() == sorted(word, reverse=True) for word in partly), "masked from the beginning of the word on"
 
 
 def tokenizer(tokens, **special):

@@ -64,7 +64,7 @@ def test_crop_and_resize_equals_pillows(name, pillow, side, size):
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 40), (60, 40), (30, 45)])
-def test_evaluation_is_resize_and_center_crop(width, height):
+def test_evaluation_resizes_and_crops_the_center(width, height):
     """An image that is stored squeezed shows nearly the same part as one that is stored in full."""
     image = photo(64).resize((width, height), Image.Resampling.BICUBIC)
     short = min(width, height)
@@ -235,7 +235,7 @@ def mixed(mixup, cutmix, count=400):
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
-def test_targets_are_mixed_as_the_pixels_are(mixup, cutmix):
+def test_targets_are_mixed_in_the_same_shares_as_the_pixels(mixup, cutmix):
     """All pixels of image i are i and those of its partner i - 1, so the mean of the pixels gives the share."""
     images, targets = mixed(mixup, cutmix)
     own = torch.arange(1, 400)

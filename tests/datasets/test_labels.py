@@ -154,7 +154,7 @@ def test_lists_of_lists_are_refused():
 # Invalid labels
 
 
-def test_a_missing_column_is_refused_with_the_columns():
+def test_a_missing_column_is_refused_and_the_error_lists_the_columns():
     message = refused(Labels.from_table, table_of([1, 2]), "target")
     assert message == "--label_column_name target: --train_file a.csv has no such column (columns: label)"
 

@@ -60,7 +60,7 @@ def alone(model, tokens, lengths):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[60, 37, 37, 12, 3, 1], [20, 20, 20], [60]])
-def test_packed_logits_are_those_of_each_document_alone(kind, lengths):
+def test_packed_logits_equal_those_of_single_documents(kind, lengths):
     model = tiny(kind)
     tokens, lengths, _, _ = read(lengths)
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_the_window_of_modernbert_changes_the_logits():
 
 @pytest.mark.parametrize("rows", ["packed", "one document per row"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_and_gradient_of_the_sparse_head_are_those_of_the_dense_one(kind, rows):
+def test_the_loss_and_gradient_of_the_sparse_head_equal_those_of_the_dense_one(kind, rows):
     found = read([60, 37, 37, 12, 3, 1])
     tokens, lengths, masked, labels = found
     dense, sparse = tiny(kind).train(), tiny(kind).train()

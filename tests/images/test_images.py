@@ -85,7 +85,7 @@ def test_the_digest_of_a_table_changes_with_images_of_the_same_size(tmp_path, im
 
 
 @pytest.mark.parametrize("cache", ["none", "uint8"])
-def test_a_corrupt_image_ends_the_run_naming_its_file(tmp_path, cache):
+def test_the_error_for_a_corrupt_image_names_its_file(tmp_path, cache):
     folders(tmp_path / "train", corrupt=[3])
     given = config(train_dir=str(tmp_path / "train"), cache=cache)
 

@@ -70,7 +70,7 @@ def test_a_repeat_that_is_not_counted_does_not_change_the_averages():
     assert torch.equal(buffers(net), buffers(other))
 
 
-def test_a_skipped_update_leaves_the_averages_as_they_were():
+def test_a_skipped_update_does_not_change_the_averages():
     net = model().train()
     averages = RunningAverages(Accelerator(cpu=True), net)
     step(net, averages)

@@ -55,7 +55,7 @@ def test_the_layers_of_an_encoder_and_the_stages_of_a_resnet_are_compiled():
     assert repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
 
 
-def test_losses_and_gradients_are_the_same_and_all_layers_and_sizes_share_code(accelerator, quick):
+def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick):
     from torch._dynamo.utils import counters
 
     counters.clear()

@@ -61,7 +61,7 @@ def logits_and_gradients(model, inputs):
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_logits_and_gradients_are_those_of_the_whole_layer(kind, padded):
+def test_logits_and_gradients_equal_those_of_the_whole_layer(kind, padded):
     whole, inputs = tiny(kind), batch(padded, kind)
     short = copy.deepcopy(whole)
     shorten_last_layer(short)

@@ -112,7 +112,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, st
         yield cached
 
 
-def test_every_folder_is_in_the_table() -> None:
+def test_every_folder_of_a_metric_is_in_the_table() -> None:
     folders = {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == {name for name, _ in EXPECTED}
 

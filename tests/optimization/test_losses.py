@@ -31,7 +31,7 @@ def vector(tensors):
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_step_moves_by_the_gradient_of_torchs_weighted_and_smoothed_loss_of_the_whole_batch(
+def test_a_step_uses_the_gradient_of_torchs_weighted_and_smoothed_loss_of_the_whole_batch(
     texts, tmp_path, one_cpu_process_without_a_picture, pieces, capsys
 ):
     weights = (0.5, 2.5, 1.0, 3.7)
@@ -74,7 +74,7 @@ def test_balanced_weights_equal_those_of_scikit_learn_and_weigh_the_samples_of_t
     assert "label_smoothing" not in made.cross_entropy
 
 
-def test_without_the_settings_nothing_changes():
+def test_without_the_settings_the_loss_is_the_plain_one():
     for kind in ("classification", "multi_label", "regression"):
         assert shape(kind) == losses.LossShape()
 

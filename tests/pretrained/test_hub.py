@@ -125,7 +125,7 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
         hub.require_model(str(tmp_path))
 
 
-def test_a_file_is_refused(tmp_path):
+def test_a_file_instead_of_a_model_folder_is_refused(tmp_path):
     (tmp_path / "model.bin").write_text("")
     with pytest.raises(UserError, match="is a file"):
         hub.require_model(str(tmp_path / "model.bin"))
@@ -153,7 +153,7 @@ def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkey
     assert hub.require_model("someone/model") is False
 
 
-def test_a_model_that_is_nowhere_is_refused_without_a_network(monkeypatch, tmp_path, closed):
+def test_a_model_that_is_not_on_this_machine_is_refused_without_a_network(monkeypatch, tmp_path, closed):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     with pytest.raises(UserError, match=r"--model_name_or_path someone/model is not on this machine .*local folder"):

@@ -83,7 +83,7 @@ def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_p
     assert from_pretrained.reason(error) == "sentencepiece is not installed: pip install -r requirements.txt"
 
 
-def test_a_revision_reaches_the_hub(monkeypatch):
+def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
     """The config, the weights and the tokenizer are all those of the given revision."""
     import transformers
 

@@ -82,7 +82,7 @@ def test_another_seed_epoch_or_document_has_other_masked_tokens():
     assert 0.15 < overlap < 0.45, "30 % of the tokens of one draw are expected in another"
 
 
-def test_golden_values():
+def test_masks_equal_the_golden_values():
     """The masks of every run ever made depend on these: they must never change."""
     tokens, one = np.arange(5, 25), np.array([1])
     chosen = masking().choose(tokens, np.array([20]), 0, one, 3 * one)
@@ -128,7 +128,7 @@ def test_whole_words_are_masked_except_the_last_which_may_be_masked_in_part(foun
         words = np.split(mask, np.flatnonzero(begins)[1:])
         partly = [word for word in words if word.any() and not word.all()]
         assert len(partly) <= 1
-        assert all(word.tolist() == sorted(word, reverse=True) for word in partly), "masked from the beginning of the word on"
+        assert all(word.tolist() == sorted(word, reverse=True) for word in partly), "masked from its beginning"
 
 
 def tokenizer(tokens, **special):

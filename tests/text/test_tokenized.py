@@ -247,7 +247,7 @@ def test_training_gives_the_same_tokenizer_every_time(tmp_path, monkeypatch, kin
     assert len(contents) == 1
 
 
-def test_training_happens_once(monkeypatch):
+def test_a_tokenizer_is_trained_only_once(monkeypatch):
     trained()
     monkeypatch.setattr(tokenized, "_train_wordpiece", lambda *_: pytest.fail("trained again"))
     trained()
@@ -300,7 +300,7 @@ def texts_of(values, type_=None) -> pa.Table:
     return named(pa.table({"text": pa.array(values, type_), "label": [0] * len(values)}), "--train_file a.csv")
 
 
-def test_a_missing_column_is_refused_with_the_columns(tokenizers):
+def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tokenizers):
     message = refused(tokenize, texts_of(["a"]), ["sentence"], tokenizers["bpe"], 9)
     assert message == "--text_column_names sentence: --train_file a.csv has no such column (columns: text, label)"
 

@@ -161,7 +161,7 @@ evaluation.resolve(Options(metric_name=("micro_f1", "roc_auc")), "multi_label", 
 slow = {"evaluate", "datasets", "sklearn"} & set(sys.modules)
 assert not slow, slow
 
-class WithoutTransformers:  # evaluate works without it and starts seconds sooner
+class WithoutTransformers:  # evaluate works without transformers and starts seconds sooner
     def find_spec(self, name, *_):
         if name == "transformers":
             raise ImportError(name)

@@ -117,7 +117,7 @@ def test_equal_content_is_not_tokenized_a_second_time(tokenizer, tmp_path, monke
     first = tokenize_documents(of_file(path, "--train_file", "text"), tokenizer)
     copy = tmp_path / "copy.txt"
     copy.write_bytes((tmp_path / "corpus.txt").read_bytes())
-    monkeypatch.setattr(tokens_module, "_in_order", None)  # from here on, tokenizing fails
+    monkeypatch.setattr(tokens_module, "_in_order", None)  # from now on, tokenizing fails
     assert tokenize_documents(of_file(str(copy), "--train_file", "text"), tokenizer) == first
     assert tokenize_documents(of_file(path, "--train_file", "text"), tokenizer) == first
     copy.write_text(copy.read_text() + "more\n")

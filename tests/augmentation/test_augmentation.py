@@ -1,4 +1,4 @@
-"""Each transform equals Pillow's or a formula, and random numbers depend on the sample only."""
+"""Each transform equals Pillow's or a formula; random numbers depend only on the seed, the epoch and the sample."""
 
 import colorsys
 
@@ -20,7 +20,7 @@ GEOMETRY = Geometry(size=12, resize=16, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4
 
 
 def photo(side, seed=0):
-    """Something smooth with edges, in Pillow."""
+    """A smooth Pillow image with edges."""
     rng = np.random.default_rng(seed)
     return Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize((side, side), Image.Resampling.BICUBIC)
 
@@ -51,7 +51,7 @@ def micro_batch(samples, epochs=None):
     ("name", "pillow"), [("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)]
 )
 @pytest.mark.parametrize(("side", "size"), [(64, 24), (24, 64), (33, 32), (8, 32)])
-def test_crop_and_resize_is_that_of_pillow(name, pillow, side, size):
+def test_crop_and_resize_equals_pillows(name, pillow, side, size):
     boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.1, 0.2, 0.8, 0.95], [0.9, 0.3, 0.4, 0.6]])
     images = [photo(side, seed) for seed in range(3)]
     found = arrays(crop_and_resize(stored(*images), boxes, size, name))
@@ -59,13 +59,13 @@ def test_crop_and_resize_is_that_of_pillow(name, pillow, side, size):
         left, top, right, bottom = (box.double() * side).tolist()
         expected = np.asarray(image.resize((size, size), pillow, box=(min(left, right), top, max(left, right), bottom)))
         expected = expected[:, ::-1] if left > right else expected
-        assert np.abs(cut - expected).max() <= 2  # Pillow computes in whole numbers
+        assert np.abs(cut - expected).max() <= 2  # Pillow computes with integers
         assert np.abs(cut - expected).mean() < 0.3
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 40), (60, 40), (30, 45)])
-def test_evaluation_is_resize_and_center_crop(width, height):
-    """Of an image stored in full; a stored one that is squeezed shows the same part of it."""
+def test_evaluation_resizes_and_crops_the_center(width, height):
+    """An image that is stored squeezed shows nearly the same part as one that is stored in full."""
     image = photo(64).resize((width, height), Image.Resampling.BICUBIC)
     short = min(width, height)
     resized = image.resize((round(width * 32 / short), round(height * 32 / short)), Image.Resampling.BILINEAR)
@@ -74,16 +74,16 @@ def test_evaluation_is_resize_and_center_crop(width, height):
     boxes = center_boxes(torch.tensor([width / height]), 24 / 32)
     side = max(width, height)
     square = Image.new("RGB", (side, side))
-    square.paste(image)  # not squeezed: the rest is black, and in no box
+    square.paste(image)  # not squeezed: the rest is black and outside of the box
     exact = arrays(crop_and_resize(stored(square), boxes * torch.tensor([width, height] * 2) / side, 24))[0]
     squeezed = arrays(crop_and_resize(stored(image.resize((48, 48), Image.Resampling.BILINEAR)), boxes, 24))[0]
-    assert np.abs(exact - expected).mean() < 2.5  # places are rounded to pixels there, and not here
+    assert np.abs(exact - expected).mean() < 2.5  # Pillow rounds positions to pixels, ours does not
     assert np.abs(squeezed - expected).mean() < 5
 
 
 @given(st.integers(0, 2**31), st.floats(0.08, 0.99), st.floats(0.3, 3))
 @settings(max_examples=30, deadline=None)
-def test_random_crops_lie_in_the_image_and_have_the_area_and_shape_asked_for(seed, area, aspect):
+def test_random_crops_lie_in_the_image_and_have_the_requested_area_and_shape(seed, area, aspect):
     draw = Draws(seed, micro_batch(range(64)), CPU)
     left, top, right, bottom = crop_boxes(draw, torch.full((64,), aspect), area).unbind(1)
     assert min(left.min(), top.min()) >= 0
@@ -113,14 +113,14 @@ def test_crops_of_the_whole_area_are_the_whole_image():
         (color.sharpness, ImageEnhance.Sharpness),
     ],
 )
-def test_enhancers_are_those_of_pillow(ours, pillow, factor):
+def test_enhancers_equal_those_of_pillow(ours, pillow, factor):
     images = [photo(20), photo(20, 1)]
     found = arrays(ours(batch(*images), torch.full((2, 1, 1, 1), factor)))
     for image, changed in zip(images, found, strict=True):
         assert np.abs(changed - np.asarray(pillow(image).enhance(factor))).max() <= 1
 
 
-def test_operations_on_values_are_those_of_pillow():
+def test_operations_on_values_equal_those_of_pillow():
     flat = Image.new("RGB", (20, 20), (10, 200, 30))
     images = [photo(20), photo(20, 1).point(lambda v: 60 + v // 3), flat]
     each = lambda value: torch.full((3, 1, 1, 1), value)  # noqa: E731
@@ -135,7 +135,7 @@ def test_operations_on_values_are_those_of_pillow():
 
 
 @pytest.mark.parametrize("shift", [-0.5, -0.17, 0.0, 0.08, 0.33])
-def test_hues_turn_as_colorsys_and_pillow_turn_them(shift):
+def test_hue_shifts_equal_those_of_colorsys_and_pillow(shift):
     images = [photo(20), photo(20, 1), Image.new("RGB", (20, 20), (90, 90, 90))]
     found = arrays(color.hue(batch(*images), torch.full((3, 1, 1, 1), shift)))
     for image, turned in zip(images, found, strict=True):
@@ -143,7 +143,7 @@ def test_hues_turn_as_colorsys_and_pillow_turn_them(shift):
         hsv = [colorsys.rgb_to_hsv(*pixel) for pixel in pixels]
         exact = np.array([colorsys.hsv_to_rgb((h + shift) % 1, s, v) for h, s, v in hsv]) * 255
         assert np.abs(turned.reshape(-1, 3) - exact).max() <= 0.51
-        hue, *others = image.convert("HSV").split()  # of 256 hues and saturations only
+        hue, *others = image.convert("HSV").split()  # Pillow has only 256 hues and saturations
         bands = [Image.fromarray(np.asarray(hue) + np.uint8(round(shift * 255) % 256)), *others]
         assert np.abs(turned - np.asarray(Image.merge("HSV", bands).convert("RGB"))).mean() < 3
 
@@ -151,7 +151,7 @@ def test_hues_turn_as_colorsys_and_pillow_turn_them(shift):
 @pytest.mark.parametrize("space", [random_operations.WIDE, random_operations.USUAL], ids=["trivial", "rand"])
 @pytest.mark.parametrize("name", random_operations.GEOMETRY)
 @pytest.mark.parametrize("strength", [-0.9, 0.37])
-def test_shears_shifts_and_rotations_are_those_of_pillow(name, strength, space):
+def test_shears_shifts_and_rotations_equal_those_of_pillow(name, strength, space):
     image, signed = photo(40), np.array([strength])
     if name == "rotate":
         expected = image.rotate(strength * space.turn)
@@ -159,10 +159,10 @@ def test_shears_shifts_and_rotations_are_those_of_pillow(name, strength, space):
         matrix = random_operations.inverse(name, signed, 40, space)[0]
         expected = image.transform((40, 40), Image.Transform.AFFINE, tuple(matrix.ravel()))
     found = arrays(random_operations.change(batch(image), name, abs(signed), signed, space))[0]
-    assert (found != np.asarray(expected)).mean() < 0.01  # a place between two pixels may be rounded the other way
+    assert (found != np.asarray(expected)).mean() < 0.01  # a position between two pixels may be rounded differently
 
 
-def test_each_image_gets_its_operation_as_it_would_alone():
+def test_an_image_gets_the_same_operation_in_a_batch_as_alone():
     count = len(random_operations.OPERATIONS)
     images = batch(*(photo(20, seed) for seed in range(count)))
     operation = (np.arange(count) + 0.5) / count
@@ -177,7 +177,7 @@ def test_each_image_gets_its_operation_as_it_would_alone():
     assert changed == [name != "identity" for name in random_operations.OPERATIONS]
 
 
-def test_an_operation_of_randaugment_is_as_strong_as_its_magnitude_says():
+def test_the_magnitude_sets_the_strength_of_an_operation_of_randaugment():
     """Magnitude 10 of 30 is a third of the way to the strongest that torchvision has."""
     image = photo(60)
     drawn = {
@@ -200,7 +200,7 @@ def test_an_operation_of_randaugment_is_as_strong_as_its_magnitude_says():
         assert (np.abs(changed - np.asarray(expected)) > 1).mean() < 0.01, name
 
 
-def test_each_operation_of_randaugment_on_an_image_has_draws_of_its_own():
+def test_each_operation_of_randaugment_on_an_image_has_its_own_random_numbers():
     images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
     batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
     as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
@@ -235,8 +235,8 @@ def mixed(mixup, cutmix, count=400):
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
-def test_targets_are_mixed_as_the_pixels_are(mixup, cutmix):
-    """Image i is all i, its partner all i - 1: so the mean of the pixels gives the share."""
+def test_targets_are_mixed_in_the_same_shares_as_the_pixels(mixup, cutmix):
+    """All pixels of image i are i and those of its partner i - 1, so the mean of the pixels gives the share."""
     images, targets = mixed(mixup, cutmix)
     own = torch.arange(1, 400)
     shares = targets[own, own]
@@ -257,7 +257,7 @@ def test_shares_of_mixup_are_from_a_beta_distribution():
 # Draws
 
 
-def test_draws_are_a_function_of_seed_epoch_and_sample_whatever_the_batch():
+def test_draws_depend_on_seed_epoch_and_sample_and_not_on_the_batch():
     whole = Draws(3, micro_batch(range(50), [7] * 50), CPU)
     part = Draws(3, micro_batch([40, 2, 11], [7] * 3), CPU)
     for name in DRAWS:
@@ -268,7 +268,7 @@ def test_draws_are_a_function_of_seed_epoch_and_sample_whatever_the_batch():
     ]  # golden
 
 
-def test_draws_are_uniform_and_unlike_each_other():
+def test_draws_are_uniform_and_uncorrelated():
     drawn = {name: Draws(0, micro_batch(range(4000)), CPU).on_cpu(name) for name in DRAWS}
     drawn |= {"epoch 1": Draws(0, micro_batch(range(4000), [1] * 4000), CPU).on_cpu("area")}
     drawn |= {"seed 1": Draws(1, micro_batch(range(4000)), CPU).on_cpu("area")}

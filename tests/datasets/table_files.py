@@ -30,7 +30,7 @@ def values(table, as_text=()):
 
 
 def refusal(path: Path) -> str:
-    """The error of reading `path` as --train_file, without flag and path, with which its single line begins."""
+    """The one-line error of reading `path` as --train_file, without the flag and the path at its beginning."""
     with pytest.raises(UserError) as caught:
         read_file(str(path), "--train_file")
     message = str(caught.value)

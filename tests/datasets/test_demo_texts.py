@@ -1,4 +1,4 @@
-"""The demo texts from docstrings: collection, split, and that they are built once. 10 s, or 20 s without cache."""
+"""The demo texts are collected from docstrings, split, and built once. This takes 10 s, or 20 s without a cache."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ def planted() -> set[str]:
 
 
 def plant(site: Path, library: str) -> None:
-    """An installed library, each of whose files leaves a trace when it is imported."""
+    """Write an installed library; each of its files leaves a trace when it is imported."""
     package = site / library
     package.mkdir(parents=True)
     trace = f"open({str(site / 'imported')!r}, 'w')\nraise RuntimeError\n"
@@ -85,7 +85,7 @@ finally:
 
 
 @pytest.mark.parametrize("source", [b"print 'Python 2'", b"x = '\0'", b"\xff\xfe", b"# coding: nonsense\n", b""])
-def test_a_file_that_cannot_be_parsed_or_says_nothing_has_no_docstrings(source):
+def test_a_file_that_cannot_be_parsed_or_is_empty_has_no_docstrings(source):
     assert not any(demo_texts.docstrings(source))
 
 
@@ -103,17 +103,17 @@ def test_load_reads_the_libraries_without_importing_them(site):
     assert not sys.modules.keys() & set(LIBRARIES)
 
 
-def test_the_rows_and_their_order_do_not_depend_on_the_order_in_which_files_are_met(site, monkeypatch):
+def test_the_rows_and_their_order_do_not_depend_on_the_order_of_the_files(site, monkeypatch):
     first = demo_texts.gather(roots(site))
     real = Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(real(self, pattern))))
     monkeypatch.setattr(demo_texts, "FILES_PER_PROCESS", 5)
     second = demo_texts.gather(dict(reversed(roots(site).items())))
     assert second.equals(first)
-    assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # mixed: any first rows are a sample
+    assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # shuffled: the first rows are a sample
 
 
-def test_a_source_file_is_on_one_side_and_stays_there_when_others_come(site):
+def test_a_source_file_is_in_one_split_and_stays_there_when_files_are_added(site):
     before = {row["file"]: row["split"] for row in demo_texts.gather(roots(site)).to_pylist()}
     for number in range(100, 140):
         (site / "planted_a" / f"m{number}.py").write_text(f'"""{sentence("planted_a", number)}"""')
@@ -125,7 +125,7 @@ def test_a_source_file_is_on_one_side_and_stays_there_when_others_come(site):
 
 
 @given(st.integers(0, 10**9))
-def test_the_validation_share_is_what_the_constant_says(salt):
+def test_the_share_of_validation_files_is_the_constant(salt):
     share = sum(demo_texts.in_validation(f"library{salt}/m{number}.py") for number in range(2000)) / 2000
     assert abs(share - demo_texts.VALIDATION_SHARE) < 0.05  # six standard deviations
 
@@ -135,7 +135,7 @@ def test_the_split_never_changes():
     assert [number for number, file in enumerate(files) if demo_texts.in_validation(file)] == [4, 10, 13, 17, 18]
 
 
-def test_duplicates_are_kept_once_and_texts_of_two_libraries_not_at_all(site):
+def test_duplicates_are_kept_once_and_texts_that_two_libraries_share_are_dropped(site):
     again = sentence("planted_a", 3).replace(" ", "\n  ")
     shared = "A sentence that two of the libraries have, so that nobody can tell from which of the two it comes."
     (site / "planted_a" / "again.py").write_text(f'"""{again}"""\nclass A:\n    """{shared}"""')
@@ -145,7 +145,7 @@ def test_duplicates_are_kept_once_and_texts_of_two_libraries_not_at_all(site):
     assert keys == dict.fromkeys(planted(), 1)
 
 
-def test_a_library_gives_at_most_so_many_files_and_its_tests_are_left_out(site, monkeypatch):
+def test_the_number_of_files_per_library_is_limited_and_its_tests_are_left_out(site, monkeypatch):
     (site / "planted_a" / "tests").mkdir()
     (site / "planted_a" / "tests" / "test_a.py").write_text(f'"""{sentence("planted_a", 77)}"""')
     everything = demo_texts.gather(roots(site)).to_pylist()
@@ -169,13 +169,13 @@ def test_load_limits_the_texts_per_library_and_documents_does_not(site, monkeypa
     assert {sides[file] for file in validation["file"].to_pylist()} <= {"validation"}
 
 
-def test_a_missing_library_is_said_and_replaced_by_the_next(site, monkeypatch, capfd):
+def test_a_missing_library_is_reported_and_replaced_by_the_next(site, monkeypatch, capfd):
     monkeypatch.setattr(demo_texts, "LIBRARIES", {"no_such": "no-such", **{name: name for name in LIBRARIES}})
     train, _ = demo_texts.load()
     assert set(train["label"].to_pylist()) == set(LIBRARIES)
-    said, bar = capfd.readouterr().err.split("\n", 1)
-    assert said.startswith("reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, ")
-    assert said.endswith("(no-such not installed)")
+    line, bar = capfd.readouterr().err.split("\n", 1)
+    assert line.startswith("reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, ")
+    assert line.endswith("(no-such not installed)")
     assert "reading sources" in bar
 
 
@@ -186,20 +186,20 @@ def test_only_the_first_libraries_are_read(site, monkeypatch):
     assert set(demo_texts.load(progress=False)[0]["label"].to_pylist()) == set(LIBRARIES)
 
 
-def test_with_fewer_than_four_libraries_the_error_names_the_missing_and_the_way_out(site, monkeypatch):
+def test_with_fewer_than_four_libraries_the_error_names_the_missing_ones_and_the_remedies(site, monkeypatch):
     names = [*LIBRARIES[:3], "no_such"]
     monkeypatch.setattr(demo_texts, "LIBRARIES", dict(zip(names, [*LIBRARIES[:3], "no-such"], strict=True)))
     with pytest.raises(UserError, match=r"no-such not installed.*requirements\.txt.*--train_file"):
         demo_texts.load()
 
 
-def test_a_folder_that_only_has_the_name_of_a_library_is_not_one(site, monkeypatch):
+def test_a_folder_with_the_name_of_a_library_does_not_count_as_the_library(site, monkeypatch):
     (site / "planted_e").mkdir()
     monkeypatch.setattr(demo_texts, "LIBRARIES", {"planted_e": "planted-e", **{name: name for name in LIBRARIES}})
     assert "planted_e" not in demo_texts.load(progress=False)[0]["label"].to_pylist()
 
 
-def test_another_version_of_a_library_is_read_anew(site):
+def test_a_new_version_of_a_library_is_read_again(site):
     before = demo_texts.documents(progress=False)
     (site / "planted_a" / "new.py").write_text(f'"""{sentence("planted_a", 5000)}"""')
     assert demo_texts.documents(progress=False).equals(before)
@@ -207,7 +207,7 @@ def test_another_version_of_a_library_is_read_anew(site):
     assert demo_texts.documents(progress=False).num_rows == before.num_rows + 1
 
 
-def test_the_parsing_processes_take_no_module_from_the_working_folder(site, tmp_path, monkeypatch):
+def test_the_parsing_processes_import_no_module_from_the_working_folder(site, tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise RuntimeError")
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "__init__.py").write_text("raise RuntimeError")
@@ -239,7 +239,7 @@ print(hash(str(train.to_pylist() + validation.to_pylist())))
 """
 
 
-def test_two_processes_at_once_build_once_and_read_the_same(site, tmp_path):
+def test_two_concurrent_processes_build_the_data_once_and_read_the_same(site, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(root=str(ROOT), libraries=LIBRARIES))
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -263,7 +263,7 @@ def test_prepared_data_is_read_and_not_gathered_again(site, monkeypatch, capfd):
 
 
 def test_the_installed_libraries_give_enough_balanced_text():
-    """Up to 20 s, when the user's cache has no data for the installed versions."""
+    """This takes up to 20 s if the user's cache has no data for the installed versions."""
     train, validation = demo_texts.load()
     rows = train.to_pylist() + validation.to_pylist()
     assert len(rows) >= 8000

@@ -1,4 +1,4 @@
-"""Lists of files, patterns, folders and compressed files, as rows and as documents, and the errors for bad ones."""
+"""Lists of files, patterns, folders and compressed files are read as rows or documents; bad ones are refused."""
 
 import bz2
 import gzip
@@ -39,7 +39,7 @@ def own_cache(monkeypatch, tmp_path_factory):
 
 
 def write(path, rows):
-    """Rows as a file of the kind that its name says."""
+    """Write the rows as a file of the kind given by its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind, *compression = path.suffixes
     if kind == ".parquet":
@@ -62,7 +62,7 @@ def refusal(function, *arguments):
 
 
 def refusals(given):
-    """How files are refused as rows and as documents, the second up to its end."""
+    """The errors of reading files as rows and as documents, which are read to their end."""
     yield refusal(read_file, given, "--train_file")
     yield refusal(lambda: texts_of(of_files(given, "--train_file", "text")))
 
@@ -85,7 +85,7 @@ def test_a_text_file_in_several_compressed_parts_is_read_to_its_end(tmp_path, co
 
 
 @pytest.mark.parametrize("compression", list(COMPRESS))
-def test_a_compressed_file_that_is_cut_off_or_none_is_refused_by_name(tmp_path, compression):
+def test_a_compressed_file_that_is_cut_off_or_not_compressed_is_refused_by_name(tmp_path, compression):
     path = tmp_path / f"a.csv.{compression}"
     whole = COMPRESS[compression](KINDS["csv"](ROWS * 100).encode())
     for content in (whole[: len(whole) // 2], b"text,label\na,1\n"):
@@ -96,7 +96,7 @@ def test_a_compressed_file_that_is_cut_off_or_none_is_refused_by_name(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl.zst", "parquet"])
-def test_several_files_are_one_after_the_other_in_the_order_of_their_names_however_they_are_given(tmp_path, kind):
+def test_several_files_are_read_in_the_order_of_their_names_however_they_are_given(tmp_path, kind):
     names = [write(tmp_path / f"data/part-{i}.{kind}", ROWS[3 * i : 3 * i + 3]) for i in range(3)]
     ends = kind.partition(".")[0]
     (tmp_path / "data/.hidden.csv").write_text("a")
@@ -113,7 +113,7 @@ def test_several_files_are_one_after_the_other_in_the_order_of_their_names_howev
     assert of_files([str(tmp_path / "moved")], "--train_file", "text").content() == digest
 
 
-def test_a_row_of_one_of_several_files_is_named_in_its_file_after_a_split(tmp_path):
+def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):
     names = [write(tmp_path / f"{i}.csv", ROWS) for i in range(3)]
     train, validation = load_tables(Options(train_file=tuple(names)), ["text"], ["label"])
     assert (train.num_rows, validation.num_rows) == (24, 3)
@@ -121,7 +121,7 @@ def test_a_row_of_one_of_several_files_is_named_in_its_file_after_a_split(tmp_pa
     assert sorted(found) == sorted(f"row {i + 1} of --train_file {name}" for name in names for i in range(9))
 
 
-def test_labels_of_several_files_mean_the_same_in_all_of_them(tmp_path):
+def test_labels_have_the_same_meaning_in_all_files(tmp_path):
     names = tuple(write(tmp_path / f"{i}.csv", [("a", label), ("b", "2")]) for i, label in enumerate(("1", "01")))
     train, _ = load_tables(Options(train_file=names, validation_file=names), ["text"], ["label"])
     assert column_of(train, "label", "").to_pylist() == ["1", "2", "01", "2"]
@@ -130,7 +130,7 @@ def test_labels_of_several_files_mean_the_same_in_all_of_them(tmp_path):
     assert column_of(train, "label", "").to_pylist() == [1, 2, 0.5, 2]
 
 
-def test_files_that_do_not_go_together_are_refused_with_their_names(tmp_path):
+def test_files_with_different_columns_or_types_are_refused_with_their_names(tmp_path):
     one, other = tmp_path / "a.csv", tmp_path / "b.csv"
     write(one, ROWS)
     other.write_text("words,label,id\na,1,2\n")
@@ -139,7 +139,7 @@ def test_files_that_do_not_go_together_are_refused_with_their_names(tmp_path):
         f"--train_file {other} has other columns than --train_file {one} (only in the former: words, id; "
     )
     assert "only in the latter: text)" in message
-    other.write_text("label,text\n1,a\n")  # another order is no difference
+    other.write_text("label,text\n1,a\n")  # the order of the columns may differ
     assert read_file([str(one), str(other)], "--train_file").num_rows == 10
     for name, label in (("a.jsonl", 1), ("b.jsonl", "x")):
         write(tmp_path / name, [("text", label)])
@@ -148,15 +148,15 @@ def test_files_that_do_not_go_together_are_refused_with_their_names(tmp_path):
     assert "label" in message
 
 
-def test_what_names_no_files_or_one_twice_is_refused(tmp_path):
+def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):
     path = write(tmp_path / "data/a.csv", ROWS)
-    for given, said in (
+    for given, expected in (
         ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no file matches this pattern"),
         ([path, f"{tmp_path}/data"], f"--train_file {path} is given twice: name each file once"),
         ([str(tmp_path)], f"--train_file {tmp_path} is a folder without data files (.csv"),
         ([f"{tmp_path}/b.csv"], f"--train_file {tmp_path}/b.csv: no such file"),
     ):
-        assert refusal(lambda given=given: read_file(given, "--train_file")).startswith(said)
+        assert refusal(lambda given=given: read_file(given, "--train_file")).startswith(expected)
     write(tmp_path / "data/a.csv.gz", ROWS)
     assert "are the same data: name each file once" in refusal(read_file, [f"{tmp_path}/data"], "--train_file")
     write(tmp_path / "data/b.jsonl", ROWS)
@@ -172,21 +172,21 @@ def test_what_names_no_files_or_one_twice_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("delimiter", "flag"), [(";", "';'"), ("\t", r"'\t'"), ("|", "'|'")])
-def test_another_delimiter_is_named_and_then_works(tmp_path, delimiter, flag):
+def test_another_delimiter_is_named_in_the_error_and_works_with_the_flag(tmp_path, delimiter, flag):
     path = tmp_path / "a.csv"
     path.write_text("text;label\na, b;1\nc;2\n".replace(";", delimiter))
     for message in refusals([str(path)]):
         assert message.startswith(f"--train_file {path} has no ',' in its header, but {delimiter!r} (first line: ")
         assert message.endswith(f": use --csv_delimiter {flag}")
-    said = delimiter.replace("\t", r"\t")
-    config = Options(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=said)
+    value = delimiter.replace("\t", r"\t")
+    config = Options(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=value)
     options.check(config)
     tables = load_tables(config, ["text"], ["label"])
     assert column_of(tables[0], "text", "", as_text=True).to_pylist() == ["a, b", "c"]
     assert texts_of(load_documents(config, "text")[0]) == ["a, b", "c"]
 
 
-def test_a_delimiter_without_effect_or_sense_is_refused(tmp_path):
+def test_a_delimiter_that_is_invalid_or_without_effect_is_refused(tmp_path):
     config = Options(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
     for load in (lambda: load_tables(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
         assert refusal(load).startswith("--csv_delimiter ; has no effect on --train_file ")
@@ -196,7 +196,7 @@ def test_a_delimiter_without_effect_or_sense_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("written", "hint"), [("Text", "Text"), (" text", "' text'"), ("TEXT ", "'TEXT '")])
-def test_a_column_that_is_written_otherwise_is_named(tmp_path, written, hint):
+def test_a_column_whose_name_differs_in_case_or_white_space_is_suggested(tmp_path, written, hint):
     path = tmp_path / "a.csv"
     path.write_text(f"{written},label\na,1\n")
     table = read_file(str(path), "--train_file")
@@ -208,7 +208,7 @@ def test_a_column_that_is_written_otherwise_is_named(tmp_path, written, hint):
 # The settings
 
 
-def test_one_file_may_be_a_plain_text_in_python_and_in_an_older_run(tmp_path):
+def test_one_file_may_be_a_plain_string_in_python_and_in_the_config_of_an_older_run(tmp_path):
     assert Options(train_file="a.csv", validation_file="b.csv") == options.parse(
         Options, ["--train_file", "a.csv", "--validation_file", "b.csv"]
     )
@@ -226,7 +226,7 @@ def test_one_file_may_be_a_plain_text_in_python_and_in_an_older_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("a.json", '{"version": "1.1", "data": [{"text": "a"}, {"text": "b"}]}', "one object with 2 rows in 'data'"),
         ("a.json", '{\n "data": [\n  {"text": "a"}\n ]\n}\n', "one object with 1 rows in 'data': save only this list"),
@@ -235,10 +235,10 @@ def test_one_file_may_be_a_plain_text_in_python_and_in_an_older_run(tmp_path):
         ("a.json", '[{"text": "a"}, {"text": "\\ude00 b"}]', r"in element 2: it contains '\ude00', a lone surrogate"),
     ],
 )
-def test_json_that_is_no_rows_is_refused_with_what_it_is(tmp_path, name, content, said):
+def test_json_that_does_not_hold_rows_is_refused_with_a_description(tmp_path, name, content, expected):
     (tmp_path / name).write_text(content)
     for message in refusals([str(tmp_path / name)]):
-        assert said in message
+        assert expected in message
         assert message.startswith(f"--train_file {tmp_path / name} ")
 
 

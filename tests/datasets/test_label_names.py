@@ -37,13 +37,13 @@ def test_lists_of_labels_are_matched_by_their_names(as_list):
 
 
 @pytest.mark.parametrize("training", list(TRAINING))
-def test_a_name_that_training_lacks_is_refused_whatever_its_number(training):
+def test_a_name_that_the_training_data_lacks_is_refused_for_any_number(training):
     labels = Labels.from_table(TRAINING[training](), "label")
     message = refused(labels.encode, class_labels(table_of([0, 1], source="v"), ["bad", "ugly"]))
     assert message.startswith("row 2 of v has a label in label that training does not have (unknown: ugly; known: ")
 
 
-def test_numbers_without_names_are_those_of_the_other_part_and_that_is_said(capsys):
+def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a_message(capsys):
     labels = Labels.from_table(TRAINING["ClassLabel"](), "label")
     assert labels.encode(table_of([2, 0], source="v")).tolist() == [2, 0]
     assert capsys.readouterr().err == (
@@ -53,8 +53,8 @@ def test_numbers_without_names_are_those_of_the_other_part_and_that_is_said(caps
     assert "v has numbers in label (2, 3) where the training" in refused(labels.encode, table_of([2, 3], source="v"))
     labels = Labels.from_table(table_of([0, 1, 2]), "label")
     assert labels.encode(class_labels(table_of([2, 0], source="v"), NAMES)).tolist() == [2, 0]
-    said = capsys.readouterr().err
-    assert said == "v has names of labels, training only numbers: matched by number (0 is bad, 1 is so-so, 2 is good)\n"
+    err = capsys.readouterr().err
+    assert err == "v has names of labels, training only numbers: matched by number (0 is bad, 1 is so-so, 2 is good)\n"
 
 
 def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
@@ -65,16 +65,16 @@ def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
 
 
 @pytest.mark.parametrize(
-    ("training", "validation", "said"),
+    ("training", "validation", "expected"),
     [
         (["a", "b"], [0, 1], "v has numbers in label (0, 1) where the training data has names (a, b): write the same"),
         ([0, 1], ["a", "b"], "v has names in label (a, b) where the training data has numbers (0, 1): write the same"),
         ([True, False], [0, 1], "v has numbers in label (0, 1) where the training data has names (false, true): write"),
     ],
 )
-def test_numbers_beside_names_are_named(training, validation, said):
+def test_numbers_in_one_part_and_names_in_the_other_are_refused(training, validation, expected):
     labels = Labels.from_table(table_of(training), "label")
-    assert refused(labels.encode, table_of(validation, source="v")).startswith(said)
+    assert refused(labels.encode, table_of(validation, source="v")).startswith(expected)
 
 
 def test_a_class_label_without_a_name_for_a_number_is_refused():
@@ -91,7 +91,7 @@ def test_labels_that_differ_in_white_space_only_are_refused():
     )
 
 
-def test_the_order_of_the_names_can_be_another():
+def test_the_order_of_the_names_can_be_changed():
     for table in (*(make() for make in TRAINING.values()), table_of([["good"], ["bad", "so-so"]])):
         labels = Labels.from_table(table, "label")
         other = labels.ordered(("so-so", "good", "bad"))

@@ -1,4 +1,4 @@
-"""Label columns become classes, sets of labels or numbers; the errors for unusable columns."""
+"""Label columns become classes, sets of labels or numbers; unusable columns are refused."""
 
 import re
 
@@ -26,7 +26,7 @@ from shared.datasets.tables import named, split_off
         ([True, False, True], pa.bool_(), ("false", "true"), [1, 0, 1]),
     ],
 )
-def test_strings_integers_and_booleans_are_sorted_classes(values, type_, names, ids):
+def test_strings_integers_and_booleans_become_sorted_classes(values, type_, names, ids):
     table = table_of(values, type_)
     labels = Labels.from_table(table, "label")
     assert (labels.kind, labels.names, labels.num_labels) == ("classification", names, len(names))
@@ -36,7 +36,7 @@ def test_strings_integers_and_booleans_are_sorted_classes(values, type_, names, 
 
 
 @pytest.mark.parametrize("type_", [pa.float64(), pa.float32(), pa.decimal128(21, 2)])
-def test_floats_are_numbers_to_be_predicted(type_):
+def test_floats_are_targets_of_regression(type_):
     table = table_of([0, 1, -2], pa.int64())
     table = named(pa.table({"label": table["label"].cast(type_)}), "x")
     labels = Labels.from_table(table, "label")
@@ -46,7 +46,7 @@ def test_floats_are_numbers_to_be_predicted(type_):
 
 
 @pytest.mark.parametrize("type_", [pa.list_(pa.string()), pa.large_list(pa.string())])
-def test_lists_are_several_labels_at_once(type_):
+def test_lists_are_several_labels_per_row(type_):
     table = table_of([["b"], [], ["c", "a"]], type_)
     labels = Labels.from_table(table, "label")
     assert (labels.kind, labels.names) == ("multi_label", ("a", "b", "c"))
@@ -106,7 +106,7 @@ def test_minus_one_among_class_labels_is_a_missing_label():
 # --problem_type
 
 
-def test_integers_can_be_numbers_to_be_predicted():
+def test_integers_can_be_targets_of_regression():
     labels = Labels.from_table(table_of([1, 2, 3]), "label", "regression")
     assert labels.kind == "regression"
     assert labels.encode(table_of([5])).tolist() == [5.0]
@@ -133,7 +133,7 @@ def test_fractions_cannot_be_classes():
         ([[1], [2]], "regression", "regression needs one label"),
     ],
 )
-def test_a_problem_type_that_the_column_cannot_have_is_refused(values, problem_type, needs):
+def test_a_problem_type_that_does_not_fit_the_column_is_refused(values, problem_type, needs):
     message = refused(Labels.from_table, table_of(values), "label", problem_type)
     assert message.startswith("--label_column_name label: --train_file a.csv contains ")
     assert needs in message
@@ -151,10 +151,10 @@ def test_lists_of_lists_are_refused():
     assert "one label for each row" in refused(Labels.from_table, table, "label")
 
 
-# Labels that are wrong
+# Invalid labels
 
 
-def test_a_missing_column_is_refused_with_the_columns():
+def test_a_missing_column_is_refused_and_the_error_lists_the_columns():
     message = refused(Labels.from_table, table_of([1, 2]), "target")
     assert message == "--label_column_name target: --train_file a.csv has no such column (columns: label)"
 
@@ -185,7 +185,7 @@ def test_a_column_without_any_label_is_refused():
     assert refused(Labels.from_table, table_of([None, None]), "label").startswith("row 1 of --train_file a.csv")
 
 
-def test_the_row_is_that_of_the_file_after_a_split():
+def test_after_a_split_an_error_names_the_row_of_the_file():
     parts = split_off(table_of(["a", "b"] * 10 + [None]), 50, 0)
     (part,) = (part for part in parts if None in part["label"].to_pylist())
     labels = Labels.from_table(table_of(["a", "b"]), "label")
@@ -244,15 +244,15 @@ def test_vectors_of_zeros_and_ones_are_several_labels(type_):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"), [([[0, 1], [1, 0], [1, 0]], True), ([[0, 1], [1, 0], [0, 0]], False)], ids=["pairs", "clear"]
+    ("rows", "printed"), [([[0, 1], [1, 0], [1, 0]], True), ([[0, 1], [1, 0], [0, 0]], False)], ids=["pairs", "clear"]
 )
-def test_two_zeros_and_ones_are_a_vector_which_is_said_where_they_could_be_ids(rows, said, capsys):
+def test_pairs_of_zeros_and_ones_are_vectors_with_a_message_where_they_could_be_ids(rows, printed, capsys):
     labels = Labels.from_table(table_of(rows), "label")
     assert labels.encode(table_of(rows)).tolist() == rows
-    assert ("read as 0 or 1 for each of two labels" in capsys.readouterr().err) is said
+    assert ("read as 0 or 1 for each of two labels" in capsys.readouterr().err) is printed
 
 
-def test_lists_of_ids_are_no_vectors():
+def test_lists_of_ids_are_not_vectors():
     for rows in ([[0], [1], [1]], [[0, 1], [1]], [[0, 1], [2, 1]], [["0", "1"], ["1", "2"]]):
         assert not Labels.from_table(table_of(rows), "label").vectors
     table = table_of([[0, 0, 1], [1, 0]])
@@ -267,7 +267,7 @@ def test_rows_that_all_have_the_same_labels_are_refused(rows):
 
 
 @pytest.mark.parametrize("convert", [int, float, bool, str, lambda value: str(bool(value))])
-def test_several_columns_are_labels_of_their_names(convert):
+def test_several_columns_are_labels_named_after_the_columns(convert):
     columns = {"sport": [0, 1, 1], "news": [1, 0, 1], "art": [0, 0, 0]}
     table = named(pa.table({name: list(map(convert, values)) for name, values in columns.items()}), "t")
     labels = Labels.from_table(table, ["sport", "news", "art"])
@@ -276,16 +276,16 @@ def test_several_columns_are_labels_of_their_names(convert):
     assert labels.ordered(("news", "art", "sport")).encode(table).tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 1]]
 
 
-def test_columns_that_are_no_labels_are_refused():
+def test_columns_that_are_not_labels_are_refused():
     table = named(pa.table({"a": [0, 1, 0], "b": [0, 2, 1], "c": [0, None, 1], "d": [[0], [1], [1]]}), "t")
-    for columns, said in (
+    for columns, expected in (
         (["a", "b"], "row 2 of t has 2 in b: with several label columns, write 1 if"),
         (["a", "c"], "row 2 of t has no label in c"),
         (["a", "e"], "--label_column_name e: t has no such column"),
         (["a", "d"], "--label_column_name d: t contains list<"),
         (["a", "a"], "--label_column_name a a names a column twice"),
     ):
-        assert refused(Labels.from_table, table, columns).startswith(said)
+        assert refused(Labels.from_table, table, columns).startswith(expected)
     assert "gives a row several labels, but --problem_type regression allows one" in refused(
         Labels.from_table, table, ["a", "b"], "regression"
     )
@@ -301,7 +301,7 @@ def test_a_text_with_delimiters_is_several_labels():
 
 
 @pytest.mark.parametrize(
-    ("values", "settings", "said"),
+    ("values", "settings", "expected"),
     [
         (["a", "b"], ("label", None, ","), "--label_delimiter , is in no row of --train_file a.csv (label: a, b)"),
         (["a,a", "b"], ("label", None, ","), "row 1 of --train_file a.csv has the label a twice"),
@@ -311,8 +311,8 @@ def test_a_text_with_delimiters_is_several_labels():
         ([["a"], ["b"]], ("label", None, ","), "--label_delimiter ,: --train_file a.csv contains list<"),
     ],
 )
-def test_a_delimiter_that_separates_nothing_is_refused(values, settings, said):
-    assert refused(Labels.from_table, table_of(values), *settings).startswith(said)
+def test_a_label_delimiter_that_does_not_fit_is_refused(values, settings, expected):
+    assert refused(Labels.from_table, table_of(values), *settings).startswith(expected)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), 1e300])
@@ -322,7 +322,7 @@ def test_a_number_that_is_not_finite_in_float32_is_refused(bad):
     assert "not finite" in refused(Labels("regression", "label").encode, table)
 
 
-def test_a_column_of_ids_is_not_taken_for_classes():
+def test_a_column_with_too_many_values_for_classes_is_refused():
     assert "too many for classes" in refused(Labels.from_table, table_of(list(range(150))), "label")
     assert Labels.from_table(table_of([i % 150 for i in range(300)]), "label").num_labels == 150
 

@@ -1,4 +1,4 @@
-"""Damaged prepared data is built again, with one message, whatever the damage."""
+"""Damaged prepared data is rebuilt, with one message, after any kind of damage."""
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ def zero(file):
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, zero, lambda file: file.unlink()])
 @pytest.mark.parametrize("prepare", [texts, corpus, images])
-def test_what_was_damaged_is_prepared_again_and_said(tmp_path, capfd, prepare, damage):
+def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage):
     right = prepare(tmp_path / "images")
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
@@ -67,10 +67,10 @@ def test_what_was_damaged_is_prepared_again_and_said(tmp_path, capfd, prepare, d
     for file in files:
         damage(file)
     assert prepare(tmp_path / "images") == right
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     for folder in folders:
-        assert f"{folder} is damaged or from an older version: building it again\n" in said
-    assert said.count("building it again") == len(folders)
+        assert f"{folder} is damaged or from an older version: building it again\n" in output
+    assert output.count("building it again") == len(folders)
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
     assert {path.name for path in prepared.cache_dir().iterdir() if path.is_dir()} == {
@@ -78,7 +78,7 @@ def test_what_was_damaged_is_prepared_again_and_said(tmp_path, capfd, prepare, d
     }
 
 
-def test_the_embedded_texts_are_prepared_again(capfd, monkeypatch):
+def test_damaged_embedded_texts_are_rebuilt(capfd, monkeypatch):
     table = pa.table({"text": ["a", "b"], "label": ["x", "y"], "file": ["f", "g"], "split": ["train", "validation"]})
     monkeypatch.setattr(demo_texts, "gather", lambda *_: table)
     assert embedded(None) == embedded(None)
@@ -88,7 +88,7 @@ def test_the_embedded_texts_are_prepared_again(capfd, monkeypatch):
     assert capfd.readouterr().err.count("building it again") == 1
 
 
-def test_who_has_mapped_damaged_data_keeps_it():
+def test_a_process_that_has_mapped_the_old_data_can_still_read_it():
     def fill(folder):
         np.save(folder / "a.npy", np.arange(9))
 

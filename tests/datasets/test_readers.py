@@ -20,7 +20,7 @@ from shared.errors import UserError
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """Root may read everything, so that nothing is unreadable to it."""
+    """Drop the privileges of root, because root can read every file."""
     if os.geteuid() != 0:
         yield
         return
@@ -31,7 +31,7 @@ def without_privileges() -> Iterator[None]:
         os.seteuid(0)
 
 
-# Files that are right
+# Valid files
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_types_are_inferred_from_the_whole_file_and_not_from_its_beginning(tmp_p
     assert values(table) == rows
 
 
-# Files that are wrong
+# Invalid files
 
 
 def test_a_missing_file_is_refused(tmp_path):
@@ -114,7 +114,7 @@ def test_binary_garbage_is_refused(tmp_path, name):
     assert "is not text (byte 4 is zero)" in refusal(write(tmp_path / name, b"\x89PNG\x00\xff\xfe\x01"))
 
 
-def test_what_is_no_parquet_file_is_refused(tmp_path):
+def test_a_file_that_is_not_parquet_is_refused(tmp_path):
     assert "is malformed: " in refusal(write(tmp_path / "a.parquet", b"text,label\na,1\n"))
 
 
@@ -130,7 +130,7 @@ def test_non_utf8_is_refused_with_byte_and_line(tmp_path, name):
     assert "is not UTF-8 (byte 20, line 3): convert it" in refusal(path)
 
 
-def test_utf16_is_called_by_its_name(tmp_path):
+def test_utf16_is_named_in_the_error(tmp_path):
     assert "is UTF-16" in refusal(write(tmp_path / "a.csv", "text,label\na,1\n".encode("utf-16")))
 
 

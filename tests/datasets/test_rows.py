@@ -39,7 +39,7 @@ def labeled(tmp_path, train, validation=None, name="train.csv", **flags):
         (["12345678901234567890", "12345678901234567891"], ("12345678901234567890", "12345678901234567891"), [0, 1]),
     ],
 )
-def test_labels_of_a_csv_file_are_classes_as_they_are_written(tmp_path, name, written, names, ids):
+def test_labels_of_a_csv_file_are_classes_spelled_as_in_the_file(tmp_path, name, written, names, ids):
     labels, targets = labeled(tmp_path, written, name=name)
     assert (labels.kind, labels.names) == ("classification", names)
     assert targets == [ids, ids]
@@ -62,7 +62,7 @@ def test_labels_of_a_csv_file_are_classes_as_they_are_written(tmp_path, name, wr
         (["0.5", "inf"], None, None, "not finite"),
     ],
 )
-def test_numbers_of_a_csv_file_are_predicted_where_one_is_no_integer_or_where_it_is_asked_for(
+def test_numbers_of_a_csv_file_are_regression_targets_if_one_is_not_an_integer_or_on_request(
     tmp_path, train, validation, problem_type, targets
 ):
     if isinstance(targets, str):
@@ -73,7 +73,7 @@ def test_numbers_of_a_csv_file_are_predicted_where_one_is_no_integer_or_where_it
     assert (labels.kind, found) == ("regression", targets)
 
 
-def test_labels_of_another_kind_of_file_are_found_in_a_csv_file_as_they_are_written(tmp_path):
+def test_labels_of_a_jsonl_file_match_those_of_a_csv_file(tmp_path):
     train = write(tmp_path / "a.jsonl", '{"text": "a", "label": "1.0"}\n{"text": "b", "label": "2"}\n')
     valid = write(tmp_path / "b.csv", "text,label\na,2\nb,1.0\n")
     tables = load(train_file=train, validation_file=valid)
@@ -88,7 +88,7 @@ def test_labels_of_another_kind_of_file_are_found_in_a_csv_file_as_they_are_writ
 @pytest.mark.parametrize(
     "texts", [["1", "02"], ["2020-01-01", "2020-01-02 10:00:00"], ["NA", "null"], ["true", "1.50"]]
 )
-def test_a_text_column_is_the_text_as_it_is_written(tmp_path, name, texts):
+def test_a_text_column_is_read_exactly_as_it_is_written(tmp_path, name, texts):
     separator = "\t" if name.endswith("tsv") else ","
     lines = ["text" + separator + "label", *(f"{text}{separator}x" for text in texts)]
     if name.endswith("jsonl"):
@@ -102,22 +102,22 @@ STRAY = ["text\tlabel", *(f"row {i}\t{i % 2}" for i in range(200))]
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "name", "said"),
+    ("first", "last", "name", "expected"),
     [
         ('"row', '"row', "a.tsv", "in line 20 and closed in the middle of a field in line 93"),
         ('"row', 'row"', "a.tsv", "in line 20 and closed in the middle of a field in line 93"),
         ('"row', '"row', "a.csv", "in line 20 and closed in the middle of a field in line 93"),
     ],
 )
-def test_quotation_marks_that_swallow_rows_are_refused_with_their_lines(tmp_path, first, last, name, said):
+def test_quotation_marks_that_swallow_rows_are_refused_with_their_lines(tmp_path, first, last, name, expected):
     lines = [*STRAY]
     lines[19], lines[92] = lines[19].replace("row", first), lines[92].replace("row", last)
     content = "\n".join(lines).replace("\t", "\t" if name.endswith("tsv") else ",") + "\n"
-    assert said in refusal(write(tmp_path / name, content))
+    assert expected in refusal(write(tmp_path / name, content))
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv"])
-def test_marks_that_could_be_right_are_refused_over_tabs_and_said_otherwise(tmp_path, capsys, name):
+def test_ambiguous_quotation_marks_are_refused_in_tsv_and_reported_in_csv(tmp_path, capsys, name):
     lines = [*STRAY]
     lines[19], lines[92] = lines[19].replace("row", '"row'), lines[92].replace("row 91", 'row 91"')
     separator = "\t" if name.endswith("tsv") else ","
@@ -139,7 +139,7 @@ def test_marks_that_could_be_right_are_refused_over_tabs_and_said_otherwise(tmp_
 
 
 @pytest.mark.parametrize(
-    ("text", "label", "said"),
+    ("text", "label", "expected"),
     [
         (
             ("text", "label"),
@@ -149,7 +149,7 @@ def test_marks_that_could_be_right_are_refused_over_tabs_and_said_otherwise(tmp_
         (("text", "text"), "label", "--text_column_names text text: a pair needs two different columns"),
     ],
 )
-def test_columns_that_cannot_go_together_are_refused(tmp_path, text, label, said):
+def test_text_and_label_columns_that_overlap_are_refused(tmp_path, text, label, expected):
     path = write(tmp_path / "a.csv", "text,label\na,1\nb,2\n")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=expected):
         load(text, label, train_file=path)

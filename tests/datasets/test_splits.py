@@ -13,7 +13,7 @@ from shared.plan.splits import share_of_each
 
 
 @given(rows=st.integers(2, 300), percentage=st.integers(1, 99), seed=st.integers(-5, 2**64))
-def test_the_split_keeps_every_row_once_in_order_and_knows_its_number(rows, percentage, seed):
+def test_the_split_has_every_row_once_in_order_with_its_row_number(rows, percentage, seed):
     table = named(pa.table({"x": np.arange(rows)}), "--train_file a.csv")
     train, validation = split_off(table, percentage, seed)
     assert sorted(train["x"].to_pylist() + validation["x"].to_pylist()) == list(range(rows))
@@ -24,7 +24,7 @@ def test_the_split_keeps_every_row_once_in_order_and_knows_its_number(rows, perc
     assert abs(validation.num_rows - rows * percentage / 100) <= 1
 
 
-def test_the_split_is_a_function_of_the_seed_and_of_nothing_else():
+def test_the_split_depends_only_on_the_seed():
     table = pa.table({"x": np.arange(20)})
     assert split_off(table, 25, 0)[1]["x"].to_pylist() == [4, 8, 13, 14, 17]
     assert split_off(table, 25, 1)[1]["x"].to_pylist() != [4, 8, 13, 14, 17]
@@ -48,7 +48,7 @@ def test_each_label_is_split_and_keeps_a_row_to_train_on(labels, percentage, see
 
 
 @given(st.lists(st.sets(st.integers(0, 4)), min_size=2, max_size=60), st.integers(1, 99), st.integers(0, 9))
-def test_of_several_labels_none_loses_its_last_row(rows, percentage, seed):
+def test_with_several_labels_per_row_each_label_keeps_a_row_to_train_on(rows, percentage, seed):
     targets = np.array([[label in row for label in range(5)] for row in rows], np.float32)
     held_out = share_of_each(targets, percentage, seed)
     assert (targets[~held_out].any(0) == targets.any(0)).all()
@@ -56,7 +56,7 @@ def test_of_several_labels_none_loses_its_last_row(rows, percentage, seed):
     assert np.array_equal(share_of_each(targets, percentage, seed), held_out)
 
 
-def test_numbers_to_be_predicted_are_split_as_rows_are():
+def test_rows_with_regression_targets_are_split_like_rows_without_labels():
     table = pa.table({"x": np.arange(20)})
     assert split_off(table, 25, 0, np.arange(20.0))[1] == split_off(table, 25, 0)[1]
 

@@ -19,7 +19,7 @@ from shared.errors import UserError
 # Rows and columns
 
 
-def test_a_missing_column_is_refused_with_those_there_are(tmp_path):
+def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tmp_path):
     table, _ = split_off(
         read_file(str(write(tmp_path / "a.csv", "sentence,target\na,1\nb,2\n")), "--train_file"), 50, 0
     )
@@ -43,7 +43,7 @@ def test_without_flags_the_embedded_docstrings_are_loaded(monkeypatch):
     assert where(validation, 0) == "row 1 of the embedded docstrings"
 
 
-def test_two_files_are_two_parts(tmp_path):
+def test_two_files_are_the_training_and_the_validation_part(tmp_path):
     train_file, validation_file = write(tmp_path / "a.csv", "x\n1\n"), write(tmp_path / "b.jsonl", '{"x": 2}\n')
     train, validation = load(train_file=train_file, validation_file=validation_file)
     assert (values(train), values(validation)) == ([{"x": 1}], [{"x": 2}])
@@ -51,13 +51,13 @@ def test_two_files_are_two_parts(tmp_path):
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_file_alone_is_split_and_one_process_says_so(tmp_path, monkeypatch, capsys, rank):
+def test_a_single_file_is_split_and_only_the_main_process_prints_it(tmp_path, monkeypatch, capsys, rank):
     monkeypatch.setenv("RANK", rank)
     path = write(tmp_path / "a.csv", "x\n" + "\n".join(map(str, range(40))))
     train, validation = load(train_file=str(path), seed=3)
     assert (train.num_rows, validation.num_rows) == (36, 4)
-    said = f"--train_file {path} has no validation data: 4 of its rows (10 %, chosen by --seed 3) are held out\n"
-    assert capsys.readouterr().err == (said if rank == "0" else "")
+    message = f"--train_file {path} has no validation data: 4 of its rows (10 %, chosen by --seed 3) are held out\n"
+    assert capsys.readouterr().err == (message if rank == "0" else "")
 
 
 # Folders of save_to_disk and the Hub, which need the package datasets
@@ -94,7 +94,7 @@ def test_a_saved_dataset_without_validation_is_split(saved):
     assert (train.num_rows, validation.num_rows) == (2, 1)
 
 
-def test_the_test_split_validates_where_there_is_no_validation_split_and_that_is_said(saved, tmp_path, capfd):
+def test_without_a_validation_split_the_test_split_is_used_with_a_message(saved, tmp_path, capfd):
     datasets = pytest.importorskip("datasets")
     data = datasets.load_from_disk(saved / "dict")["train"]
     parts = {"train": data, "test": data.select([4, 9, 6])}
@@ -133,7 +133,7 @@ def test_a_config_name_for_a_folder_is_refused(saved):
 
 
 @pytest.mark.parametrize("name", ["./gone", "/gone/folder", "~/gone", "out/some/folder"])
-def test_a_missing_folder_is_no_hub_name(name):
+def test_a_missing_folder_is_not_taken_as_a_hub_name(name):
     with pytest.raises(UserError, match=f"--dataset_name {name}: no such folder"):
         read_hub(name, None)
 
@@ -149,7 +149,7 @@ def no_network(monkeypatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def call(*_args, **_kwargs):
-        raise AssertionError("asked the Hub, which retries for 24 s")
+        raise AssertionError("called the Hub, which retries for 24 s")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -158,7 +158,7 @@ def no_network(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_without_a_network_the_embedded_data_are_offered():
+def test_without_a_network_the_error_suggests_the_embedded_data():
     with pytest.raises(UserError, match=r"--dataset_name a/b --dataset_config_name c is .*remove --dataset_name"):
         read_hub("a/b", "c")
 
@@ -194,7 +194,7 @@ def test_without_the_package_datasets_a_hub_name_is_refused(monkeypatch):
 
 
 def saved_splits(folder, **splits):
-    """A save_to_disk folder with so many rows in each split, or with these labels."""
+    """Write a save_to_disk folder; `splits` gives the number of rows of each split, or their labels."""
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     parts = {}
@@ -207,7 +207,7 @@ def saved_splits(folder, **splits):
 
 
 @pytest.mark.parametrize("name", ["valid", "dev", "val", "eval", "Validation", "development", "dev_matched"])
-def test_a_validation_split_is_found_by_its_usual_names_and_said(tmp_path, capfd, name):
+def test_a_validation_split_is_found_by_its_usual_names_with_a_message(tmp_path, capfd, name):
     folder = saved_splits(tmp_path / "a", Train=10, test=3, **{name: 2})
     train, validation = load(dataset_name=folder)
     assert train["text"][0].as_py() == "Train 0"
@@ -215,30 +215,30 @@ def test_a_validation_split_is_found_by_its_usual_names_and_said(tmp_path, capfd
     assert f"--dataset_name {folder}: its split {name} is used as validation data" in capfd.readouterr().err
 
 
-def test_splits_can_be_named_and_those_there_are_are_said(tmp_path, capfd):
+def test_splits_can_be_selected_by_name_and_messages_list_the_existing_ones(tmp_path, capfd):
     folder = saved_splits(tmp_path / "a", train=10, extra=4, held=3)
     train, validation = load(dataset_name=folder, train_split_name="extra", validation_split_name="held")
     assert (source_of(train), validation.num_rows) == (f"--dataset_name {folder} (split extra)", 3)
     assert load(dataset_name=folder)[1].num_rows == 1
     assert "(splits: train, extra, held): --validation_split_name selects one" in capfd.readouterr().err
-    for flags, said in (
+    for flags, expected in (
         ({"train_split_name": "trian"}, r"--train_split_name trian: .* no such split \(splits: train, extra, held\)"),
         ({"validation_split_name": "train"}, "--validation_split_name train is the training split"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=expected):
             load(dataset_name=folder, **flags)
 
 
-def test_a_test_split_without_labels_is_not_validated_on(tmp_path, capfd):
+def test_a_test_split_without_labels_is_not_used_for_validation(tmp_path, capfd):
     folder = saved_splits(tmp_path / "a", train=20, test=[-1] * 5)
     train, validation = load(dataset_name=folder)
     assert (train.num_rows, validation.num_rows) == (18, 2)
-    said = capfd.readouterr().err
-    assert "its split test has no labels, so it cannot replace it" in said
-    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in said
+    output = capfd.readouterr().err
+    assert "its split test has no labels, so it cannot replace it" in output
+    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in output
 
 
-def test_a_split_without_rows_is_refused_with_those_that_have_some(tmp_path):
+def test_a_split_without_rows_is_refused_and_the_error_lists_the_numbers_of_rows(tmp_path):
     folder = saved_splits(tmp_path / "a", train=4, validation=0)
     with pytest.raises(
         UserError, match=r"its split validation has no rows \(train: 4, validation: 0\): use another split"
@@ -250,14 +250,14 @@ def test_a_split_without_rows_is_refused_with_those_that_have_some(tmp_path):
 # Which rows
 
 
-def test_rows_with_gaps_are_left_out_on_request_and_counted(tmp_path, capsys):
+def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
     path = write(tmp_path / "a.csv", "text,label\na,1\n ,2\nb,NA\nc,2\nNA,1\n,\n")
     train, _ = load(train_file=path, validation_file=path, skip_incomplete_rows=True)
     assert train["text"].to_pylist() == ["a", "c", "NA"]
     assert Labels.from_table(train, "label").encode(train).tolist() == [0, 1, 0]
     assert where(train, 1) == f"row 4 of --train_file {path}"
-    said = f"3 of 6 rows of --train_file {path} are skipped (no value in text: 2, label: 2)\n"
-    assert said in capsys.readouterr().err
+    message = f"3 of 6 rows of --train_file {path} are skipped (no value in text: 2, label: 2)\n"
+    assert message in capsys.readouterr().err
     folder = saved_splits(tmp_path / "saved", train=[0, -1, 1], validation=2)
     assert load(dataset_name=folder, skip_incomplete_rows=True)[0]["text"].to_pylist() == ["train 0", "train 2"]
     rows = pa.table({"text": ["a", None, "c"], "label": [0.5, 1.0, float("nan")], "x": [["a"], None, []]})
@@ -270,7 +270,7 @@ def test_rows_with_gaps_are_left_out_on_request_and_counted(tmp_path, capsys):
         load(train_file=path, validation_file=path, skip_incomplete_rows=True)
 
 
-def test_a_limit_leaves_rows_that_the_seed_chooses_of_what_is_left_to_train_on(tmp_path, capsys):
+def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path, capsys):
     path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"text {i},{i // 50}\n" for i in range(100)))
     full = load(train_file=path)
     parts = tables.limited(full, Options(max_train_samples=30, max_eval_samples=4))

@@ -1,4 +1,4 @@
-"""Packed documents give the same outputs as single ones; the head on masked tokens equals the dense head there."""
+"""Packed documents give the same outputs as single ones; on masked tokens, the sparse head equals the dense one."""
 
 import sys
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ PAD, LONGEST = 1, 60  # a padding id that is not 0: RoBERTa counts from it
 
 
 def tiny(kind, **more):
-    """A model of random weights, large enough that attention to the wrong token would be seen."""
+    """A model with random weights that are large enough to show attention to a wrong token."""
     local = {"local_attention": 16, "global_attn_every_n_layers": 2} if kind == "modernbert" else {}
     dropout = {} if kind == "modernbert" else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = AutoConfig.for_model(
@@ -45,7 +45,7 @@ def tiny(kind, **more):
 
 
 def read(lengths, seed=0, share=0.3):
-    """What MaskedDocuments.read_micro_batch gives for documents of these lengths: (tokens, lengths, masked, labels)."""
+    """(tokens, lengths, masked, labels) as of MaskedDocuments.read_micro_batch, for documents of these lengths."""
     generator = np.random.default_rng(seed)
     tokens = generator.integers(5, 320, sum(lengths))
     masked = np.sort(generator.choice(len(tokens), max(1, int(share * len(tokens))), replace=False))
@@ -53,14 +53,14 @@ def read(lengths, seed=0, share=0.3):
 
 
 def alone(model, tokens, lengths):
-    """Logits [T, vocabulary], from each document by itself."""
+    """Logits [T, vocabulary], computed one document at a time."""
     documents = np.split(tokens, np.cumsum(lengths)[:-1])
     return torch.cat([model(input_ids=torch.from_numpy(document)[None]).logits[0] for document in documents])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [[60, 37, 37, 12, 3, 1], [20, 20, 20], [60]])
-def test_packed_logits_are_those_of_each_document_alone(kind, lengths):
+def test_packed_logits_equal_those_of_single_documents(kind, lengths):
     model = tiny(kind)
     tokens, lengths, _, _ = read(lengths)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_packed_logits_are_those_of_each_document_alone(kind, lengths):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_packed_attention_documents_would_see_each_other(kind):
-    """What the test above would miss if the default attention gave the same."""
+    """If the default attention gave the same logits, the test above would prove nothing."""
     model = tiny(kind)
     tokens, lengths, _, _ = read([40, 30, 9])
     batch = Packing.for_model(model.config)((tokens, lengths, np.arange(len(tokens)), tokens))
@@ -88,8 +88,8 @@ def test_without_the_packed_attention_documents_would_see_each_other(kind):
     assert (leaking - expected).abs().max() > 1e-3
 
 
-def test_the_window_of_modernbert_is_seen_in_the_logits():
-    """Else the test of its alternating attention could pass with all layers global."""
+def test_the_window_of_modernbert_changes_the_logits():
+    """Otherwise the tests of ModernBERT could pass even if all of its layers attended globally."""
     model = tiny("modernbert")
     assert set(model.config.layer_types) == {"full_attention", "sliding_attention"}
     tokens, lengths, _, _ = read([60])
@@ -101,7 +101,7 @@ def test_the_window_of_modernbert_is_seen_in_the_logits():
 
 @pytest.mark.parametrize("rows", ["packed", "one document per row"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_and_gradient_of_the_sparse_head_are_those_of_the_dense_one(kind, rows):
+def test_the_loss_and_gradient_of_the_sparse_head_equal_those_of_the_dense_one(kind, rows):
     found = read([60, 37, 37, 12, 3, 1])
     tokens, lengths, masked, labels = found
     dense, sparse = tiny(kind).train(), tiny(kind).train()
@@ -115,7 +115,7 @@ def test_the_loss_and_gradient_of_the_sparse_head_are_those_of_the_dense_one(kin
     batch = (Packing.for_model(sparse.config) if packed else OnePerRow(PAD))(found)
     targets = batch.pop("labels")
     logits = sparse(**batch).logits
-    assert logits.shape == (len(masked), 320), "no logits for other places"
+    assert logits.shape == (len(masked), 320), "no logits for other positions"
     loss = F.cross_entropy(logits, targets)
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -132,8 +132,8 @@ def test_a_model_called_without_masked_gives_all_logits():
 
 
 @pytest.mark.parametrize("kind", ["bert", "deberta-v2", "mpnet", "megatron-bert", "squeezebert", "nothing apart"])
-def test_the_logits_of_hidden_tokens_are_those_of_the_dense_head_in_any_model(kind):
-    """Whether or not it hands its arguments on to its encoder; and where it has no encoder apart from its head."""
+def test_the_logits_of_masked_tokens_are_those_of_the_dense_head_in_any_model(kind):
+    """This holds whether or not the model passes its arguments to its encoder, and without a separate encoder."""
     more = {"embedding_size": 64} if kind == "squeezebert" else {}
     model = tiny("bert" if kind == "nothing apart" else kind, **more)
     if kind == "nothing apart":
@@ -146,10 +146,10 @@ def test_the_logits_of_hidden_tokens_are_those_of_the_dense_head_in_any_model(ki
         expected = model(**batch).logits.flatten(0, 1)[masked]
         predict_only_masked(model)
         assert (model(**batch, masked=masked).logits - expected).abs().max() < 1e-5
-        assert model(**batch).logits.ndim == 3, "a call without places is what it was"
+        assert model(**batch).logits.ndim == 3, "a call without `masked` gives all logits, as before"
 
 
-def test_one_document_per_row_pads_like_the_other_recipe():
+def test_one_document_per_row_is_padded_as_in_nlp_py():
     tokens, lengths, masked, labels = read([9, 4, 2])
     batch = OnePerRow(PAD, multiple_of=8, max_length=12)((tokens, lengths, masked, labels))
     items = [(document, None, None) for document in np.split(tokens, np.cumsum(lengths)[:-1])]
@@ -159,7 +159,7 @@ def test_one_document_per_row_pads_like_the_other_recipe():
     assert batch["input_ids"].flatten()[batch["masked"]].tolist() == tokens[masked].tolist()
 
 
-def test_dropout_of_attention_reaches_the_packed_one():
+def test_dropout_of_attention_acts_in_packed_attention():
     model = tiny("bert", attention_probs_dropout_prob=0.5).train()
     use_packed_attention(model, CPU, "no")
     tokens, lengths, masked, labels = read([9, 4, 2])
@@ -175,9 +175,9 @@ def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation[0])
 
     def chosen(model, device, precision):
-        said = use_packed_attention(model, device, precision)
-        assert model.config._attn_implementation == ("packed_padded" if "padded to" in said else "packed_varlen")
-        return said.removeprefix("packed without padding, attention ")
+        note = use_packed_attention(model, device, precision)
+        assert model.config._attn_implementation == ("packed_padded" if "padded to" in note else "packed_varlen")
+        return note.removeprefix("packed without padding, attention ")
 
     padded = "over each micro-batch's documents padded to the longest"
     assert chosen(tiny("modernbert"), cuda, "bf16") == "by torch.nn.attention.varlen"
@@ -187,25 +187,25 @@ def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
     dropping = tiny("bert", attention_probs_dropout_prob=0.1)
     assert chosen(dropping, cuda, "bf16") == f"{padded} (dropout of attention)"
     for width, fits in ((256, True), (264, False), (12, False), (8, True)):
-        said = chosen(tiny("bert", hidden_size=4 * width), cuda, "bf16")
-        assert said == ("by torch.nn.attention.varlen" if fits else f"{padded} ({said.partition('(')[2]}")
-        assert fits or f"heads of width {width}" in said
+        note = chosen(tiny("bert", hidden_size=4 * width), cuda, "bf16")
+        assert note == ("by torch.nn.attention.varlen" if fits else f"{padded} ({note.partition('(')[2]}")
+        assert fits or f"heads of width {width}" in note
     generation[0] = (7, 5)
     assert chosen(tiny("modernbert"), cuda, "fp16") == f"{padded} (a GPU older than Ampere)"
 
 
-def test_a_torch_without_varlen_takes_the_other_attention_and_says_so(monkeypatch):
+def test_a_torch_without_varlen_uses_padded_attention_with_a_message(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)  # importing it fails
     model = tiny("modernbert")
-    said = use_packed_attention(model, torch.device("cuda"), "bf16")
+    note = use_packed_attention(model, torch.device("cuda"), "bf16")
     assert model.config._attn_implementation == "packed_padded"
-    assert said.endswith(f"padded to the longest (torch {torch.__version__} has no torch.nn.attention.varlen)")
-    assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "a CPU has nothing to miss"
+    assert note.endswith(f"padded to the longest (torch {torch.__version__} has no torch.nn.attention.varlen)")
+    assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "on a CPU, the message does not name varlen"
 
 
 def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch):
-    """The kernel runs on GPUs only; here a stand-in shows what it is given."""
+    """The kernel runs only on GPUs; here a stand-in records its arguments."""
     from torch.nn.attention import varlen
 
     calls = []
@@ -230,7 +230,7 @@ def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch)
 @pytest.mark.parametrize(
     ("kind", "packed"), [("bert", True), ("eurobert", True), ("mobilebert", False), ("deberta-v2", False)]
 )
-def test_documents_are_packed_where_they_do_not_see_each_other(kind, packed):
+def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
     """EuroBERT shares keys among heads. MobileBERT takes our attention, but its tokens also see their neighbours."""
     more = {"num_key_value_heads": 2, "head_dim": 16} if kind == "eurobert" else {}
     more |= {"embedding_size": 64, "intra_bottleneck_size": 64} if kind == "mobilebert" else {}
@@ -240,7 +240,7 @@ def test_documents_are_packed_where_they_do_not_see_each_other(kind, packed):
     assert model.config._attn_implementation == before
     data = [np.arange(5, 25), np.arange(5, 9)]
     config = SimpleNamespace(packing=True, mixed_precision="no", max_length=60)
-    collate, said = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
+    collate, note = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
     assert collate.packed == packed
-    assert ("packed without padding" in said) == packed
-    assert (f"documents would attend to each other in a {type(model).__name__}" in said) == (not packed)
+    assert ("packed without padding" in note) == packed
+    assert (f"documents would attend to each other in a {type(model).__name__}" in note) == (not packed)

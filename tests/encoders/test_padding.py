@@ -40,13 +40,13 @@ def padding_of(model, precision="no", length=13, max_length=48):
         (AutoModelForMaskedLM, "funnel", True),
     ],
 )
-def test_a_model_that_sees_padding_gets_rows_of_one_length_and_that_is_said(auto, kind, sees, mode):
+def test_a_model_that_sees_padding_gets_rows_of_one_length_with_a_message(auto, kind, sees, mode):
     model = tiny(auto, kind).train(mode)
-    multiple, said = padding_of(model)
+    multiple, message = padding_of(model)
     assert multiple == (48 if sees else 1)
     assert (
         f"because padding changes the output of a {type(model).__name__}: use the model with padding='max_length'"
-        in said
+        in message
     ) == sees
     assert padding_of(model, "bf16")[0] == (48 if sees else 8)
     assert all(module.training == mode for module in model.modules())
@@ -54,7 +54,7 @@ def test_a_model_that_sees_padding_gets_rows_of_one_length_and_that_is_said(auto
 
 
 @pytest.mark.parametrize("length", [1, 2, 60])
-def test_texts_of_any_length_will_do(length):
+def test_the_check_works_with_texts_of_any_length(length):
     assert padding_of(tiny(AutoModelForSequenceClassification, "bert"), length=min(length, 44))[0] == 1
     assert padding_of(tiny(AutoModelForSequenceClassification, "bert"), length=min(length, 8), max_length=8)[0] == 1
 
@@ -64,5 +64,5 @@ def test_a_length_that_a_model_cannot_compute_is_refused_in_one_line():
     model = tiny(AutoModelForSequenceClassification, "nystromformer", **landmarks)
     with pytest.raises(UserError, match=r"^--max_length 48: a Nystromformer\w+ cannot compute rows of that length .*$"):
         padding_of(model)
-    model = tiny(AutoModelForSequenceClassification, "nystromformer")  # as many landmarks as in the published one
+    model = tiny(AutoModelForSequenceClassification, "nystromformer")  # with the published model's number of landmarks
     assert padding_of(model)[0] == 48

@@ -1,4 +1,4 @@
-"""Our attention and masks on a device give the results of transformers' own."""
+"""Our attention and our masks on the device give the results of those of transformers."""
 
 import sys
 from types import SimpleNamespace
@@ -38,19 +38,19 @@ def logits_and_waits(model, inputs):
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_the_mask_is_always_taken_and_gives_the_same(kind, padded):
+def test_the_mask_is_applied_without_reading_the_batch_and_gives_the_same_logits(kind, padded):
     model, inputs = tiny(kind), batch(padded)
     expected, waits = logits_and_waits(model, inputs)
-    assert waits, "transformers looks at the batch by itself: else this module has nothing to do"
+    assert waits, "transformers reads the batch on the host; otherwise mask_on_device is not needed"
     mask_on_device(model)
     given, waits = logits_and_waits(model, inputs)
     assert not waits
     assert (given - expected).abs().max() < 1e-5
-    assert (logits_and_waits(model, batch(not padded))[0] - given).abs().max() > 1e-3, "the mask is seen"
+    assert (logits_and_waits(model, batch(not padded))[0] - given).abs().max() > 1e-3, "the mask changes the logits"
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda", "bf16"), ("cpu", "bf16"), ("cpu", "no")])
-def test_a_module_of_ones_own_stays_as_it_is(device, precision):
+def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision):
     model = torch.nn.Linear(2, 2)
     accelerator = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
     assert text_models.adapt_to_device(accelerator, Options(output_dir="unused"), model) is model
@@ -65,7 +65,7 @@ def test_a_model_with_another_attention_keeps_it():
 
 @pytest.mark.parametrize("longest", [12, LONGEST + 8])
 @pytest.mark.parametrize("kind", ["none", "padding", "window"])
-def test_attention_by_products_is_torchs(kind, longest):
+def test_attention_by_products_equals_a_float64_reference(kind, longest):
     random = torch.Generator().manual_seed(0)
     inputs = [torch.randn(2, 2, longest, 16, generator=random) for _ in range(3)]
     seen = (torch.arange(longest) < torch.tensor([[longest], [5]]))[:, None, None]
@@ -92,12 +92,12 @@ def reference(query, key, value, mask, dropout, scale):
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_encoders_attend_by_products_in_bf16_and_give_the_same(kind, padded, monkeypatch):
+def test_encoders_attend_by_products_in_bf16_and_give_the_same_logits(kind, padded, monkeypatch):
     model, inputs = tiny(kind), batch(padded)
     expected, calls = model(**inputs).logits, []
     monkeypatch.setattr(text_models, "attend", lambda *given: calls.append(given) or attend(*given))
     attend_by_products(model)
-    calls.clear()  # of the check on a tiny batch
+    calls.clear()  # without those of the check on a tiny batch
     assert (model(**inputs).logits - expected).abs().max() < 1e-5
     assert len(calls) == model.config.num_hidden_layers
     with torch.autocast("cpu", torch.bfloat16):

@@ -47,7 +47,7 @@ def config(**changed):
 
 
 def folders(root, classes=("cat", "dog"), count=10, corrupt=()):
-    """Class folders of PNG files, those numbered in `corrupt` cut off."""
+    """Write class folders of PNG files; the files numbered in `corrupt` are cut off."""
     for label, name in enumerate(classes):
         (root / name).mkdir(parents=True)
         for i in range(count):

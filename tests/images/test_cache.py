@@ -10,7 +10,7 @@ from shared.images.images import prepare
 from shared.images.sources import class_folders, load_sources
 
 
-def test_the_cache_has_the_same_pixels_is_written_once_and_follows_its_files(tmp_path, monkeypatch):
+def test_the_cache_has_the_same_pixels_and_is_rebuilt_only_if_its_files_change(tmp_path, monkeypatch):
     root = folders(tmp_path / "train")
     source = class_folders(str(root), "--train_dir")
     plain = prepare(source, config(), 8)

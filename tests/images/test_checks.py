@@ -1,4 +1,4 @@
-"""The check of encoded images before a run decodes any."""
+"""Encoded images are checked before a run decodes any of them."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ from shared.images.decoding import inspect
 from shared.images.images import load_images
 
 
-def test_the_sizes_and_bytes_of_a_column_tell_it_from_others_in_parts_too(monkeypatch):
+def test_the_key_of_a_column_depends_on_its_sizes_and_bytes_even_if_not_all_bytes_are_hashed(monkeypatch):
     cells = [bytes([i]) * (i + 1) for i in range(50)]
     whole = pa.chunked_array([pa.array(cells)])
     views = pa.chunked_array([pa.array([b"", *cells]).slice(1).cast(pa.binary_view())])
@@ -34,7 +34,7 @@ def test_the_sizes_and_bytes_of_a_column_tell_it_from_others_in_parts_too(monkey
 
 
 @pytest.mark.parametrize("cache", ["none", "uint8"])
-def test_headers_are_looked_at_before_the_run_once_per_machine(tmp_path, monkeypatch, cache):
+def test_headers_are_checked_before_the_run_and_once_per_machine(tmp_path, monkeypatch, cache):
     root = folders(tmp_path / "train")
     (root / "cat/0.png").write_bytes(b"")
     (root / "cat/1.png").write_bytes(b"no image")
@@ -42,18 +42,18 @@ def test_headers_are_looked_at_before_the_run_once_per_machine(tmp_path, monkeyp
         (root / f"cat/{name}.png").unlink()
     (root / "cat/2.jpg").write_bytes(encoded(quarters(), "JPEG")[:-200])
     given = config(train_dir=str(root), validation_dir=str(root), cache=cache)
-    looked = []
-    monkeypatch.setattr(checks, "inspect", lambda stored: looked.append(stored) or inspect(stored))
+    inspected = []
+    monkeypatch.setattr(checks, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
     for _ in range(2):
         with pytest.raises(
             UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are 2 more, such as .*1.png.*2.jpg"
         ):
             load_images(given, 8)
-    assert len(looked) == 18
+    assert len(inspected) == 18
     for name in ("0.png", "1.png", "2.jpg"):
         (root / f"cat/{name}").write_bytes(encoded(quarters(), "JPEG"))
     load_images(given, 8)
-    assert len(looked) == 2 * 18
+    assert len(inspected) == 2 * 18
 
 
 def test_corrupt_images_of_a_table_are_named_before_the_run(tmp_path):

@@ -15,7 +15,7 @@ from shared.models.image_models import load_processor
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])
-def test_colors_of_common_formats_come_out(kind):
+def test_colors_of_common_formats_are_decoded(kind):
     pixels, aspect = decode(encoded(quarters(60, 40), kind), 32)
     assert pixels.shape == (32, 32, 3)
     assert pixels.dtype == np.uint8
@@ -23,7 +23,7 @@ def test_colors_of_common_formats_come_out(kind):
     assert close(corners(pixels), [RED, GREEN, BLUE, GREY], 12)
 
 
-def test_palette_grey_cmyk_and_two_colors_come_out():
+def test_palette_grey_cmyk_and_two_color_images_are_decoded():
     assert close(corners(decode(encoded(quarters().quantize(8)), 32)[0]), [RED, GREEN, BLUE, GREY], 12)
     luminance = [(v, v, v) for v in (83, 147, 50, 128)]
     assert close(corners(decode(encoded(quarters().convert("L")), 32)[0]), luminance)
@@ -32,7 +32,7 @@ def test_palette_grey_cmyk_and_two_colors_come_out():
     assert corners(decode(encoded(bits), 32)[0]) == [(255, 255, 255)] * 4
 
 
-def test_transparent_pixels_have_the_color_that_is_stored_there_as_in_a_pipeline():
+def test_transparent_pixels_keep_their_stored_color_as_in_a_pipeline():
     image = quarters().convert("RGBA")
     image.paste((255, 0, 255, 0), (0, 0, 20, 20))
     assert close(corners(decode(encoded(image), 32)[0]), [(255, 0, 255), GREEN, BLUE, GREY])
@@ -83,8 +83,8 @@ def stored_images():
 
 @pytest.mark.filterwarnings("ignore:Palette images")
 @pytest.mark.parametrize(("mode", "stored"), [pytest.param(*item, id=item[0]) for item in stored_images().items()])
-def test_every_mode_is_evaluated_as_a_pipeline_loads_it(mode, stored, tmp_path):
-    """The tensor of transformers' load_image and the exported image processor, against that of the evaluation."""
+def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
+    """The evaluation's tensor equals that of transformers' load_image and the exported image processor."""
     from transformers import AutoImageProcessor
     from transformers.image_utils import load_image
 
@@ -100,7 +100,7 @@ def test_every_mode_is_evaluated_as_a_pipeline_loads_it(mode, stored, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["La", "RGBa", "RGBX", "PA", "HSV", "I;16B"])
-def test_modes_that_no_file_has_are_converted_as_load_image_does_or_refused_with_it(mode, monkeypatch):
+def test_modes_that_no_file_has_are_converted_or_refused_as_by_load_image(mode, monkeypatch):
     from transformers.image_utils import load_image
 
     image = Image.new(mode, (16, 16))
@@ -117,7 +117,7 @@ def test_modes_that_no_file_has_are_converted_as_load_image_does_or_refused_with
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_rotated_photographs_are_upright(orientation):
     upright = quarters(60, 40)
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that the orientation takes back
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that the orientation undoes
     image = upright.transpose(undo[orientation]) if orientation in undo else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -135,7 +135,7 @@ def test_large_photographs_are_decoded_small_and_look_the_same():
 
 
 @pytest.mark.parametrize("broken", [b"", b"no image", encoded(quarters())[:100], encoded(quarters(), "JPEG")[:-200]])
-def test_what_is_no_image_or_cut_off_is_corrupt(broken, tmp_path):
+def test_files_that_are_not_images_or_are_cut_off_are_corrupt(broken, tmp_path):
     with pytest.raises(CorruptImage):
         decode(broken, 32)
     file = tmp_path / "broken.jpg"
@@ -145,7 +145,7 @@ def test_what_is_no_image_or_cut_off_is_corrupt(broken, tmp_path):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1)])
-def test_images_of_any_shape_give_squares(size):
+def test_images_of_any_shape_are_decoded_as_squares(size):
     pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), 8)
     assert (pixels.shape, aspect) == ((8, 8, 3), size[0] / size[1])
     geometry = load_processor(SimpleNamespace(model_name_or_path=None, image_size=8, resize_size=10))[1]

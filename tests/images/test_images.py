@@ -1,4 +1,4 @@
-"""The digest of image data sets; corrupt images are named or left out."""
+"""Image data sets have a digest of their content; corrupt images are named or left out."""
 
 import json
 import os
@@ -17,11 +17,11 @@ from shared.errors import UserError
 from shared.images.images import collate, load_images, prepare, worst_predictions
 from shared.images.sources import digits
 
-# What tells other data from these
+# The digest
 
 
 def replaced(path, color):
-    """Other pixels in a file of the same length, with the same times of access and modification."""
+    """Write other pixels into a file, and keep its length and its times of access and modification."""
     before = path.stat()
     path.write_bytes(encoded(Image.new("RGB", (20, 16), color), "BMP"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -41,11 +41,11 @@ def digests(root, **changed):
     return [data.digest() for data in load_images(config(train_dir=str(root), **changed), 8)]
 
 
-def test_a_digest_is_that_of_the_images_wherever_they_lie_and_however_they_are_read(tmp_path, monkeypatch):
+def test_the_digest_does_not_depend_on_the_place_of_the_images_or_how_they_are_read(tmp_path, monkeypatch):
     expected = digests(bitmaps(tmp_path / "here"))
     assert digests(tmp_path / "here", cache="uint8") == expected
     assert digests(tmp_path / "here", skip_corrupt_images=True) == expected
-    shutil.copytree(tmp_path / "here", tmp_path / "copied", copy_function=shutil.copyfile)  # with times of its own
+    shutil.copytree(tmp_path / "here", tmp_path / "copied", copy_function=shutil.copyfile)  # with new times
     assert digests(tmp_path / "copied") == digests(tmp_path / "copied", cache="uint8") == expected
     (tmp_path / "here").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
@@ -55,7 +55,7 @@ def test_a_digest_is_that_of_the_images_wherever_they_lie_and_however_they_are_r
 
 
 @pytest.mark.parametrize("cache", ["none", "uint8"])
-def test_a_digest_tells_other_images_names_and_classes(tmp_path, cache):
+def test_the_digest_changes_with_images_names_and_classes(tmp_path, cache):
     seen = [digests(bitmaps(tmp_path / "here"), cache=cache)]
     bitmaps(tmp_path / "other", names="abcde", first=100)
     seen.append(digests(tmp_path / "other", cache=cache))
@@ -66,11 +66,11 @@ def test_a_digest_tells_other_images_names_and_classes(tmp_path, cache):
     train, validation = load_images(config(train_dir=str(tmp_path / "here"), cache=cache), 8)
     seen.append([train.digest(), validation.digest()])
     assert len({tuple(found) for found in seen}) == len(seen)
-    assert [train[0][0][0, 0].tolist(), train[4][0][0, 0].tolist()] == [[1, 2, 3]] * 2  # nor is the cache the old one
+    assert [train[0][0][0, 0].tolist(), train[4][0][0, 0].tolist()] == [[1, 2, 3]] * 2  # so the cache was rebuilt
 
 
 @pytest.mark.parametrize("image_type", ["struct", "bytes"])
-def test_a_digest_tells_a_table_with_other_images_of_the_same_size(tmp_path, image_type):
+def test_the_digest_of_a_table_changes_with_images_of_the_same_size(tmp_path, image_type):
     seen = []
     for blue in (0, 0, 9):
         images = [encoded(Image.new("RGB", (8, 8), (25 * i, 0, blue if i == 3 else 0)), "BMP") for i in range(10)]
@@ -85,7 +85,7 @@ def test_a_digest_tells_a_table_with_other_images_of_the_same_size(tmp_path, ima
 
 
 @pytest.mark.parametrize("cache", ["none", "uint8"])
-def test_a_corrupt_image_ends_the_run_naming_its_file(tmp_path, cache):
+def test_the_error_for_a_corrupt_image_names_its_file(tmp_path, cache):
     folders(tmp_path / "train", corrupt=[3])
     given = config(train_dir=str(tmp_path / "train"), cache=cache)
 
@@ -102,22 +102,22 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
     folders(tmp_path / "valid")
     given = config(train_dir=str(tmp_path / "train"), validation_dir=str(tmp_path / "valid"), cache=cache)
     given.skip_corrupt_images = True
-    for _ in range(2):  # the second time from what is known
+    for _ in range(2):  # the second time with the stored result of the check
         train, validation = load_images(given, 8)
-        said = capsys.readouterr().err
-        assert "4 of 20 images are corrupt and left out" in said
-        assert said.count("3.png") == said.count("7.png") == 2
+        output = capsys.readouterr().err
+        assert "4 of 20 images are corrupt and left out" in output
+        assert output.count("3.png") == output.count("7.png") == 2
         assert (len(train), len(validation)) == (16, 10 + 10)
         greens = sorted(int(train[i][0][0, 0, 1]) for i in range(16))
         assert greens == sorted([10 * i for i in range(10) if i not in (3, 7)] * 2)
 
 
-def test_batches_and_the_worst_images():
+def test_batches_are_right_and_the_worst_images_are_found():
     source = digits()
     data = prepare(source, config(), 8)
     batch = collate([data[i] for i in range(3)])
-    at_once = collate(data.read_micro_batch(np.arange(3), np.zeros(3, int)))
-    assert all(torch.equal(batch[name], at_once[name]) for name in batch)
+    together = collate(data.read_micro_batch(np.arange(3), np.zeros(3, int)))
+    assert all(torch.equal(batch[name], together[name]) for name in batch)
     assert batch["images"].shape == (3, 8, 8, 3)
     assert batch["aspects"].tolist() == [1, 1, 1]
     assert batch["labels"].tolist() == source.targets[:3].tolist()
@@ -131,7 +131,7 @@ def test_batches_and_the_worst_images():
     assert json.dumps([shown[0].says, shown[0].truth, shown[0].aspect])
 
 
-def test_a_limit_leaves_some_images_of_each_part_and_rows_without_one_are_left_out_on_request(tmp_path):
+def test_a_limit_keeps_some_images_of_each_part_and_incomplete_rows_are_skipped_on_request(tmp_path):
     limited = config(train_file=tables(tmp_path, rows=20), max_train_samples=5, max_eval_samples=2)
     train, validation = load_images(limited, 8)
     assert (len(train), len(validation)) == (5, 2)

@@ -16,7 +16,7 @@ from shared.images.sources import class_folders, digits, hold_out, load_sources
 from shared.plan.splits import by_class
 
 
-def test_class_folders_are_classes_and_validation_has_their_numbers(tmp_path):
+def test_class_folders_are_classes_and_validation_uses_the_same_ids(tmp_path):
     folders(tmp_path / "train", ("ant", "bee", "cow"))
     folders(tmp_path / "valid", ("bee", "cow"), count=2)
     (tmp_path / "train/ant/notes.txt").write_text("no image")
@@ -30,7 +30,7 @@ def test_class_folders_are_classes_and_validation_has_their_numbers(tmp_path):
 
 @given(st.lists(st.integers(11, 40), min_size=2, max_size=6), st.integers(10, 60), st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
-def test_a_share_of_each_class_is_held_out_to_one_image(counts, percentage, seed):
+def test_a_share_of_each_class_is_held_out_within_one_image(counts, percentage, seed):
     source = digits()
     source = source.take(np.concatenate([np.flatnonzero(source.targets == c)[:n] for c, n in enumerate(counts)]))
     train, validation = hold_out(source, percentage, seed)
@@ -50,7 +50,7 @@ def test_a_class_of_one_image_stays_in_training(tmp_path):
     assert 3 <= len(validation) <= 4
 
 
-def test_other_seeds_hold_out_others_and_fifths_are_disjoint():
+def test_other_seeds_hold_out_other_images_and_folds_are_disjoint():
     source = digits()
     parts = [set(hold_out(source, 20, seed)[1].rows) for seed in (0, 1)]
     assert parts[0] != parts[1]
@@ -59,7 +59,7 @@ def test_other_seeds_hold_out_others_and_fifths_are_disjoint():
 
 
 @pytest.mark.parametrize("image_type", ["struct", "bytes"])
-def test_parquet_with_an_image_column(tmp_path, image_type):
+def test_a_parquet_file_with_an_image_column_is_read(tmp_path, image_type):
     train, validation = load_images(config(train_file=tables(tmp_path, image_type)), 8)
     assert train.source.names == ("even", "odd")
     assert (len(train), len(validation)) == (8, 2)
@@ -70,7 +70,7 @@ def test_parquet_with_an_image_column(tmp_path, image_type):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 @pytest.mark.parametrize("absolute", [False, True])
-def test_a_column_of_paths_begins_in_the_folder_of_the_file(tmp_path, monkeypatch, kind, absolute):
+def test_paths_in_a_column_are_relative_to_the_folder_of_the_file(tmp_path, monkeypatch, kind, absolute):
     root = folders(tmp_path / "photos", count=5)
     files = sorted(root.rglob("*.png"))
     rows = {"file": [str(file if absolute else file.relative_to(root)) for file in files]}
@@ -97,7 +97,7 @@ def test_a_column_of_paths_begins_in_the_folder_of_the_file(tmp_path, monkeypatc
         load_images(given, 8)
 
 
-def test_structs_of_datasets_that_hold_paths_only(tmp_path):
+def test_image_structs_that_hold_only_paths_are_read(tmp_path):
     root = folders(tmp_path / "photos", count=5)
     cells = [{"bytes": None, "path": str(file)} for file in sorted(root.rglob("*.png"))]
     pyarrow.parquet.write_table(pa.table({"image": cells, "label": [0] * 5 + [1] * 5}), tmp_path / "rows.parquet")
@@ -105,7 +105,7 @@ def test_structs_of_datasets_that_hold_paths_only(tmp_path):
     assert train[0][0].shape == (8, 8, 3)
 
 
-def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
+def test_save_to_disk_folders_are_read_with_their_class_names(tmp_path):
     import datasets
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["red", "blue"])})
@@ -116,12 +116,12 @@ def test_folders_of_save_to_disk_with_their_class_names(tmp_path):
     assert train.source.names == ("red", "blue")
     assert (len(train), len(validation)) == (10, 2)
     assert [int(pixels[0, 0, 2] > 100) for pixels, *_ in (train[i] for i in range(10))] == train.targets.tolist()
-    datasets.DatasetDict({"train": rows, "test": rows.select([4, 3, 1])}).save_to_disk(tmp_path / "cifar")  # as it has
+    datasets.DatasetDict({"train": rows, "test": rows.select([4, 3, 1])}).save_to_disk(tmp_path / "cifar")  # as CIFAR
     train, validation = load_images(config(dataset_name=str(tmp_path / "cifar")), 8)
     assert (len(train), validation.targets.tolist()) == (10, [0, 1, 1])
 
 
-def test_classes_of_a_validation_file_are_those_of_its_names(tmp_path):
+def test_classes_of_a_validation_file_are_matched_by_name(tmp_path):
     import datasets
 
     rows = {"image": [Image.new("RGB", (8, 8), (RED, BLUE)[i % 2]) for i in range(6)]}
@@ -136,14 +136,14 @@ def test_classes_of_a_validation_file_are_those_of_its_names(tmp_path):
     assert train.targets.tolist() == validation.targets.tolist() == [0, 1, 0, 1, 0, 1]
 
 
-def test_what_a_user_can_get_wrong_is_refused(tmp_path):
+def test_wrong_folders_and_flags_are_refused(tmp_path):
     good = folders(tmp_path / "good")
     folders(tmp_path / "other", ("cat", "fox"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "nothing/cat").mkdir(parents=True)
     (tmp_path / "nothing/dog").mkdir()
     parquet = tables(tmp_path)
-    for flags, said in (
+    for flags, expected in (
         ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: no such folder"),
         ({"train_dir": parquet}, "is a file: give a folder"),
         ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, one for each class"),
@@ -159,14 +159,14 @@ def test_what_a_user_can_get_wrong_is_refused(tmp_path):
             load_sources(
                 config(**{name: str(v) if name != "validation_split_percentage" else v for name, v in flags.items()})
             )
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
-# Splits inside a folder, and what is no image there
+# Splits inside a folder, and files that are not images
 
 
-def test_a_folder_with_splits_inside_is_used_as_such_and_said(tmp_path, capsys):
+def test_split_folders_inside_a_folder_are_used_with_a_message(tmp_path, capsys):
     for split in ("Train", "val", "test"):
         folders(tmp_path / "shapes" / split, ("disc", "square"), count=3 if split == "Train" else 2)
     (tmp_path / "shapes/notes").mkdir()
@@ -183,7 +183,7 @@ def test_a_folder_with_splits_inside_is_used_as_such_and_said(tmp_path, capsys):
     assert validation.digest() == other.digest()
 
 
-def test_splits_are_told_from_classes(tmp_path):
+def test_splits_are_distinguished_from_classes(tmp_path):
     for name in ("train", "bus"):
         folders(tmp_path / "vehicles", (name,), count=3)
     (tmp_path / "vehicles/train/steam").mkdir()
@@ -198,15 +198,15 @@ def test_splits_are_told_from_classes(tmp_path):
     folders(tmp_path / "flat", ("train", "val"))
     folders(tmp_path / "trainless/val")
     folders(tmp_path / "trainless/test")
-    for folder, said in (
+    for folder, expected in (
         ("flat", "its folders train and val are named like splits and have no folders inside"),
         ("trainless", "holds the splits test, val and no train"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=expected):
             load_sources(config(train_dir=str(tmp_path / folder)))
 
 
-def test_what_is_hidden_or_no_regular_file_is_passed_over_and_counted(tmp_path, capsys):
+def test_hidden_and_irregular_files_are_skipped_and_counted(tmp_path, capsys):
     root = folders(tmp_path / "train", count=4)
     (root / "cat/._1.jpg").write_bytes(b"a resource fork")
     (root / "cat/.ipynb_checkpoints").mkdir()
@@ -226,7 +226,7 @@ def test_what_is_hidden_or_no_regular_file_is_passed_over_and_counted(tmp_path, 
 
 
 @pytest.mark.parametrize("name", ["a\nb", "caf\udce9"])
-def test_classes_whose_names_are_no_text_are_refused(tmp_path, name):
+def test_classes_whose_names_are_not_text_are_refused(tmp_path, name):
     folders(tmp_path / "train", ("dog", name))
     with pytest.raises(UserError, match="whose name is not text: rename the folder"):
         load_sources(config(train_dir=str(tmp_path / "train")))

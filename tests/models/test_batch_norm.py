@@ -42,7 +42,7 @@ def buffers(net):
 
 
 def expected():
-    """What one step makes of the first norm's mean, from its inputs."""
+    """The running mean and variance of the first norm after one step, computed from its inputs."""
     net = model()
     inputs = [(micro_batch, net[0](images)) for micro_batch, images in micro_batches()]
     mean = sum(len(m.samples) / 10 * x.mean((0, 2, 3)) for m, x in inputs)
@@ -60,7 +60,7 @@ def test_a_step_moves_the_averages_once_by_the_weighted_mean_of_its_micro_batche
     assert net[1].num_batches_tracked == net[4].num_batches_tracked == 1
 
 
-def test_a_repeat_without_weight_is_passed_over():
+def test_a_repeat_that_is_not_counted_does_not_change_the_averages():
     net, other = model().train(), model().train()
     averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
     step(net, averages)
@@ -70,7 +70,7 @@ def test_a_repeat_without_weight_is_passed_over():
     assert torch.equal(buffers(net), buffers(other))
 
 
-def test_a_skipped_update_leaves_the_averages_as_they_were():
+def test_a_skipped_update_does_not_change_the_averages():
     net = model().train()
     averages = RunningAverages(Accelerator(cpu=True), net)
     step(net, averages)
@@ -82,13 +82,13 @@ def test_a_skipped_update_leaves_the_averages_as_they_were():
     assert torch.isfinite(buffers(net)).all()
 
 
-def test_when_the_averages_are_settled_changes_nothing():
+def test_the_averages_do_not_depend_on_when_they_are_copied_into_the_model():
     net, other = model().train(), model().train()
     averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
     for _ in range(3):
         step(net, averages)
         step(other, others, settle=False)
-        assert not torch.equal(buffers(other), buffers(net))  # but those of the last micro-batch
+        assert not torch.equal(buffers(other), buffers(net))  # the model has those of the last micro-batch
     others.copy_into_model()
     assert torch.equal(buffers(other), buffers(net))
     assert other[1].num_batches_tracked == 3
@@ -96,7 +96,7 @@ def test_when_the_averages_are_settled_changes_nothing():
     assert torch.equal(buffers(other), buffers(net))
 
 
-def test_norms_in_eval_mode_do_not_move():
+def test_norms_in_eval_mode_do_not_change():
     net = model().train()
     net[1].eval()
     frozen, moving = net[1].running_mean.clone(), net[4].running_mean.clone()
@@ -105,13 +105,13 @@ def test_norms_in_eval_mode_do_not_move():
     assert not torch.equal(net[4].running_mean, moving)
 
 
-def test_a_model_without_batch_norm_needs_nothing():
+def test_a_model_without_batch_norm_works():
     net = nn.Conv2d(3, 4, 3)
     step(net, RunningAverages(Accelerator(cpu=True), net))
 
 
 def shared_out(accelerator, _):
-    """The averages after two steps, and whether those of many steps are the same where each step settles them."""
+    """The averages after two steps, and whether copying them after each step or only at the end gives the same."""
     rank, world = accelerator.process_index, accelerator.num_processes
     net, other = model().train(), model().train()
     averages, others = RunningAverages(accelerator, net), RunningAverages(accelerator, other)
@@ -125,7 +125,7 @@ def shared_out(accelerator, _):
     return found, torch.equal(buffers(net), buffers(other))
 
 
-def test_processes_agree_with_each_other_and_with_one_alone(tmp_path):
+def test_two_processes_agree_with_each_other_and_with_a_single_process(tmp_path):
     net = model().train()
     averages = RunningAverages(Accelerator(cpu=True), net)
     step(net, averages)
@@ -141,7 +141,7 @@ def plan(rows):
     return Plan(num_samples=64, seed=0, global_batch_size=4 * rows, num_epochs=1, max_samples=rows)
 
 
-def test_small_micro_batches_and_synchronized_norms_are_said():
+def test_small_micro_batches_and_synchronized_norms_are_noted():
     net = model().train()
     assert notes(net, plan(16), 0) == {}
     assert "micro-batches of 8 samples" in notes(net, plan(8), 0)["batch norm"]

@@ -34,7 +34,7 @@ def accelerator():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Everything but generating code; forgets what was compiled before."""
+    """Use a backend without code generation, and forget what was compiled before."""
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch._dynamo.reset()
 
@@ -48,21 +48,21 @@ def ids(rows, length):
     return torch.arange(rows * length).view(rows, length) % 50
 
 
-def test_what_is_compiled_are_the_layers_of_an_encoder_and_the_stages_of_a_resnet():
+def test_the_layers_of_an_encoder_and_the_stages_of_a_resnet_are_compiled():
     assert [type(layer).__name__ for layer in repeated_layers(bert())] == ["BertLayer"] * 3
     resnet = ResNetForImageClassification(ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8], depths=[1, 2, 1]))
     assert [type(layer).__name__ for layer in repeated_layers(resnet)] == ["ResNetStage"] * 3
     assert repeated_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
 
 
-def test_losses_and_gradients_are_the_same_and_all_layers_and_sizes_share_code(accelerator, quick):
+def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(accelerator, quick):
     from torch._dynamo.utils import counters
 
     counters.clear()
     plain, model = bert(), compile_layers(accelerator, CONFIG, bert())
     assert compiled(model)
     assert not compiled(plain)
-    assert set(model.state_dict()) == set(plain.state_dict()), "names of weights as they were"
+    assert set(model.state_dict()) == set(plain.state_dict()), "the names of the weights are unchanged"
     for rows, length in ((4, 7), (3, 9), (5, 6), (2, 12)):
         losses = [m(ids(rows, length)).logits.square().mean() for m in (plain, model)]
         assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-6)
@@ -74,7 +74,7 @@ def test_losses_and_gradients_are_the_same_and_all_layers_and_sizes_share_code(a
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
 
 
-def test_images_compile_once_for_each_number_of_rows_without_symbols(accelerator, quick):
+def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(accelerator, quick):
     from torch._dynamo.utils import counters
 
     counters.clear()
@@ -88,15 +88,17 @@ def test_images_compile_once_for_each_number_of_rows_without_symbols(accelerator
         assert counters["stats"]["unique_graphs"] == stages * min(compiled_before + 1, 2)
 
 
-def test_operations_are_counted_in_compiled_layers_too_and_the_random_state_stays(accelerator, quick, monkeypatch):
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # code is of no interest here, only that hooks are not run
+def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_change(accelerator, quick, monkeypatch):
+    monkeypatch.setattr(
+        compiling, "BACKEND", "eager"
+    )  # fast: here only the hooks matter, which compiled layers do not run
     expected = FlopCounter(plain := bert())
     plain(ids(2, 5))
     model = compile_layers(accelerator, CONFIG, bert())
-    model(ids(2, 5))  # compiled before anybody counts, as in a run
+    model(ids(2, 5))  # compiled before the counter starts, as in a run
     counter, random_state = FlopCounter(model), torch.get_rng_state()
     model.eval()(ids(4, 5))
-    assert counter.counted == 0, "an evaluation is not what is counted"
+    assert counter.counted == 0, "evaluations are not counted"
     model.train()(ids(2, 5))
     assert counter.stop() == expected.stop() > 0
     assert torch.equal(torch.get_rng_state(), random_state)
@@ -106,7 +108,7 @@ def test_without_the_flag_nothing_is_compiled(accelerator):
     assert not compiled(compile_layers(accelerator, Options(), bert()))
 
 
-def test_no_compiler_no_layers_and_fsdp_are_one_line_each(accelerator, monkeypatch):
+def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(accelerator, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, .* no no-such-compiler: .*CXX"):
         compile_layers(accelerator, CONFIG, bert())
@@ -120,7 +122,7 @@ def test_no_compiler_no_layers_and_fsdp_are_one_line_each(accelerator, monkeypat
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Folders of runs in this process, by name: eager, compiled, and gone on from the compiled one's middle."""
+    """Folders of runs in this process, by name: eager, compiled, and resumed from the middle of the compiled one."""
     folder = tmp_path_factory.mktemp("compiled")
     base = [*runs.TINY_IMAGES, "--checkpointing_steps", "4"]
     jobs = {"eager": base, "compiled": [*base, "--torch_compile"]}
@@ -136,7 +138,7 @@ def trained(tmp_path_factory):
     return {name: folder / name for name in jobs}
 
 
-def test_a_compiled_run_is_the_eager_one_to_rounding(trained):
+def test_a_compiled_run_equals_the_eager_one_up_to_rounding(trained):
     assert runs.distance(runs.weights(trained["compiled"]), runs.weights(trained["eager"])) < 1e-5
     losses, mfu = (
         [[line[key] for line in runs.training_lines(trained[name])] for name in ("eager", "compiled")]
@@ -146,7 +148,7 @@ def test_a_compiled_run_is_the_eager_one_to_rounding(trained):
     assert min(mfu[1]) > 0
 
 
-def test_a_compiled_run_that_was_cut_short_goes_on_bit_identically(trained):
+def test_a_compiled_run_resumes_bit_identically(trained):
     assert [line["step"] for line in runs.training_lines(trained["resumed"])] == [6, 8]
     assert torch.equal(runs.weights(trained["resumed"]), runs.weights(trained["compiled"]))
 

@@ -27,7 +27,7 @@ from shared.pretrained.from_pretrained import checkpoint_activations
 
 SIZES = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 TEXT = {"vocab_size": 50, "pad_token_id": 0}
-PICTURE = {"image_size": 16, "patch_size": 4, "architectures": ["DeiTForImageClassification"]}  # of deit there are two
+PICTURE = {"image_size": 16, "patch_size": 4, "architectures": ["DeiTForImageClassification"]}  # deit has two classes
 PICTURES = ("deit", "vit")
 
 
@@ -61,7 +61,7 @@ def logits_and_gradients(model, inputs):
 
 @pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_logits_and_gradients_are_those_of_the_whole_layer(kind, padded):
+def test_logits_and_gradients_equal_those_of_the_whole_layer(kind, padded):
     whole, inputs = tiny(kind), batch(padded, kind)
     short = copy.deepcopy(whole)
     shorten_last_layer(short)
@@ -72,12 +72,12 @@ def test_logits_and_gradients_are_those_of_the_whole_layer(kind, padded):
         assert runs.distance(other, one) < 1e-5
     assert set(short.state_dict()) == set(whole.state_dict())
     again = logits_and_gradients(copy.deepcopy(short), batch(not padded, kind))
-    assert runs.distance(again[0], found[0]) > 1e-3, "a copy is a model of its own, and the mask is seen"
+    assert runs.distance(again[0], found[0]) > 1e-3, "a copy computes its own inputs, and the mask matters"
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert"])
 @pytest.mark.parametrize("how", ["recomputed", "by products in bf16", "compiled"])
-def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
+def test_the_short_layer_works_with_recomputation_bf16_and_compilation(how, kind, monkeypatch):
     model, inputs = tiny(kind), batch(padded=True)
     expected = logits_and_gradients(model, inputs)
     half = "bf16" in how
@@ -86,7 +86,7 @@ def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
     )
     if how == "recomputed":
         checkpoint_activations(model)
-    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
+    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces like the other backends
     model = adapt_to_device(accelerator, Options(output_dir="unused"), model)
     if how == "compiled":
         model = compiling.compile_layers(accelerator, Options(output_dir="unused", torch_compile=True), model)
@@ -97,7 +97,7 @@ def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
         assert runs.distance(other.float(), one) < (0.05 if half else 1e-5)
 
 
-def test_image_classifiers_are_shortened_with_the_rest():
+def test_adapting_an_image_classifier_to_the_device_shortens_its_last_layer():
     accelerator = SimpleNamespace(device=torch.device("cpu"))
     config = SimpleNamespace(sync_batchnorm=False, channels_last=True, torch_compile=False)
     model = image_models.adapt_to_device(accelerator, config, tiny("vit"))
@@ -106,7 +106,7 @@ def test_image_classifiers_are_shortened_with_the_rest():
 
 
 @pytest.mark.parametrize("kind", ["roberta", "distilbert", "vit"])
-def test_dropout_is_drawn_anew_and_only_in_training(kind):
+def test_dropout_is_drawn_for_each_call_and_only_in_training(kind):
     model, inputs = tiny(kind, dropout=0.5), batch(True, kind)
     shorten_last_layer(model)
     model.eval().base_model.get_submodule(FAMILIES[kind][0])[-1].train()
@@ -120,7 +120,7 @@ def test_dropout_is_drawn_anew_and_only_in_training(kind):
 
 
 class MeanForSequenceClassification(BertForSequenceClassification):
-    """As someone may write who wants BERT with another head."""
+    """A user's own class: BERT with another head."""
 
     def forward(self, **inputs):
         return SimpleNamespace(logits=self.classifier(self.bert(**inputs).last_hidden_state.mean(1)))
@@ -129,17 +129,17 @@ class MeanForSequenceClassification(BertForSequenceClassification):
 @pytest.mark.parametrize(
     "model",
     [
-        lambda: tiny("modernbert"),  # the mean of all tokens
-        lambda: tiny("albert"),  # the first, by layers that are one
+        lambda: tiny("modernbert"),  # its head uses the mean of all tokens
+        lambda: tiny("albert"),  # its head uses the first token, but its layers are one shared layer
         lambda: tiny("bert", is_decoder=True),
         lambda: tiny("bert", attn_implementation="eager"),
         lambda: AutoModelForMaskedLM.from_config(config_of("bert")),
-        lambda: DeiTForImageClassificationWithTeacher(config_of("deit")),  # the first two
+        lambda: DeiTForImageClassificationWithTeacher(config_of("deit")),  # its heads use the first two tokens
         lambda: MeanForSequenceClassification(config_of("bert")),
     ],
     ids=["mean", "layers that are one", "decoder", "eager", "masked LM", "two tokens", "a head of one's own"],
 )
-def test_other_models_stay_as_they_are(model):
+def test_other_models_are_not_changed(model):
     model = model().eval()
     before, inputs = copy.deepcopy(model), batch(True, model.config.model_type)
     shorten_last_layer(model)
@@ -147,7 +147,7 @@ def test_other_models_stay_as_they_are(model):
     assert torch.equal(model(**inputs).logits, before(**inputs).logits)
 
 
-def test_what_is_not_computed_is_not_counted():
+def test_flops_that_are_not_computed_are_not_counted():
     counted = []
     for shorten in (False, True):
         model = tiny("bert")

@@ -22,7 +22,7 @@ TWO_TOWERS = {"vision_config": PATCHES, "text_config": WIDE | {"vocab_size": 50}
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
 WINDOWS = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 PYRAMID = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4}
-# Class prefix: (that of its image processor, sizes of a small one).
+# Prefix of the model's class: (prefix of its image processor's class, sizes of a small model).
 FAMILIES = {
     "Beit": ("Beit", PATCHES),
     "Bit": ("Bit", {"embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1] * 4, "num_groups": 4}),
@@ -62,7 +62,7 @@ def one_process(one_cpu_process_without_a_picture, monkeypatch, tmp_path_factory
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Dark and light images of 32 x 32 with noise, in the usual layout."""
+    """Dark and light images of 32 x 32 with noise, in folders of splits and classes."""
     root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for split, count in (("train", 12), ("val", 6)):
         for label, level in (("dark", 40), ("light", 140)):
@@ -74,7 +74,7 @@ def images(tmp_path_factory):
 
 
 def write_model(folder, family, processor=True, **changed):
-    """A classifier of random weights for ImageNet's classes, and an image processor that makes 32 x 32 pixels."""
+    """Write a classifier with random weights for ImageNet's classes, and an image processor for 32 x 32 pixels."""
     kind, sizes = FAMILIES[family]
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(0)
@@ -110,14 +110,14 @@ def test_each_family_trains_and_its_export_gives_the_reported_score(recipe, tmp_
 
     classify = transformers.pipeline("image-classification", model=str(tmp_path / "run/model"), top_k=None)
     files = sorted((images / "val").rglob("*.png"))
-    said = classify([str(file) for file in files])
-    scores = [{answer["label"]: answer["score"] for answer in answers} for answers in said]
+    predictions = classify([str(file) for file in files])
+    scores = [{answer["label"]: answer["score"] for answer in answers} for answers in predictions]
     right = np.array([found[file.parent.name] for found, file in zip(scores, files, strict=True)])
     assert np.mean(right > 0.5) == pytest.approx(results["eval_accuracy"], abs=1e-6)
     assert -np.log(right).mean() == pytest.approx(results["eval_loss"], rel=2e-3)
 
 
-def test_the_table_of_families_has_those_that_are_tested():
+def test_the_table_of_families_lists_the_tested_ones():
     text = (runs.ROOT / "docs/images.md").read_text()
     table = text[text.index("| family |") :].split("\n\n")[0]
     assert {*re.findall(r"`(\w+)ForImageClassification`", table)} == {*FAMILIES}
@@ -156,14 +156,14 @@ def test_a_head_for_the_same_classes_in_another_order_keeps_its_order(recipe, tm
 
 
 def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, tmp_path, images, capsys):
-    for family, flags, said in (
+    for family, flags, expected in (
         ("ViT", [], "images are 32 x 32 (from the model's config), normalized as for ImageNet"),
         ("CLIP", [], "images are 32 x 32 (from the model's config)"),
         ("RegNet", ["--image_size", 32], "images are 32 x 32 (from --image_size)"),
     ):
         write_model(tmp_path / family / "given", family, processor=False)
         results = recipe.main(config_of(recipe, tmp_path / family, images, *flags))
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
         exported = json.loads((tmp_path / family / "run/model/preprocessor_config.json").read_text())
         assert exported["image_mean"] == [0.485, 0.456, 0.406]
         assert results["eval_loss"] < 100
@@ -191,7 +191,7 @@ def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_
         ("ViT", {"image_std": (0.2, 0.3, 0.4)}),
     ],
 )
-def test_normalization_is_what_the_processor_does_and_not_what_it_says(kind, changed):
+def test_normalization_is_measured_from_the_processor_and_not_read_from_its_settings(kind, changed):
     processor = getattr(transformers, f"{kind}ImageProcessorPil")(**changed)
     mean, std = normalization_of(processor, "it")
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
@@ -200,7 +200,7 @@ def test_normalization_is_what_the_processor_does_and_not_what_it_says(kind, cha
     assert np.allclose(found.transpose(1, 2, 0), (pixels / 255 - mean) / std, atol=1e-4)
 
 
-def test_odd_processors_are_said_or_refused(capsys):
+def test_unusual_processors_give_a_message_or_are_refused(capsys):
     given = type("Given", (), {"model_name_or_path": "it", "image_size": None, "resize_size": None})()
     flipped = transformers.MobileViTImageProcessorPil()
     assert geometry_of(flipped, given).std == (1, 1, 1)

@@ -33,7 +33,7 @@ T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "eo
 T5 |= {"decoder_start_token_id": 0}
 FUNNEL = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1}
 GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
-FAMILIES = {  # name in the table: model_type and what its config has
+FAMILIES = {  # name in the table: (model_type, settings of its config)
     "BERT": ("bert", SIZES),
     "RoBERTa": ("roberta", SIZES),
     "DistilBERT": ("distilbert", DISTILBERT),
@@ -75,7 +75,7 @@ def corpus(texts, tmp_path_factory):
 
 
 def write(folder, auto, family, tokenizer):
-    """A model of random weights, large enough that what it sees of a text shows in its logits."""
+    """Write a model with random weights that are large enough for its logits to depend on the text."""
     kind, sizes = FAMILIES[family]
     torch.manual_seed(0)
     # Qwen2's class adds a token of its own to any tokenizer; published vocabularies have room as well.
@@ -90,7 +90,7 @@ def write(folder, auto, family, tokenizer):
 
 
 def trained(recipe, corpus, folder, family, auto, capfd):
-    """(config, evaluation, what was said, the exported model, its tokenizer); None if there is no such model."""
+    """(config, evaluation, printed output, exported model, its tokenizer); None if there is no such model."""
     module = runs.load_recipe(recipe)
     flags, tokenizer, _ = corpus
     if AutoConfig.for_model(FAMILIES[family][0]).__class__ not in auto._model_mapping:
@@ -99,18 +99,24 @@ def trained(recipe, corpus, folder, family, auto, capfd):
     given = [*flags, *FLAGS, "--model_name_or_path", model, "--output_dir", folder / "run"]
     config = options.parse(module.Config, [*map(str, given)])
     results = module.main(config)
-    said = capfd.readouterr()
+    printed = capfd.readouterr()
     exported, loading = auto.from_pretrained(folder / "run/model", output_loading_info=True)
     assert not [names for kind, names in loading.items() if names and kind != "error_msgs"], loading
-    return config, results, said.out + said.err, exported.eval(), AutoTokenizer.from_pretrained(folder / "run/model")
+    return (
+        config,
+        results,
+        printed.out + printed.err,
+        exported.eval(),
+        AutoTokenizer.from_pretrained(folder / "run/model"),
+    )
 
 
 def classifies(corpus, folder, family, capfd):
-    """What the table says of nlp.py: the exported model gives the evaluation's loss and accuracy, text by text."""
-    _, results, said, model, tokenizer = trained(
+    """What the table says of nlp.py. The exported model must give the evaluation's loss and accuracy, text by text."""
+    _, results, output, model, tokenizer = trained(
         "nlp", corpus, folder, family, AutoModelForSequenceClassification, capfd
     )
-    padding = {"padding": "max_length"} if "padding changes the output" in said else {}
+    padding = {"padding": "max_length"} if "padding changes the output" in output else {}
     logits = []
     with torch.inference_mode():
         for text, _ in corpus[2]:
@@ -120,18 +126,18 @@ def classifies(corpus, folder, family, capfd):
     targets = torch.tensor([model.config.label2id[label] for _, label in corpus[2]])
     assert results["eval_loss"] == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-4)
     assert results["eval_accuracy"] == pytest.approx((logits.argmax(1) == targets).float().mean().item())
-    assert logits.std(0).max() > 0.003, "the texts are told apart"
-    return "yes" + ", padded to `--max_length`" * bool(padding), said
+    assert logits.std(0).max() > 0.003, "the logits differ between texts"
+    return "yes" + ", padded to `--max_length`" * bool(padding), output
 
 
 def fills_in(corpus, folder, family, capfd):
-    """What the table says of mlm.py: the exported model gives the evaluation's loss, document by document."""
+    """What the table says of mlm.py. The exported model must give the evaluation's loss, document by document."""
     found = trained("mlm", corpus, folder, family, AutoModelForMaskedLM, capfd)
     if found is None:
         return "no such model in transformers", ""
-    config, results, said, model, tokenizer = found
-    packed, padded = "packed without padding" in said, "padding changes the output" in said
-    assert packed != ("documents would attend to each other" in said)
+    config, results, output, model, tokenizer = found
+    packed, padded = "packed without padding" in output, "padding changes the output" in output
+    assert packed != ("documents would attend to each other" in output)
     _, held_out, _ = runs.load_recipe("mlm").load_data(config)
     losses = []
     with torch.inference_mode():
@@ -142,23 +148,23 @@ def fills_in(corpus, folder, family, capfd):
             logits = model(**{name: torch.tensor(values)[None] for name, values in given.items()}).logits[0, masked]
             losses.append(F.cross_entropy(logits, torch.from_numpy(labels), reduction="none"))
     assert results["eval_loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-4)
-    return ("packed" if packed else "one document per row") + ", padded to `--max_length`" * padded, said
+    return ("packed" if packed else "one document per row") + ", padded to `--max_length`" * padded, output
 
 
-def frozen(said):
-    """The layers that were frozen, by the last names that tell something."""
-    lines = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("frozen, because")]
+def frozen(output):
+    """The names of the frozen layers, without their paths."""
+    lines = [line.partition(": ")[2] for line in output.splitlines() if line.startswith("frozen, because")]
     names = [name.split(" ")[0].split(".") for line in lines for name in line.split(", ")]
     return sorted({name[-3] if name[-2] == "dense" else name[-2] for name in names})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_table_says_what_each_family_does(corpus, tmp_path, capfd, family):
-    nlp, said_by_nlp = classifies(corpus, tmp_path / "nlp", family, capfd)
-    mlm, said_by_mlm = fills_in(corpus, tmp_path / "mlm", family, capfd)
-    notes = [f"`{name}` frozen" for name in frozen(said_by_nlp)]
-    notes += [f"`{name}` frozen in mlm.py" for name in frozen(said_by_mlm) if name not in frozen(said_by_nlp)]
-    notes += ["attends to all tokens"] * ("attends to all tokens" in said_by_nlp)
+def test_each_family_behaves_as_its_row_in_the_table_says(corpus, tmp_path, capfd, family):
+    nlp, output_of_nlp = classifies(corpus, tmp_path / "nlp", family, capfd)
+    mlm, output_of_mlm = fills_in(corpus, tmp_path / "mlm", family, capfd)
+    notes = [f"`{name}` frozen" for name in frozen(output_of_nlp)]
+    notes += [f"`{name}` frozen in mlm.py" for name in frozen(output_of_mlm) if name not in frozen(output_of_nlp)]
+    notes += ["attends to all tokens"] * ("attends to all tokens" in output_of_nlp)
     row = f"| {family} | `{FAMILIES[family][0]}` | {nlp} | {mlm} | {', '.join(notes)} |".replace("|  |", "| |")
     assert row in table()
 
@@ -174,11 +180,11 @@ def table():
     return rows.partition("\n\n")[0].splitlines()
 
 
-def test_the_page_names_the_version_that_was_tried():
+def test_the_page_names_the_tested_version():
     assert f"transformers {transformers.__version__}" in (runs.ROOT / "docs/models.md").read_text()
 
 
-def test_an_encoder_decoder_whose_texts_do_not_end_once_is_refused(corpus, tmp_path):
+def test_texts_with_two_end_tokens_are_refused_for_an_encoder_decoder(corpus, tmp_path):
     _, tokenizer, _ = corpus
     nlp = runs.load_recipe("nlp")
     folder = write(tmp_path / "model", AutoModelForSequenceClassification, "T5", tokenizer)

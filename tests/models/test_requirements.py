@@ -24,7 +24,7 @@ class Output(NamedTuple):
 
 
 class Words(nn.Module):
-    """The mean of the words' vectors, or each of them; two names for one matrix."""
+    """Classify texts by their mean word vector or, without `labels`, predict each word, with tied weights."""
 
     def __init__(self, words, labels=None):
         super().__init__()
@@ -79,7 +79,9 @@ def call(texts, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", list(MAKE))
-def test_it_trains_is_exported_loads_and_the_run_is_known_as_finished(call, tmp_path, capsys, recipe):
+def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_recognized(
+    call, tmp_path, capsys, recipe
+):
     made = []
 
     def make(*args):
@@ -119,7 +121,7 @@ class BarePixels(Pixels):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "make", "said"),
+    ("recipe", "make", "expected"),
     [
         ("nlp", lambda c, labels, t: Bare(len(t), labels.num_labels), "Bare.forward returns a Tensor without logits"),
         (
@@ -131,10 +133,10 @@ class BarePixels(Pixels):
         ("image_classification", lambda c, n: BarePixels(len(n)), "BarePixels.forward returns a dict without logits"),
     ],
 )
-def test_what_a_recipe_cannot_use_is_refused_before_training(call, tmp_path, recipe, make, said):
+def test_a_custom_model_that_a_recipe_cannot_use_is_refused_before_training(call, tmp_path, recipe, make, expected):
     with pytest.raises(UserError) as caught:
         call(recipe, make)
-    assert str(caught.value).startswith(f"build_model: {said}")
+    assert str(caught.value).startswith(f"build_model: {expected}")
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "run").rglob("*.yaml"))
 

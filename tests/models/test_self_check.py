@@ -1,4 +1,4 @@
-"""A replacement in a model that changes its numbers is undone, and one line is printed."""
+"""A replacement in a model that changes the model's outputs is undone, and one line is printed."""
 
 import copy
 import sys
@@ -50,9 +50,9 @@ def logits(model, kind):
 
 
 def changed(function):
-    """`function` as in a version of transformers in which it gives something a little different.
+    """`function` as in a version of transformers that gives slightly different results.
 
-    A norm would remove a change of scale.
+    The difference is not a change of scale, because a norm would remove it.
     """
 
     def wrong(*args, **arguments):
@@ -74,7 +74,7 @@ def gone(*args, **arguments):
 
 
 def unpadded(**arguments):
-    """A mask that hides nothing."""
+    """An attention mask that masks nothing."""
 
 
 def family(kind, change):
@@ -104,8 +104,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_replacement_that_gives_other_numbers_is_undone_and_named(case, monkeypatch, capsys):
-    kind, technique, (owner, name, wrong), said, why = CASES[case]
+def test_a_replacement_that_gives_different_results_is_undone_and_named(case, monkeypatch, capsys):
+    kind, technique, (owner, name, wrong), replacement, why = CASES[case]
     (monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr)(owner, name, wrong)
     model = tiny(kind)
     expected = logits(model, kind)
@@ -113,14 +113,14 @@ def test_a_replacement_that_gives_other_numbers_is_undone_and_named(case, monkey
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith(f"warning: a {type(model).__name__} is trained with the code of transformers ")
-    assert f", without {said}: {why}" in lines[0]
+    assert f", without {replacement}: {why}" in lines[0]
     assert torch.equal(logits(model, kind), expected)
     assert not is_short(model)
     assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("change", ["other", "fails"])
-def test_a_head_that_gives_other_logits_on_masked_tokens_computes_all_of_them(change, monkeypatch, capsys):
+def test_a_sparse_head_with_different_logits_is_replaced_by_the_dense_head(change, monkeypatch, capsys):
     model = tiny("mlm").eval()
     index_select = torch.Tensor.index_select
 
@@ -133,9 +133,9 @@ def test_a_head_that_gives_other_logits_on_masked_tokens_computes_all_of_them(ch
     expected = logits(model, "mlm").flatten(0, 1)[masked]
     monkeypatch.setattr(torch.Tensor, "index_select", wrong)
     predict_only_masked(model)
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert f"without a head on masked tokens only: {DIFFERS if change == 'other' else FAILS}" in said
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert f"without a head on masked tokens only: {DIFFERS if change == 'other' else FAILS}" in output
     with torch.no_grad():
         assert torch.equal(model(**batch("mlm"), masked=masked).logits, expected)
 
@@ -148,7 +148,7 @@ def test_a_head_that_gives_other_logits_on_masked_tokens_computes_all_of_them(ch
         ("mlm", predict_only_masked),
     ],
 )
-def test_the_check_leaves_no_trace_and_says_nothing_where_all_is_well(kind, technique, monkeypatch, capsys):
+def test_a_check_that_passes_changes_nothing_and_prints_nothing(kind, technique, monkeypatch, capsys):
     model = tiny(kind)
     list(model.modules())[3].eval()
     modes = [module.training for module in model.modules()]

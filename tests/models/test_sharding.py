@@ -1,4 +1,4 @@
-"""Which layers of a model FSDP2 gathers by themselves."""
+"""The layers of a model that FSDP2 gathers as separate units."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_each_repeated_layer_is_a_unit_and_tied_weights_are_in_none(name):
     assert not {id(p) for p in tied} & inside
 
 
-def test_layers_that_share_a_parameter_have_none_or_cannot_compute_are_no_units():
+def test_layers_that_share_a_parameter_have_none_or_have_no_forward_are_not_units():
     shared = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
     shared[0].weight = shared[1].weight
     assert units(nn.ModuleDict({"layers": shared})) == [shared[2]]
@@ -58,7 +58,7 @@ def test_layers_that_share_a_parameter_have_none_or_cannot_compute_are_no_units(
     assert units(nn.ModuleDict({"layers": lists})) == []
 
 
-def test_a_parameter_with_two_names_inside_of_one_layer_does_not_matter():
+def test_a_layer_with_two_names_for_one_parameter_is_a_unit():
     layers = nn.ModuleList(nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.Linear(2, 2)}) for _ in range(2))
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)) for _ in layers)
     for block in blocks:

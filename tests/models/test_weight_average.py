@@ -1,4 +1,4 @@
-"""The average of weights is torch's, to the bit."""
+"""The average of the weights equals torch's bit for bit."""
 
 from types import SimpleNamespace
 
@@ -18,14 +18,14 @@ def accelerator(**more):
 
 
 def change(model):
-    """As a step would: other weights, and batch norm's averages and its counter."""
+    """Change the weights and the averages and counter of batch norm, as a step does."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
     model(torch.randn(4, 3))
 
 
-def test_it_is_the_average_that_torch_takes_to_the_bit():
+def test_the_average_equals_torchs_bit_for_bit():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
     ours = WeightAverage(accelerator(), model, 0.9)
@@ -37,12 +37,12 @@ def test_it_is_the_average_that_torch_takes_to_the_bit():
         torchs.update_parameters(model)
         for name, value in torchs.state_dict().items():
             assert torch.equal(value, ours.average.state_dict()[name]), name
-    assert len(settled) == 4, "averages of batch norm that are still under way would be missing"
+    assert len(settled) == 4, "pending averages of batch norm would be missing"
     assert ours.average.n_averaged == 4
     assert not torch.equal(ours.model[0].weight, model[0].weight)
 
 
-def test_it_goes_on_from_a_checkpoint():
+def test_the_average_resumes_from_a_checkpoint():
     torch.manual_seed(0)
     model = nn.Linear(3, 3)
     statistics = SimpleNamespace(copy_into_model=lambda: None)
@@ -56,10 +56,10 @@ def test_it_goes_on_from_a_checkpoint():
     for average in (whole, resumed):
         average.end_step(statistics)
     assert torch.equal(whole.model.weight, resumed.model.weight)
-    assert not torch.equal(whole.model.weight, model.weight), "a first step would have copied"
+    assert not torch.equal(whole.model.weight, model.weight), "a first step would copy the weights"
 
 
-def test_without_a_decay_there_is_none_and_under_fsdp_it_is_refused():
+def test_without_a_decay_there_is_no_average_and_under_fsdp_it_is_refused():
     assert WeightAverage(accelerator(), nn.Linear(2, 2), None).model is None
     sharded = accelerator()
     sharded.is_fsdp2 = True

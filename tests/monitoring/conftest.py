@@ -16,7 +16,7 @@ def accelerator():
 
 @pytest.fixture
 def start(accelerator, tmp_path, monkeypatch):
-    """Start a Tracker in `tmp_path`, as a recipe does. The picture, which takes a second, has tests of its own."""
+    """Start a Tracker in `tmp_path`, as a recipe does, but without the picture, which takes a second."""
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
     started = []
 
@@ -35,7 +35,7 @@ def start(accelerator, tmp_path, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass only when the test says so."""
+    """A clock in seconds that only the test advances."""
     now = [100.0]
     monkeypatch.setattr(monitor.time, "perf_counter", lambda: now[0])
     return now

@@ -9,7 +9,7 @@ from shared.monitoring import evaluation
 
 
 def resolve(kind: str, *names: str, classes: int = 2, targets: Any = None, **settings: Any) -> evaluation.Metrics:
-    """The metrics `names` of a task with classes a, b, c, ... of which the validation data has one row each."""
+    """The metrics `names` of a task with classes a, b, c, ...; by default, each has one row in the validation data."""
     config = Options(metric_name=names or None, **settings)
     if targets is None:
         targets = np.eye(classes) if kind == "multi_label" else np.arange(classes)

@@ -23,19 +23,19 @@ NAMES = [
 
 
 def drawn(path, pictures):
-    """The picture of a run, as grey values."""
+    """Draw the curves of a run and return the grey values of the picture."""
     draw_curves(LINES, path, pictures)
     return np.asarray(Image.open(path).convert("L"))
 
 
 def bounds(dark):
-    """Height and width of what is dark."""
+    """Height and width of the dark area."""
     rows, columns = np.flatnonzero(dark.any(1)), np.flatnonzero(dark.any(0))
     return rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
 
 
 @pytest.mark.filterwarnings("error")
-def test_any_name_of_a_class_can_be_drawn_without_a_word(tmp_path, capfd, caplog):
+def test_any_class_name_is_drawn_without_a_warning(tmp_path, capfd, caplog):
     pixels = np.zeros((4, 4, 3), np.uint8)
     drawn(tmp_path / "curves.png", [Picture(pixels, name, name) for name in NAMES])
     out, err = capfd.readouterr()
@@ -44,8 +44,8 @@ def test_any_name_of_a_class_can_be_drawn_without_a_word(tmp_path, capfd, caplog
 
 
 @pytest.mark.parametrize("aspect", [1.0, 2.0, 0.5])
-def test_a_picture_has_the_shape_of_its_image(tmp_path, aspect):
-    """Images are decoded as squares; what is shown has the width over height of the original."""
+def test_a_picture_has_the_aspect_ratio_of_its_image(tmp_path, aspect):
+    """Images are decoded as squares; the drawn picture has the aspect ratio of the original."""
     magenta = np.full((8, 8, 3), (255, 0, 255), np.uint8)
     draw_curves(LINES, tmp_path / "curves.png", [Picture(magenta, "a", "b", aspect)])
     shown = np.asarray(Image.open(tmp_path / "curves.png").convert("RGB")).astype(int)
@@ -54,7 +54,7 @@ def test_a_picture_has_the_shape_of_its_image(tmp_path, aspect):
 
 
 def test_captions_of_neighbours_do_not_touch(tmp_path):
-    """Between two pictures of long names there is a column without ink."""
+    """Between the long names of two pictures there is an empty column of pixels."""
     white = np.full((8, 8, 3), 255, np.uint8)
     name = "Staffordshire bullterrier \u0431\u043e\u043b\u044c\u0448\u0430\u044f WM 0123456789"
     page = drawn(tmp_path / "curves.png", [Picture(white, name, name)] * 8)
@@ -74,7 +74,7 @@ def test_captions_of_neighbours_do_not_touch(tmp_path):
         ("\u732b" * 9, "\u732b\u732b\u2026\u732b\u732b"),
     ],
 )
-def test_a_long_name_loses_its_middle(text, expected):
+def test_a_long_name_is_shortened_in_the_middle(text, expected):
     assert shortened(text, 10) == expected
 
 
@@ -87,12 +87,12 @@ def test_a_character_that_no_font_has_is_written_as_its_code():
 
 
 def test_a_character_that_the_default_font_lacks_comes_from_another():
-    families, missing = families_for({"\U0001d4d0"})  # a script capital, of mathematics: in the fonts of matplotlib
+    families, missing = families_for({"\U0001d4d0"})  # a mathematical script capital: matplotlib has a font for it
     assert len(families) == 2
     assert not missing
 
 
-def test_a_single_point_and_a_line_at_the_edge_are_seen_whole():
+def test_a_single_point_and_a_line_at_the_edge_are_fully_visible():
     from matplotlib.figure import Figure
 
     from shared.monitoring.curves import Panel, draw_panel
@@ -105,7 +105,7 @@ def test_a_single_point_and_a_line_at_the_edge_are_seen_whole():
     assert all(line.get_marker() == "o" and line.get_markersize() > 4 for line in axes.get_lines())
 
 
-def test_each_panel_shows_what_belongs_there():
+def test_each_panel_shows_the_right_figures():
     lines = [
         {"step": 1, **TRAINING, "grad_norm": math.inf},
         {
@@ -161,5 +161,5 @@ def test_any_record_can_be_drawn(lines, tmp_path):
 @pytest.mark.parametrize(
     ("rate", "text"), [(3e-4, "3e-4"), (2.5e-4, "2.5e-4"), (0.1, "1e-1"), (1e-10, "1e-10"), (0, "0")]
 )
-def test_learning_rates_are_short(rate, text):
+def test_labels_of_learning_rates_are_short(rate, text):
     assert short_power(rate) == text

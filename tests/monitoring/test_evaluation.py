@@ -25,7 +25,7 @@ KINDS = list(evaluation.DEFAULT_METRICS)
 
 
 class World:
-    """Processes as threads: each calls `reduce` once, and gets the sum of what all brought."""
+    """Processes simulated by threads: each calls `reduce` once and gets the sum of the tensors of all."""
 
     def __init__(self, size: int) -> None:
         self.size, self.brought, self.barrier = size, [], threading.Barrier(size, timeout=10)
@@ -38,7 +38,7 @@ class World:
         return torch.stack(self.brought).sum(0)
 
     def gather(self, shares: list[list[int]], rows: torch.Tensor, total: int) -> list[Any]:
-        """What `gather_rows` returns or raises on each process, when process i brings the samples shares[i]."""
+        """What `gather_rows` returns or raises on each process, when process i has the samples shares[i]."""
 
         def process(share: list[int]) -> Any:
             indices = np.array(share, dtype=np.int64)
@@ -53,7 +53,7 @@ class World:
 
 @st.composite
 def divided(draw: st.DrawFn, most: int = 40) -> tuple[int, list[list[int]]]:
-    """A number of samples, and which process brings which of them in which order; some may bring none."""
+    """A number of samples, and the samples of each process in their order; a process may have none."""
     total, world = draw(st.integers(1, most)), draw(st.integers(1, 4))
     owners = draw(st.lists(st.integers(0, world - 1), min_size=total, max_size=total))
     order = draw(st.permutations(range(total)))
@@ -66,7 +66,7 @@ def divided(draw: st.DrawFn, most: int = 40) -> tuple[int, list[list[int]]]:
     st.sampled_from([torch.float32, torch.float64, torch.int64]),
     st.sampled_from([(), (1,), (3,), (2, 2)]),
 )
-def test_rows_come_back_exactly_and_in_dataset_order_on_every_process(
+def test_gathered_rows_are_exact_and_in_dataset_order_on_every_process(
     division: tuple[int, list[list[int]]], dtype: torch.dtype, trailing: tuple[int, ...]
 ) -> None:
     total, shares = division
@@ -78,7 +78,7 @@ def test_rows_come_back_exactly_and_in_dataset_order_on_every_process(
 
 @settings(max_examples=40, deadline=None)
 @given(divided(), st.data())
-def test_a_sample_that_comes_twice_or_never_is_an_error_on_every_process(
+def test_a_sample_evaluated_twice_or_never_is_an_error_on_every_process(
     division: tuple[int, list[list[int]]], data: st.DataObject
 ) -> None:
     total, shares = division
@@ -94,7 +94,7 @@ def test_a_sample_that_comes_twice_or_never_is_an_error_on_every_process(
         assert str(outcome) == f"sample {sample} of {total} was evaluated {times} times, not once"
 
 
-def test_a_loss_that_is_not_finite_stays_where_it_is() -> None:
+def test_a_loss_that_is_not_finite_keeps_its_place() -> None:
     rows = torch.tensor([1.0, torch.nan, torch.inf, 2.0])
     for gathered in World(2).gather([[0, 1], [3, 2]], rows, 4):
         torch.testing.assert_close(gathered, rows, equal_nan=True, rtol=0, atol=0)
@@ -114,12 +114,15 @@ def classified(total: int) -> np.ndarray:
 
 
 def evaluate_in_group(rank: int, folder: Path) -> None:
-    """One process of three real groups, of 3, 2 and 1: every size of data set that matters."""
+    """Run one process of three real groups (of 3, 2 and 1 processes), on data sets of every relevant size."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
 
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate asks; the files below do the work
+    os.environ |= {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "0",
+    }  # Accelerate requires them; the group uses a file
     cases = []
     for world in (3, 2, 1):
         if rank >= world:
@@ -146,7 +149,7 @@ def evaluate_in_group(rank: int, folder: Path) -> None:
     (folder / f"cases_{rank}.json").write_text(json.dumps(cases))
 
 
-def test_real_groups_of_3_2_and_1_process_count_as_scikit_learn_does_for_every_size(tmp_path: Path) -> None:
+def test_real_groups_of_3_2_and_1_processes_get_scikit_learns_accuracy_for_every_size(tmp_path: Path) -> None:
     from sklearn.metrics import accuracy_score
 
     torch.multiprocessing.spawn(evaluate_in_group, args=(tmp_path,), nprocs=3)
@@ -157,16 +160,16 @@ def test_real_groups_of_3_2_and_1_process_count_as_scikit_learn_does_for_every_s
         whole_predictions, whole_references = classified(total).T
         assert accuracy_score(references, predictions) == accuracy_score(whole_references, whole_predictions)
         assert (predictions, references) == (whole_predictions.tolist(), whole_references.tolist())
-    assert len({pid for *_, pid in main}) == 1  # the main process computed each
+    assert len({pid for *_, pid in main}) == 1  # the main process computed all of them
     assert second == [case for case in main if case[0] >= 2]
     assert third == [case for case in main if case[0] >= 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_defaults_of_each_kind_are_computed_under_their_folders_names(kind: str) -> None:
+def test_the_default_metrics_of_each_kind_are_named_after_their_folders(kind: str) -> None:
     metrics = resolve(kind, classes=10 if kind == "image_classification" else 3)
     true = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]]) if kind == "multi_label" else np.array([0, 1, 2])
-    ranked = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the likeliest first
+    ranked = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the most likely class first
     values = metrics.compute(ranked if kind == "image_classification" else true, true)
     assert tuple(values) == evaluation.DEFAULT_METRICS[kind]
     perfect = {name: 0.0 if name == "mean_squared_error" else 1.0 for name in values}
@@ -174,7 +177,7 @@ def test_the_defaults_of_each_kind_are_computed_under_their_folders_names(kind: 
     assert metrics.main_name == evaluation.DEFAULT_METRICS[kind][0]
 
 
-def test_float32_predictions_are_not_rounded_to_less() -> None:
+def test_float32_predictions_are_not_rounded() -> None:
     metrics = resolve("regression", "mean_squared_error", classes=0)
     predictions = np.array([1.0000001, 3.0], dtype=np.float32)
     references = np.array([1.0, 3.0], dtype=np.float32)
@@ -182,48 +185,48 @@ def test_float32_predictions_are_not_rounded_to_less() -> None:
     assert metrics.compute(predictions, references) == {"mean_squared_error": pytest.approx(expected, rel=1e-12, abs=0)}
 
 
-def test_metric_name_alone_replaces_the_defaults() -> None:
+def test_metric_name_replaces_the_defaults() -> None:
     metrics = resolve("classification", "macro_f1")
     assert metrics.main_name == "macro_f1"
     assert set(metrics.compute(np.array([0, 1]), np.array([0, 1]))) == {"macro_f1"}
 
 
 def scored(kind: str, *names: str, classes: int = 3, rows: int = 60, **settings: Any) -> tuple[Any, ...]:
-    """The values of the metrics `names` on made-up logits, and these, probabilities, predictions and targets."""
+    """(values of the metrics `names`, probabilities, predictions, targets) for random logits."""
     random = np.random.default_rng(classes)
     logits = torch.from_numpy(random.normal(size=(rows, classes)).astype(np.float32))
     several = kind == "multi_label"
     true = random.integers(0, 2, (rows, classes)) if several else random.integers(0, classes, rows)
-    said = (logits > 0).long().numpy() if several else logits.argmax(1).numpy()
+    predicted = (logits > 0).long().numpy() if several else logits.argmax(1).numpy()
     metrics = resolve(kind, *names, classes=classes, targets=true, **settings)
     scores = metrics.probabilities(logits).numpy()
-    return metrics.compute(said, true, scores), scores, said, true
+    return metrics.compute(predicted, true, scores), scores, predicted, true
 
 
-def test_several_metrics_at_once_are_those_of_scikit_learn_and_the_first_is_the_main_one() -> None:
+def test_several_metrics_equal_those_of_scikit_learn_and_the_first_is_the_main_one() -> None:
     from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
 
     names = ("f1_of_class", "accuracy", "roc_auc", "recall_of_class", "precision_of_class")
-    values, scores, said, true = scored("classification", *names, classes=2)
+    values, scores, predicted, true = scored("classification", *names, classes=2)
     of_class = {"f1": f1_score, "recall": recall_score, "precision": precision_score}
-    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores[:, 1])}
-    expected |= {f"{name}_of_class": compute(true, said) for name, compute in of_class.items()}
+    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores[:, 1])}
+    expected |= {f"{name}_of_class": compute(true, predicted) for name, compute in of_class.items()}
     assert values == pytest.approx(expected, abs=1e-12)
     assert tuple(values) == names
     assert resolve("classification", *names).main_name == "f1_of_class"
 
-    values, scores, said, true = scored("classification", *names, positive_label="a")
-    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores, multi_class="ovr")}
-    expected |= {f"{name}_of_class": compute(true == 0, said == 0) for name, compute in of_class.items()}
+    values, scores, predicted, true = scored("classification", *names, positive_label="a")
+    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores, multi_class="ovr")}
+    expected |= {f"{name}_of_class": compute(true == 0, predicted == 0) for name, compute in of_class.items()}
     assert values == pytest.approx(expected, abs=1e-6)
 
-    values, scores, said, true = scored("multi_label", *names, positive_label="c")
-    expected = {"accuracy": accuracy_score(true, said), "roc_auc": roc_auc_score(true, scores, average="macro")}
-    expected |= {f"{name}_of_class": compute(true[:, 2], said[:, 2]) for name, compute in of_class.items()}
+    values, scores, predicted, true = scored("multi_label", *names, positive_label="c")
+    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores, average="macro")}
+    expected |= {f"{name}_of_class": compute(true[:, 2], predicted[:, 2]) for name, compute in of_class.items()}
     assert values == pytest.approx(expected, abs=1e-12)
 
 
-def test_images_take_the_likeliest_class_and_their_probabilities() -> None:
+def test_metrics_of_images_use_the_most_likely_class_and_the_probabilities() -> None:
     metrics = resolve("image_classification", "recall_of_class", "roc_auc", "top_5_accuracy", classes=6, **POSITIVE_B)
     true, scores = np.array([0, 1, 2, 3, 4, 5]), np.eye(6, dtype=np.float32)
     ranked = np.array([[0, 1, 2, 3, 4], [2, 1, 0, 3, 4], [2, 0, 1, 3, 4], [3, 0, 1, 2, 4], [4, 0, 1, 2, 3]])
@@ -236,7 +239,7 @@ POSITIVE_B = {"positive_label": "b"}
 
 
 @pytest.mark.parametrize(
-    ("names", "settings", "says"),
+    ("names", "settings", "expected"),
     [
         (
             ["f1_of_class"],
@@ -251,14 +254,16 @@ POSITIVE_B = {"positive_label": "b"}
         (["top_5_accuracy"], {"kind": "image_classification", "classes": 5}, "is always 1 for a model of 5 classes"),
     ],
 )
-def test_metrics_that_cannot_be_meant_are_refused(names: list[str], settings: dict[str, Any], says: str) -> None:
+def test_metrics_that_do_not_fit_the_task_or_the_flags_are_refused(
+    names: list[str], settings: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(UserError) as refused:
         resolve(settings.pop("kind", "classification"), *names, **settings)
-    assert says in str(refused.value)
+    assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_the_file_of_a_shipped_metric_means_that_metric() -> None:
+def test_the_path_of_a_shipped_metric_selects_that_metric() -> None:
     named, path = "f1_of_class", str(ROOT / "shared/monitoring/metrics/f1_of_class")
     for one in (path, f"{path}/f1_of_class.py"):
         assert resolve("classification", one, **POSITIVE_B) == resolve("classification", named, **POSITIVE_B)
@@ -268,7 +273,7 @@ NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has 
 LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: the others are in none or all rows of the validation data (c)"
 
 
-def test_five_classes_or_fewer_have_no_top_5_accuracy() -> None:
+def test_top_5_accuracy_needs_more_than_five_classes() -> None:
     assert resolve("image_classification", classes=5).names == ("accuracy", "macro_f1")
     assert resolve("image_classification", classes=6).names == ("accuracy", "top_5_accuracy", "macro_f1")
 
@@ -282,7 +287,7 @@ def test_five_classes_or_fewer_have_no_top_5_accuracy() -> None:
         ("classification", 2, [0, 1, 0, 1], 1.0, ""),
     ],
 )
-def test_what_validation_data_of_one_class_cannot_tell_is_said_before_training(
+def test_metrics_that_the_validation_data_cannot_give_are_noted_before_training(
     kind: str, classes: int, targets: Any, expected: float, note: str
 ) -> None:
     metrics = resolve(kind, "roc_auc", "f1_of_class", classes=classes, targets=targets, **POSITIVE_B)
@@ -290,8 +295,8 @@ def test_what_validation_data_of_one_class_cannot_tell_is_said_before_training(
     scores = (true if kind == "multi_label" else np.eye(classes)[true]).astype(np.float32)
     values = metrics.compute(true, true, scores)
     assert values["roc_auc"] == pytest.approx(float(expected), nan_ok=True)
-    said = metrics.notes.get("note on --metric_name", "")
-    assert said == note
+    found = metrics.notes.get("note on --metric_name", "")
+    assert found == note
     lacks_b = kind == "classification" and 1 not in targets
     assert ("note on --positive_label" in metrics.notes) == lacks_b
     assert set(metrics.empty) == ({"roc_auc"} if expected == "nan" else set()) | ({"f1_of_class"} if lacks_b else set())
@@ -307,7 +312,7 @@ def test_probabilities_that_are_not_finite_have_no_roc_auc() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_probabilities_of_all_processes_come_to_the_main_one_in_dataset_order(
+def test_the_main_process_gets_the_probabilities_of_all_processes_in_dataset_order(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "SCORES_AT_ONCE", 4 * 3)  # four samples
@@ -328,7 +333,7 @@ def test_probabilities_of_all_processes_come_to_the_main_one_in_dataset_order(
 
         main = SimpleNamespace(device=torch.device("cpu"), reduce=reduce, is_main_process=rank == 0)
         rows = evaluation.Rows((total,), metrics)
-        for counted in (True, False):  # a repeat without weight changes nothing
+        for counted in (True, False):  # a repeat that is not counted changes nothing
             mine = logits[shares[rank]]
             rows.add(MicroBatch(0, 0, shares[rank], shares[rank], total, counted), mine.argmax(1), mine[:, 0], mine)
         return rows.gather_scores(main)

@@ -12,7 +12,7 @@ from shared.monitoring import flops
 from shared.monitoring.flops import FlopCounter, attention_flops
 
 
-def test_the_attention_of_a_sequence_counts_with_the_square_of_its_length():
+def test_attention_flops_are_12_times_layers_times_hidden_size():
     config = type("Config", (), {"num_hidden_layers": 2, "hidden_size": 8})()
     model = torch.nn.Linear(1, 1)
     model.config = config
@@ -30,7 +30,7 @@ def test_convolutions_count_each_output_with_its_kernel():
 
 
 class Recomputing(torch.nn.Module):
-    """Layers of which those inside are computed again in the backward pass, as far as something needs them."""
+    """A model whose inner layers are computed again in the backward pass if `again`, as far as gradients need them."""
 
     def __init__(self, again):
         super().__init__()
@@ -44,7 +44,7 @@ class Recomputing(torch.nn.Module):
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 def test_recomputed_layers_count_once(accelerator, clock, again):
-    """Over several micro-batches, and after an evaluation of the same model."""
+    """This holds over several micro-batches and after an evaluation of the same model."""
     model = Recomputing(again)
     watch = monitor(accelerator, model=model)
     model.eval()(torch.zeros(7, 7))

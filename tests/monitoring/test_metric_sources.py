@@ -1,4 +1,4 @@
-"""Sources of metrics: the recipes, files of the user, and the Hub; a metric that cannot be used is an error."""
+"""Sources of metrics: the recipes, files of the user, and the Hub; a metric that cannot be used is refused."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "says"),
+    ("kind", "name", "expected"),
     [
         ("classification", "pearson", "does not fit classification: use one of accuracy, macro_f1"),
         ("regression", "accuracy", "does not fit regression: use one of pearson"),
@@ -29,10 +29,10 @@ ROOT = Path(__file__).parents[2]
         ("classification", str(ROOT / "shared"), "no metric there"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused_before_training(kind: str, name: str, says: str) -> None:
+def test_a_name_that_cannot_be_used_is_refused_before_training(kind: str, name: str, expected: str) -> None:
     with pytest.raises(UserError, match="--metric_name") as refused:
         resolve(kind, name)
-    assert says in str(refused.value)
+    assert expected in str(refused.value)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -62,7 +62,7 @@ def own_metric(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("inside", ["", "own.py"])
-def test_a_users_own_folder_or_file_serves_as_a_metric(own_metric: Path, inside: str) -> None:
+def test_a_users_own_folder_or_file_can_be_a_metric(own_metric: Path, inside: str) -> None:
     metrics = resolve("classification", str(own_metric / inside))
     assert metrics.main_name == "binary_f1"
     assert metrics.compute(np.array([0, 1, 1]), np.array([0, 1, 0])) == {"binary_f1": pytest.approx(2 / 3)}
@@ -76,7 +76,7 @@ def test_a_metric_that_fails_for_this_many_classes_is_refused_before_training(ow
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "reason"),
     [
         ("import evaluate\n", "import evaluate\nfrom evaluate import Metric\n", "write `import evaluate`, not `from"),
         ("def _compute", "def _compute(", "SyntaxError"),
@@ -85,19 +85,19 @@ def test_a_metric_that_fails_for_this_many_classes_is_refused_before_training(ow
     ],
 )
 def test_a_broken_metric_of_the_user_is_refused_with_the_reason(
-    own_metric: Path, old: str, new: str, says: str
+    own_metric: Path, old: str, new: str, reason: str
 ) -> None:
     (own_metric / "own.py").write_text(OWN_METRIC.replace(old, new))
     with pytest.raises(UserError) as refused:
         resolve("classification", str(own_metric))
     assert str(own_metric) in str(refused.value)
-    assert says in str(refused.value)
+    assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """A Hub that can be reached or not, and the sources that evaluate.load was asked for."""
+    """A stand-in for the Hub that can be unreachable, and the sources with which evaluate.load was called."""
     import evaluate
 
     from shared.pretrained import hub
@@ -124,7 +124,7 @@ def test_a_metric_of_the_hub_is_loaded_before_training(hub: SimpleNamespace) -> 
     assert metrics.main_name == "f1"
 
 
-def test_without_the_hub_the_error_names_the_flag_and_nothing_is_tried(hub: SimpleNamespace) -> None:
+def test_without_the_hub_the_error_names_the_flag_and_nothing_is_loaded(hub: SimpleNamespace) -> None:
     hub.reachable = False
     with pytest.raises(UserError, match="--metric_name f1: the Hub cannot be reached"):
         resolve("classification", "f1", trust_remote_code=True)
@@ -132,7 +132,7 @@ def test_without_the_hub_the_error_names_the_flag_and_nothing_is_tried(hub: Simp
 
 
 @pytest.mark.parametrize(("name", "folder"), [("f1", "evaluate-metric--f1"), ("me/f1", "me--f1")])
-def test_a_metric_fetched_earlier_needs_no_hub(hub: SimpleNamespace, name: str, folder: str) -> None:
+def test_a_metric_in_the_cache_needs_no_hub(hub: SimpleNamespace, name: str, folder: str) -> None:
     hub.reachable = False
     for age, digest in enumerate(["newest", "older"]):
         script = hub.cache / "evaluate_modules" / "metrics" / folder / digest / "f1.py"
@@ -161,7 +161,7 @@ evaluation.resolve(Options(metric_name=("micro_f1", "roc_auc")), "multi_label", 
 slow = {"evaluate", "datasets", "sklearn"} & set(sys.modules)
 assert not slow, slow
 
-class WithoutTransformers:  # evaluate does without it, and starts seconds sooner
+class WithoutTransformers:  # evaluate works without transformers and starts seconds sooner
     def find_spec(self, name, *_):
         if name == "transformers":
             raise ImportError(name)
@@ -183,10 +183,10 @@ def test_in_a_fresh_process_resolving_imports_nothing_slow_and_computing_needs_n
     )
     assert done.returncode == 0, done.stderr
     assert "'accuracy': 0.75" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # and no temporary files stay behind
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]  # and no temporary files are left
 
 
-def test_a_process_that_has_the_path_of_its_parent_finds_its_own_copies_of_metrics(tmp_path: Path) -> None:
+def test_a_metric_loads_even_if_sys_path_has_another_folder_evaluate_modules(tmp_path: Path) -> None:
     (tmp_path / "evaluate_modules/metrics").mkdir(parents=True)
     for folder in ("evaluate_modules", "evaluate_modules/metrics"):
         (tmp_path / folder / "__init__.py").touch()

@@ -28,12 +28,12 @@ def sklearn(name: str, **arguments: Any) -> Callable[[np.ndarray, np.ndarray], f
 
 
 def second_label(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-    """A metric of scikit-learn, of the second column."""
+    """A metric of scikit-learn, computed on the second column."""
     return lambda p, r: sklearn(name, zero_division=0.0)(p[:, 1], r[:, 1])
 
 
 def pairs_in_order(scores: np.ndarray, references: np.ndarray) -> float:
-    """Mean over classes of the share of pairs, one of the class and one of another, whose scores are in that order."""
+    """Mean over classes of the share of pairs (a sample of the class, one of another) whose scores have this order."""
     shares = []
     for i, score in [*enumerate(scores.T)][scores.shape[1] == 2 :]:
         inside, outside = score[references == i][:, None], score[references != i]
@@ -70,7 +70,7 @@ SCORES = st.tuples(st.integers(1, 20), st.integers(2, 4)).flatmap(
 )
 NUMBERS = pairs(st.integers(-200, 200).map(lambda i: i / 8), st.integers(1, 40), np.float64)
 
-# (folder, config_name): the same value by another way, and the data it is defined for.
+# (folder, config_name): a second implementation of the metric, and data for which it is defined.
 EXPECTED: dict[tuple[str, str | None], tuple[Callable[[np.ndarray, np.ndarray], float], st.SearchStrategy]] = {
     ("accuracy", None): (lambda p, r: np.mean(p == r), CLASSES),
     ("accuracy", "multilabel"): (sklearn("accuracy_score"), LABELS),
@@ -94,7 +94,7 @@ EXPECTED: dict[tuple[str, str | None], tuple[Callable[[np.ndarray, np.ndarray], 
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str | None], Any]]:
-    """evaluate.load of a folder's path, with the network cut off and nothing written to the user's home."""
+    """evaluate.load for the folder of a metric, without a network and without writing to the user's home."""
     import evaluate
 
     modules: dict[tuple[str, str | None], Any] = {}
@@ -112,13 +112,15 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, st
         yield cached
 
 
-def test_every_folder_is_in_the_table() -> None:
+def test_every_folder_of_a_metric_is_in_the_table() -> None:
     folders = {path.name for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == {name for name, _ in EXPECTED}
 
 
 @pytest.mark.parametrize(("name", "config_name"), EXPECTED)
-def test_loads_offline_by_path_and_equals_its_definition(load: Any, name: str, config_name: str | None) -> None:
+def test_a_metric_loads_offline_by_its_path_and_equals_its_definition(
+    load: Any, name: str, config_name: str | None
+) -> None:
     metric = load(name, config_name)
     expected, data = EXPECTED[name, config_name]
 
@@ -135,7 +137,7 @@ def test_loads_offline_by_path_and_equals_its_definition(load: Any, name: str, c
 
 @settings(max_examples=20, deadline=None)
 @given(CLASSES, st.lists(st.integers(1, 40), max_size=3))
-def test_no_sample_is_lost_however_they_are_batched(load: Any, pair: tuple, cuts: list[int]) -> None:
+def test_no_sample_is_lost_for_any_batching(load: Any, pair: tuple, cuts: list[int]) -> None:
     predictions, references = pair
     metric = load("accuracy")
     for predicted, true in zip(np.split(predictions, sorted(cuts)), np.split(references, sorted(cuts)), strict=True):
@@ -156,7 +158,7 @@ def test_a_correlation_with_a_constant_is_zero_without_a_warning(
 
 @pytest.mark.parametrize("name", ["pearson", "spearman", "mean_squared_error"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_prediction_that_is_not_finite_shows_as_nan(load: Any, name: str, bad: float) -> None:
+def test_a_prediction_that_is_not_finite_gives_nan(load: Any, name: str, bad: float) -> None:
     value = load(name).compute(predictions=[0.0, bad, 1.0], references=[0.0, 1.0, 2.0])[name]
     assert np.isnan(value)
 
@@ -167,7 +169,7 @@ def test_numbers_are_compared_in_double_precision(load: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["macro_f1", "micro_f1"])
-def test_one_label_is_a_label_and_not_two_classes(load: Any, name: str) -> None:
+def test_a_single_label_is_scored_as_one_label_and_not_as_two_classes(load: Any, name: str) -> None:
     true, predicted = np.array([[1], [0], [0], [1]]), np.array([[1], [0], [1], [0]])
     assert load(name, "multilabel").compute(predictions=predicted, references=true) == {name: 0.5}
 

@@ -29,7 +29,7 @@ def test_the_loss_is_the_mean_over_the_steps_since_the_last_reading(accelerator)
     assert watch.read()["loss"] == pytest.approx(0.5)
 
 
-def test_samples_tokens_and_waiting_are_told_per_second_since_the_last_reading(accelerator, clock):
+def test_samples_tokens_and_waiting_are_reported_per_second_since_the_last_reading(accelerator, clock):
     waited = [1.0]
     watch = monitor(accelerator, waited=lambda: waited[0])
     pieces = plan().micro_batches(0)
@@ -46,7 +46,7 @@ def test_samples_tokens_and_waiting_are_told_per_second_since_the_last_reading(a
     assert figures["data_wait"] == 0
 
 
-def test_without_lengths_no_tokens_are_told(accelerator):
+def test_without_lengths_tokens_per_second_are_not_reported(accelerator):
     watch = monitor(accelerator, lengths=None)
     run_step(watch, plan(lengths=None, num_samples=40).micro_batches(0))
     assert "tokens_per_second" not in watch.read()
@@ -54,7 +54,7 @@ def test_without_lengths_no_tokens_are_told(accelerator):
 
 
 def digest(accelerator, steps, order=1, **values):
-    """The digest after some steps of a plan, fed by one process after the other."""
+    """The digest after `steps` of a plan; one monitor is fed the micro-batches of all processes in turn."""
     watch = monitor(accelerator)
     for step in steps:
         for rank in range(values.get("num_processes", 1)):
@@ -64,7 +64,9 @@ def digest(accelerator, steps, order=1, **values):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(50, 700), st.integers(1, 5), st.booleans(), st.sampled_from([1, -1]))
-def test_the_digest_knows_the_samples_and_neither_cut_nor_process_nor_order(budget, processes, equal_counts, order):
+def test_the_digest_does_not_depend_on_micro_batches_processes_or_the_order_of_samples(
+    budget, processes, equal_counts, order
+):
     expected = digest(Accelerator(cpu=True), range(4))
     values = {"max_tokens": budget, "num_processes": processes, "equal_counts": equal_counts}
     assert digest(Accelerator(cpu=True), range(4), order, **values) == expected
@@ -79,14 +81,14 @@ def test_the_digest_changes_with_a_sample_its_epoch_or_its_step(accelerator):
         digest(accelerator, range(3), global_batch_size=13),
     ]
     assert len(set(digests)) == len(digests)
-    # Forty samples in steps of twenty: the same ones, in the same steps of another epoch.
+    # Each step has all forty samples, so that the two steps have the same samples in different epochs.
     whole = {"global_batch_size": 40, "max_steps": 2}
     assert digest(accelerator, [0], **whole) != digest(accelerator, [1], **whole)
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5])
-def test_a_restored_monitor_goes_on_as_if_nothing_had_happened(accelerator, clock, stop):
-    """Stopped at a logging step (4) or between two of them, one of which had a skipped update."""
+def test_a_restored_monitor_reports_the_same_as_an_uninterrupted_one(accelerator, clock, stop):
+    """It is saved at a logging step (4) or between two of them; the update of step 2 is skipped."""
 
     def run(watch, first, last, stops=False):
         figures = []
@@ -120,7 +122,7 @@ def test_the_state_is_plain_json_and_reading_it_changes_nothing(accelerator):
     assert watch.read()["loss"] == pytest.approx(2)
 
 
-def test_the_summary_is_over_the_whole_run(accelerator):
+def test_the_summary_covers_the_whole_run(accelerator):
     watch = monitor(accelerator)
     for step in range(4):
         run_step(watch, plan().micro_batches(step))
@@ -134,7 +136,7 @@ def test_the_summary_is_over_the_whole_run(accelerator):
     }
 
 
-def test_a_repeat_without_weight_counts_neither_as_sample_nor_as_token(accelerator):
+def test_a_repeat_that_is_not_counted_adds_no_samples_and_no_tokens(accelerator):
     values = {"num_processes": 3, "equal_counts": True, "num_epochs": 1, "max_steps": None, "global_batch_size": 39}
     repeats = plan(**values).micro_batches(1, 2)  # one sample is left for three processes
     assert [piece.counted for piece in repeats] == [False]
@@ -145,7 +147,7 @@ def test_a_repeat_without_weight_counts_neither_as_sample_nor_as_token(accelerat
     assert state["digest"] == "0" * 16
 
 
-def test_skipped_updates_are_counted_since_the_run_began(accelerator):
+def test_skipped_updates_are_counted_over_the_whole_run(accelerator):
     watch = monitor(accelerator)
     counts = []
     for step, skipped in enumerate([0, 1, 0, 1, 1, 0]):
@@ -155,7 +157,7 @@ def test_skipped_updates_are_counted_since_the_run_began(accelerator):
 
 
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", init_scale=1024.0)])
-def test_the_summary_of_a_run_has_skipped_updates_and_the_loss_scale_where_there_are_any(
+def test_the_summary_has_skipped_updates_and_the_loss_scale_only_if_an_update_was_skipped(
     accelerator, monkeypatch, scaler
 ):
     monkeypatch.setattr(accelerator, "scaler", scaler)
@@ -180,21 +182,21 @@ def test_ten_skipped_updates_in_a_row_end_the_run_and_name_the_last_good_checkpo
         folder = tmp_path / f"checkpoints/step_{step:08d}"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
-        in_a_row = 2 if step == 20 else 0  # that one was saved within the row
+        in_a_row = 2 if step == 20 else 0  # saved during the ten skipped updates
         (folder / "state.json").write_text(json.dumps({"monitor": {"in_a_row": in_a_row}}))
     (tmp_path / "checkpoints/step_00000030.partial").mkdir()
     watch = monitor(accelerator)
     skip(watch, [1] * 6)
-    if already_read:  # the row reaches over a logging step
+    if already_read:  # a logging step is among the ten skipped updates
         watch.read()
         watch.refuse_divergence(str(tmp_path))
-    skip(watch, [1] * 4 + [0])  # that the last update is finite again does not hide the ten
+    skip(watch, [1] * 4 + [0])  # a finite update after the ten does not hide them
     watch.read()
     with pytest.raises(UserError, match=r"10 steps in a row .* checkpoint: .*/checkpoints/step_00000003$"):
         watch.refuse_divergence(str(tmp_path))
 
 
-def test_nine_skipped_updates_in_a_row_are_borne_and_so_are_many_apart(accelerator, tmp_path):
+def test_nine_skipped_updates_in_a_row_do_not_end_the_run_even_several_times(accelerator, tmp_path):
     watch = monitor(accelerator)
     skip(watch, ([1] * 9 + [0]) * 3)
     assert watch.read()["skipped_updates"] == 27
@@ -202,17 +204,17 @@ def test_nine_skipped_updates_in_a_row_are_borne_and_so_are_many_apart(accelerat
 
 
 @pytest.mark.parametrize(
-    ("pattern", "read_after", "said"),
+    ("pattern", "read_after", "expected"),
     [
-        ([1] * 9, None, "9 steps in a row"),  # a short run of which nothing is left
+        ([1] * 9, None, "9 steps in a row"),  # a short run in which every update was skipped
         ([1], None, "1 steps in a row"),
-        ([0] * 3 + [1] * 6 + [1] * 5, 9, "11 steps in a row"),  # partly after the last reading
+        ([0] * 3 + [1] * 6 + [1] * 5, 9, "11 steps in a row"),  # some of them after the last reading
         ([1] * 9 + [0], None, None),
         ([0] + [1] * 9, None, "warning: the updates of the last 9 of 10 steps were skipped"),
     ],
 )
-def test_a_run_that_ends_in_skipped_updates_is_refused_or_says_so(
-    accelerator, tmp_path, capsys, pattern, read_after, said
+def test_a_run_that_ends_in_skipped_updates_fails_or_prints_a_warning(
+    accelerator, tmp_path, capsys, pattern, read_after, expected
 ):
     watch = monitor(accelerator)
     skip(watch, pattern[:read_after])
@@ -220,17 +222,17 @@ def test_a_run_that_ends_in_skipped_updates_is_refused_or_says_so(
         watch.read()
         watch.refuse_divergence(str(tmp_path))
         skip(watch, pattern[read_after:])
-    if said and "warning" not in said:
-        with pytest.raises(UserError, match=said):
+    if expected and "warning" not in expected:
+        with pytest.raises(UserError, match=expected):
             watch.refuse_divergence(str(tmp_path), len(pattern))
     else:
         watch.refuse_divergence(str(tmp_path), len(pattern))
-        assert capsys.readouterr().err.startswith(said or "")
-        assert bool(said) == (pattern[-1] == 1)
+        assert capsys.readouterr().err.startswith(expected or "")
+        assert bool(expected) == (pattern[-1] == 1)
 
 
-def test_a_divergence_long_ago_does_not_end_a_run_that_was_resumed(accelerator, tmp_path):
-    """The checkpoint between keeps a row that is still going on, and nothing of one that is over."""
+def test_skipped_updates_in_a_row_are_counted_across_a_resume_until_an_update_is_finite(accelerator, tmp_path):
+    """The checkpoint keeps the number of updates skipped in a row."""
     watch = monitor(accelerator)
     skip(watch, [1] * 9)
     watch = monitor(accelerator, state=watch.state())
@@ -244,7 +246,7 @@ def test_a_divergence_long_ago_does_not_end_a_run_that_was_resumed(accelerator, 
 
 
 def train(accelerator, folder):
-    """Weights after some steps of DDP with three micro-batches each, with a monitor and without, and its shares."""
+    """Digests of the weights after some steps with DDP, with a monitor and without, and figures of the monitor."""
     digests, communication = [], []
     for watched in (True, False):
         torch.manual_seed(0)
@@ -275,7 +277,7 @@ def train(accelerator, folder):
     return digests, communication
 
 
-def test_monitoring_changes_no_bit_on_three_processes_and_all_of_them_read_the_same(tmp_path):
+def test_monitoring_changes_no_bit_of_the_weights_and_three_processes_read_the_same_figures(tmp_path):
     found = runs.in_group(train, 3, tmp_path)
     assert len({digest for digests, _ in found for digest in digests}) == 1
     assert found[0][1] == found[1][1] == found[2][1]
@@ -284,8 +286,8 @@ def test_monitoring_changes_no_bit_on_three_processes_and_all_of_them_read_the_s
     assert 0 < computation < 1
 
 
-def test_a_gpu_that_does_not_say_how_busy_it_is_has_no_such_figure(monkeypatch):
-    """A part of a GPU (MIG) has none, and pynvml raises then."""
+def test_a_gpu_that_does_not_report_its_utilization_has_no_such_figure(monkeypatch):
+    """For a part of a GPU (MIG), pynvml raises an error."""
 
     def raise_it(device):
         raise NotImplementedError("NVMLError_NotSupported")

@@ -1,4 +1,4 @@
-"""The parts of the time of a step are measured without making the host wait for the device."""
+"""The time of a step is split into parts; measuring them does not make the host wait for the device."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_a_step_is_split_into_data_computation_and_update(accelerator, clock):
     assert figures["communication"] == 0
 
 
-def test_evaluation_and_checkpoints_are_not_in_the_rates(accelerator, clock):
+def test_the_rates_exclude_evaluation_and_checkpoints(accelerator, clock):
     watch = timed_steps(accelerator, clock)
     with watch.timed("evaluation"):
         clock[0] += 100
@@ -37,7 +37,7 @@ def test_evaluation_and_checkpoints_are_not_in_the_rates(accelerator, clock):
     assert "evaluation_seconds" not in watch.summary(50.0)
 
 
-def test_an_evaluation_of_the_same_model_counts_neither_as_padding_nor_as_waiting(accelerator, clock):
+def test_an_evaluation_of_the_same_model_adds_no_positions(accelerator, clock):
     watch = timed_steps(accelerator, clock)
     before = watch.passes.positions
     model = Slow(clock).eval()
@@ -45,7 +45,7 @@ def test_an_evaluation_of_the_same_model_counts_neither_as_padding_nor_as_waitin
     assert watch.passes.positions == before
 
 
-def test_padding_and_utilisation_are_of_real_tokens(accelerator, clock):
+def test_padding_is_the_share_of_empty_positions_and_mfu_counts_real_tokens_only(accelerator, clock):
     figures = timed_steps(accelerator, clock).read()
     pieces = [piece for step in range(2) for piece in plan(micro_batches=2).micro_batches(step)]
     real = sum(LENGTHS[piece.samples].sum() for piece in pieces)
@@ -54,8 +54,8 @@ def test_padding_and_utilisation_are_of_real_tokens(accelerator, clock):
     assert figures["mfu"] == pytest.approx(3 * 2 * 3 * 5 * real / 13 / 1e12)  # three passes of 2 x 3 x 5 each
 
 
-def test_the_figures_of_a_resumed_run_are_of_the_steps_that_it_took(accelerator, clock):
-    """Ten steps from one reading to the next, eight of them before the run was started again."""
+def test_a_resumed_run_reports_the_times_of_its_own_steps_only(accelerator, clock):
+    """There are ten steps between two readings; eight of them ran before the run was resumed."""
 
     def take(watch, steps):
         for step in steps:
@@ -75,8 +75,8 @@ def test_the_figures_of_a_resumed_run_are_of_the_steps_that_it_took(accelerator,
     assert "timed_steps" not in later
 
 
-def test_the_first_reading_of_a_run_resumed_into_a_new_folder_counts_no_steps_of_the_old_one(accelerator, clock):
-    """Saved at a logging step: step 510 is the first line of the new metrics.jsonl, and ten steps were taken."""
+def test_the_first_reading_in_a_new_folder_counts_only_the_steps_after_the_resume(accelerator, clock):
+    """The checkpoint is from logging step 500: the new metrics.jsonl begins with step 510, after ten steps."""
     again = monitor(accelerator, state=monitor(accelerator).state())
     for step in range(10):
         run_step(again, plan().micro_batches(step))
@@ -91,11 +91,11 @@ def test_the_slowest_process_is_named_when_it_is_more_than_a_tenth_behind():
     assert figures["slowest_process_behind"] == pytest.approx(0.2)
 
 
-def test_waiting_for_others_makes_no_process_slow():
+def test_a_process_that_waits_for_others_is_not_named_as_slow():
     assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]), 1)
 
 
-def test_memory_is_that_of_the_largest_process_and_shares_are_means():
+def test_memory_is_the_maximum_over_processes_and_shares_are_means():
     figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6], utilization=[0.5, 0.6, 0.7]), 2)
     assert figures["peak_memory_bytes"] == 7
     assert figures["data_wait"] == pytest.approx(0.3)
@@ -106,8 +106,8 @@ def test_memory_is_that_of_the_largest_process_and_shares_are_means():
 WAITS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "nonzero")
 
 
-def test_the_host_waits_for_the_device_at_readings_only(accelerator, clock, monkeypatch):
-    """Every call that would wait for a GPU is counted; steps have none, a reading a number that steps do not change."""
+def test_the_host_waits_for_the_device_only_at_readings(accelerator, clock, monkeypatch):
+    """Calls that would wait for a GPU are counted. Steps make none; a reading makes as many after 1 step as after 5."""
     waits = [0]
     for name in WAITS:
         original = getattr(torch.Tensor, name)
@@ -127,8 +127,8 @@ def test_the_host_waits_for_the_device_at_readings_only(accelerator, clock, monk
     assert found[0] == found[1] > 0
 
 
-def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, monkeypatch):
-    """Events of the device that tell an own clock, in milliseconds, once somebody has waited for them."""
+def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monkeypatch):
+    """The stand-in for CUDA events has its own clock, in milliseconds, and can be read only after a wait."""
 
     class Event:
         made, waits = 0, 0
@@ -145,7 +145,7 @@ def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, mo
             Event.waits = Event.waits + 1
 
         def elapsed_time(self, later):
-            assert Event.waits, "read before the device was there"
+            assert Event.waits, "read before the device reached the event"
             return (later.at - self.at) * 1000.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -162,24 +162,26 @@ def test_with_a_gpu_the_host_waits_for_an_event_at_readings_only(accelerator, mo
         assert Event.waits == 0
         before = dict(watch.stopwatch.seconds)
         watch.read()
-        assert Event.waits == 2, "for the figures, and for where the next ones begin"
+        assert Event.waits == 2, "one wait for the figures, one for the start of the next ones"
         passed = {part: seconds - before[part] for part, seconds in watch.stopwatch.seconds.items()}
-        # One event before each pass, one after it, one after the update: each ends what began with the one before.
+        # One event before each pass, one after it, one after the update: each ends the part since the previous event.
         assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
 
 
 @pytest.mark.parametrize(
-    ("told", "done", "expected"),
+    ("recorded", "reached", "expected"),
     [
-        # When the host has told of the ends of two passes and when the GPU is done with them, in seconds.
-        ((0.1, 0.2), (0.1001, 0.2002), 1.0),  # each time it has done what there was
+        # Seconds at which the host records the ends of two parts, and at which the GPU reaches these ends.
+        ((0.1, 0.2), (0.1001, 0.2002), 1.0),  # the GPU has caught up at both ends
         ((0.1, 0.2), (0.5, 1.0), 0.0),
         ((0.1, 0.6), (0.5, 0.6003), pytest.approx(0.1003 / 0.6003)),
-        ((11.0, 12.0), (11.0, 12.0), None),  # after so long the clocks say nothing
+        ((11.0, 12.0), (11.0, 12.0), None),  # after so long a time, the two clocks cannot be compared
     ],
 )
-def test_a_gpu_that_has_caught_up_with_the_host_at_each_mark_is_bound_by_it(monkeypatch, told, done, expected):
-    host, device = iter([0.0, 0.0, *told]), iter([0.0, *done])
+def test_a_gpu_that_has_caught_up_with_the_host_at_a_mark_counts_as_host_bound(
+    monkeypatch, recorded, reached, expected
+):
+    host, device = iter([0.0, 0.0, *recorded]), iter([0.0, *reached])
 
     class Event:
         def __init__(self, enable_timing):

@@ -9,7 +9,7 @@ from shared.monitoring.time_report import NAMES, advice, breakdown, rounded, sec
 LINE = {"step_seconds": 0.5, "data_wait": 0.1, "forward_backward": 0.6, "communication": 0.2, "optimizer": 0.04}
 
 
-def test_seconds_are_those_of_the_steps_and_of_what_was_beside_them():
+def test_seconds_cover_the_steps_and_the_evaluations_and_checkpoints_between_them():
     lines = [
         {"step": 10, **LINE},
         {"step": 14, **LINE, "step_seconds": 1.0, "evaluation_seconds": 3.0, "checkpoint_seconds": 1.5},
@@ -21,14 +21,14 @@ def test_seconds_are_those_of_the_steps_and_of_what_was_beside_them():
 
 
 def test_the_table_reads_as_a_sentence_that_adds_up():
-    said = breakdown([{"step": 100, **LINE, "mfu": 0.31, "padding": 0.02, "peak_memory_bytes": 3 * 2**20}])
-    first, facts = said.splitlines()
+    output = breakdown([{"step": 100, **LINE, "mfu": 0.31, "padding": 0.02, "peak_memory_bytes": 3 * 2**20}])
+    first, facts = output.splitlines()
     assert first == "  where 50.0 s went: 60 % compute, 10 % data, 20 % communication, 4 % optimizer, 6 % rest"
     assert facts == "  MFU 31 %, padding 2.0 %, peak memory 3 MiB per process"
 
 
 @pytest.mark.parametrize(
-    ("summary", "said"),
+    ("summary", "expected"),
     [
         ({}, ""),
         ({"skipped_updates": 3}, "\n  3 of 100 updates were skipped, because their gradients were not finite"),
@@ -38,9 +38,9 @@ def test_the_table_reads_as_a_sentence_that_adds_up():
         ),
     ],
 )
-def test_skipped_updates_are_told_at_the_end_with_the_loss_scale_of_fp16(summary, said):
+def test_skipped_updates_are_reported_at_the_end_with_the_loss_scale_of_fp16(summary, expected):
     without = breakdown([{"step": 100, **LINE}])
-    assert breakdown([{"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0, **summary}]) == without + said
+    assert breakdown([{"step": 100, **LINE}, {"step": 100, "train_runtime": 1.0, **summary}]) == without + expected
 
 
 def test_a_run_without_times_has_no_table():
@@ -48,7 +48,7 @@ def test_a_run_without_times_has_no_table():
     assert not breakdown([{"step": 1, "loss": 2.0}])
 
 
-def test_a_slow_process_is_named_with_how_often_it_was_behind():
+def test_a_slow_process_is_named_with_the_number_of_readings_it_was_behind():
     lines = [{"step": i, **LINE, "slowest_process": 2.0, "slowest_process_behind": 0.4} for i in (1, 2)]
     assert "process 2 was over 10 % behind the others in 2 of 3 readings" in breakdown([*lines, {"step": 3, **LINE}])
 
@@ -73,13 +73,13 @@ def test_whole_percents_add_up_to_a_hundred(values):
         ("rest", "--per_device_train_batch_size"),
     ],
 )
-def test_a_large_share_brings_the_advice_that_names_the_flag(part, flag):
+def test_a_large_share_gives_advice_that_names_the_flag(part, flag):
     shares = dict.fromkeys(NAMES, 0.0)
     assert advice(shares | {"forward_backward": 1.0}, [LINE]) == []
     assert any(flag in line for line in advice(shares | {part: 0.5}, [LINE]))
 
 
-def test_what_is_on_already_is_not_advised():
+def test_a_setting_that_is_already_on_is_not_advised():
     shares = dict.fromkeys(NAMES, 0.0) | {"communication": 0.5}
     (line,) = advice(shares, [LINE], compressed=True)
     assert line.endswith("a larger --global_batch_size sends them less often")
@@ -96,10 +96,10 @@ def test_the_advice_on_padding_and_on_text_names_their_flags():
 
 
 @pytest.mark.parametrize(("step", "advised"), [(119, False), (120, True)])
-def test_a_run_of_less_than_a_minute_gets_no_advice_from_what_is_done_once(step, advised):
+def test_a_run_of_less_than_a_minute_gets_no_advice(step, advised):
     lines = [{"step": step, **LINE, "data_wait": 0.3, "communication": 0.0}]
     assert ("advice: the steps wait for data" in breakdown(lines)) == advised
-    first_evaluation = [{"step": 20, **LINE, "evaluation_seconds": 9.0}]  # of 19 s: imports
+    first_evaluation = [{"step": 20, **LINE, "evaluation_seconds": 9.0}]  # of 19 s; this includes imports
     assert "advice" not in breakdown(first_evaluation)
 
 
@@ -116,11 +116,11 @@ IDLE = LINE | {"host_bound": 0.7}
         (LINE, False, []),  # a CPU
     ],
 )
-def test_a_gpu_that_mostly_waits_for_the_host_is_told_with_the_flags_that_help(line, compiled, flags):
+def test_a_gpu_that_mostly_waits_for_the_host_is_reported_with_the_flags_that_help(line, compiled, flags):
     shares = dict.fromkeys(NAMES, 0.0) | {"rest": 0.5 * bool(flags)}
-    said = advice(shares, [line], compiled=compiled)
-    assert len(said) == bool(flags)  # and the advice on the rest, which is the same flag, is not given beside it
+    given = advice(shares, [line], compiled=compiled)
+    assert len(given) == bool(flags)  # the advice on the rest would name the same flag, so it is left out
     for flag in ("--per_device_train_batch_size", "--max_tokens_per_micro_batch", "--torch_compile"):
-        assert (flag in " ".join(said)) == (flag in flags)
+        assert (flag in " ".join(given)) == (flag in flags)
     whole = breakdown([{"step": 200, **line}], compiled=compiled)
     assert ("the GPU waits for the host" in whole) == bool(flags)

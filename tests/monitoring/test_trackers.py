@@ -1,4 +1,4 @@
-"""A tracker receives the numbers, cannot end a training, and no API key is written to a file."""
+"""Trackers receive the numbers, and one that fails does not end the training; no API key is written to a file."""
 
 import importlib.util
 import io
@@ -22,7 +22,7 @@ from shared.monitoring.tracking import flat, read_metrics, require_trackers, wan
 
 
 class Recorder(GeneralTracker):
-    """A tracker that keeps what it gets, and breaks down at the step it is told."""
+    """A tracker that keeps the values it receives and raises an error from step `breaks_at` on."""
 
     name = "recorder"
     requires_logging_directory = False
@@ -44,7 +44,7 @@ class Recorder(GeneralTracker):
         self.finished += 1
 
 
-def test_a_tracker_gets_the_numbers_and_is_ended_once(start, accelerator):
+def test_a_tracker_gets_the_numbers_and_is_finished_once(start, accelerator):
     tracker, recorder = start(), Recorder()
     accelerator.trackers.append(recorder)
     tracker.log(1, {"loss": 0.5, "samples": "00ff"})
@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tm
     ]
 
 
-def test_an_id_is_kept_or_new_whatever_the_seed(start):
+def test_a_run_id_is_random_for_any_seed_unless_it_is_given(start):
     random.seed(0)
     first = start().run_id
     random.seed(0)
@@ -84,8 +84,8 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
         require_trackers([name])
 
 
-def test_a_folder_named_like_a_tracker_is_not_the_tracker(tmp_path, monkeypatch):
-    (tmp_path / "tracker_of_tomorrow").mkdir()  # as wandb/ lies beside the script after its first run
+def test_a_folder_with_the_name_of_a_tracker_does_not_count_as_installed(tmp_path, monkeypatch):
+    (tmp_path / "tracker_of_tomorrow").mkdir()  # like the folder wandb/ beside a script after its first run
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(tracking, "TRACKERS", ("tracker_of_tomorrow",))
     with pytest.raises(UserError, match="not installed"):
@@ -98,9 +98,7 @@ def test_an_unknown_tracker_is_refused_with_the_known_ones():
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])
-def test_tensorboard_and_trackio_work_where_they_are_installed_and_are_refused_where_not(
-    name, start, tmp_path, monkeypatch
-):
+def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(name, start, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     if importlib.util.find_spec(name) is None:
         with pytest.raises(UserError, match=f"pip install {name}"):
@@ -121,14 +119,12 @@ def test_tensorboard_and_trackio_work_where_they_are_installed_and_are_refused_w
         ]
 
 
-def test_several_trackers_get_the_numbers_and_one_that_does_not_start_stops_no_other(
-    start, accelerator, monkeypatch, capsys
-):
+def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(start, accelerator, monkeypatch, capsys):
     recorders = {name: Recorder() for name in tracking.TRACKERS}
 
     def starts(name):
         def begin(accelerator, *_):
-            accelerator.trackers = [recorders[name]]  # as Accelerate's init_trackers, which begins anew
+            accelerator.trackers = [recorders[name]]  # like Accelerate's init_trackers, which replaces the list
             if name == "trackio":
                 raise OSError("no server")
             return f"{name} (here)"
@@ -148,7 +144,7 @@ def test_several_trackers_get_the_numbers_and_one_that_does_not_start_stops_no_o
     assert [recorder.finished for recorder in recorders.values()] == [1, 1, 0]
 
 
-def test_settings_become_flat_for_tensorboard():
+def test_nested_settings_are_flattened_for_tensorboard():
     assert flat({"a": {"b": {"c": 1}}, "d": None, "e": [1, 2], "f": True}) == {
         "a/b/c": 1,
         "d": "None",
@@ -162,7 +158,7 @@ def test_settings_become_flat_for_tensorboard():
 
 @pytest.fixture
 def clean_wandb(tmp_path, monkeypatch):
-    """No key, no settings, no terminal, nothing left in the process of an earlier wandb session."""
+    """wandb without a key, settings, a terminal and the state of an earlier session in this process."""
     wandb = pytest.importorskip("wandb")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -177,7 +173,7 @@ def clean_wandb(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-def test_wandb_offline_leaves_its_files_in_the_run_folder_and_no_key_in_any(
+def test_wandb_offline_writes_its_files_into_the_run_folder_and_the_api_key_into_none(
     start, tmp_path, monkeypatch, clean_wandb, accelerator
 ):
     key = "5ec2e7" * 7
@@ -197,14 +193,14 @@ def test_wandb_offline_leaves_its_files_in_the_run_folder_and_no_key_in_any(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert folder / f"run-{tracker.run_id}.wandb" in files
     written, deadline = folder / f"run-{tracker.run_id}.wandb", time.monotonic() + 20
-    while b"learning_rate" not in written.read_bytes():  # so a key would be seen, too; wandb's other process writes it
+    while b"learning_rate" not in written.read_bytes():  # another process of wandb writes it, as it would a key
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert [path for path in files if key.encode() in path.read_bytes()] == []
 
 
-def test_wandb_without_a_network_is_offline_at_once_key_or_not(clean_wandb, monkeypatch):
-    with socket.socket() as free:  # a port at which nobody listens
+def test_wandb_without_a_network_is_offline_even_with_a_key(clean_wandb, monkeypatch):
+    with socket.socket() as free:  # a port without a server
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
@@ -212,7 +208,7 @@ def test_wandb_without_a_network_is_offline_at_once_key_or_not(clean_wandb, monk
         assert wandb_mode() == ("offline", f"there is no network to 127.0.0.1:{port} (Connection refused)")
 
 
-def test_wandb_without_a_key_and_without_a_terminal_is_offline_and_says_why(clean_wandb, monkeypatch):
+def test_wandb_without_a_key_and_without_a_terminal_is_offline_and_gives_the_reason(clean_wandb, monkeypatch):
     monkeypatch.setattr(tracking, "unreachable", lambda _: None)
     assert wandb_mode() == ("offline", "no API key and no terminal")
 
@@ -222,12 +218,12 @@ def test_wandb_with_a_key_is_online(clean_wandb, monkeypatch):
     (Path(os.environ["HOME"])).mkdir()
     host = clean_wandb.setup().settings.base_url.removeprefix("https://")
     Path(os.environ["NETRC"]).write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
-    monkeypatch.setattr("wandb.sdk.wandb_login._print_logged_in_message", lambda *_, **__: None)  # asks the network
+    monkeypatch.setattr("wandb.sdk.wandb_login._print_logged_in_message", lambda *_, **__: None)  # uses the network
     assert wandb_mode() == (None, "")
 
 
-def test_wandb_that_cannot_start_is_told_on_every_process_and_ends_nothing(tmp_path):
-    """Two processes; wandb.init raises, on the main one only."""
+def test_wandb_that_cannot_start_is_reported_and_does_not_end_the_run(tmp_path):
+    """There are two processes; wandb.init is called, and raises, only on the main one."""
     (tmp_path / "wandb.py").write_text(
         "def Settings(**_): ...\ndef init(**_): raise RuntimeError('401 unauthorized')\n__version__ = '0.31.0'\n"
     )
@@ -269,9 +265,9 @@ def test_wandb_that_cannot_start_is_told_on_every_process_and_ends_nothing(tmp_p
     ]
     outputs = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    said = [out.splitlines()[-1] for out, _ in outputs]
-    assert said[0] == said[1]
-    assert said[0].endswith(" none (wandb did not start: RuntimeError: 401 unauthorized)")
+    last_lines = [out.splitlines()[-1] for out, _ in outputs]
+    assert last_lines[0] == last_lines[1]
+    assert last_lines[0].endswith(" none (wandb did not start: RuntimeError: 401 unauthorized)")
     warnings = [err.count("warning: --report_to wandb did not start: RuntimeError: 401") for _, err in outputs]
     assert warnings == [1, 0]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1]

@@ -21,7 +21,7 @@ values = st.one_of(st.floats(), st.integers(), st.text(max_size=8).filter(lambda
 
 
 def strict_json(text):
-    """Parse as every other language does: NaN and Infinity are no JSON."""
+    """Parse JSON by its standard, which has no NaN and no Infinity."""
 
     def refuse(name):
         raise ValueError(name)
@@ -33,7 +33,7 @@ def strict_json(text):
 
 
 @given(st.dictionaries(st.text(max_size=5).filter(lambda key: key != "step"), values, max_size=5), st.integers(0))
-def test_every_value_comes_back_and_every_line_is_valid_json(tmp_path_factory, line, step):
+def test_every_value_is_read_back_unchanged_and_every_line_is_valid_json(tmp_path_factory, line, step):
     folder = tmp_path_factory.mktemp("run")
     tracker = Tracker(
         Accelerator(cpu=True),
@@ -57,7 +57,7 @@ def test_every_value_comes_back_and_every_line_is_valid_json(tmp_path_factory, l
         assert type(back[key]) is type(value)
 
 
-def test_a_line_is_on_disk_when_log_returns_and_the_summary_is_the_last(start, tmp_path):
+def test_a_line_is_on_disk_when_log_returns_and_the_summary_is_the_last_line(start, tmp_path):
     tracker = start()
     tracker.log(10, TRAINING)
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 10, **TRAINING}]
@@ -69,7 +69,7 @@ def test_a_line_is_on_disk_when_log_returns_and_the_summary_is_the_last(start, t
     ]
 
 
-def test_a_resumed_run_leaves_the_file_of_one_that_was_never_interrupted(start, tmp_path):
+def test_a_resumed_run_writes_the_same_file_as_an_uninterrupted_one(start, tmp_path):
     def train(tracker, first, last):
         for step in range(first + 1, last + 1):
             tracker.log(step, {"loss": 1 / step, "grad_norm": math.inf if step == 3 else 1.0})
@@ -79,7 +79,7 @@ def test_a_resumed_run_leaves_the_file_of_one_that_was_never_interrupted(start, 
     whole.finish(9, {"train_runtime": 1.0})
     expected = (tmp_path / "metrics.jsonl").read_bytes()
 
-    train(start(), 0, 7)  # killed after step 7, while it wrote
+    train(start(), 0, 7)  # killed while it writes step 8
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "lo')
     resumed = start(step=5)
@@ -87,7 +87,7 @@ def test_a_resumed_run_leaves_the_file_of_one_that_was_never_interrupted(start, 
     resumed.finish(9, {"train_runtime": 1.0})
     assert (tmp_path / "metrics.jsonl").read_bytes() == expected
 
-    more = start(step=9)  # a finished run goes on: its summary is no longer the last line
+    more = start(step=9)  # a finished run continues: its summary is removed
     assert all("train_runtime" not in line for line in read_metrics(tmp_path / "metrics.jsonl"))
     more.log(10, {"loss": 0.1})
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [*range(1, 10), 10]
@@ -100,7 +100,7 @@ def test_a_new_run_begins_with_an_empty_file(start, tmp_path):
 
 
 @given(st.lists(st.integers(1, 20), max_size=12), st.integers(1, 20), st.integers(1, 40))
-def test_a_cut_keeps_exactly_the_whole_lines_up_to_the_step(tmp_path_factory, steps, step, torn):
+def test_a_cut_keeps_exactly_the_complete_lines_up_to_the_step(tmp_path_factory, steps, step, torn):
     file = tmp_path_factory.mktemp("run") / "metrics.jsonl"
     texts = [json.dumps({"step": one, "loss": 1.5, "order": number}) for number, one in enumerate(steps)]
     last = json.dumps({"step": 1, "loss": 2.5})
@@ -123,7 +123,7 @@ def test_a_crash_during_the_cut_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("garbage", ["hello", "[1]", "{}", '{"step": "x"}', '{"step": 1, "l'])
-def test_a_file_that_is_no_record_of_a_run_is_refused_and_kept(start, tmp_path, garbage):
+def test_a_file_that_is_not_a_record_of_a_run_is_refused_and_kept(start, tmp_path, garbage):
     text = f'{{"step": 1}}\n{garbage}\n{{"step": 2}}\n'
     (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: not a JSON object with a step"):
@@ -147,7 +147,7 @@ def test_without_a_terminal_every_log_call_is_one_line(start, capsys):
     assert printed.err == ""
 
 
-def test_in_a_terminal_the_bar_shows_training_and_scores_get_a_line(start, monkeypatch, capsys):
+def test_in_a_terminal_the_bar_shows_training_figures_and_each_score_gets_a_line(start, monkeypatch, capsys):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -177,7 +177,7 @@ def test_the_run_ends_with_a_picture(start, tmp_path, monkeypatch):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_end_says_where_the_time_went(start, capsys):
+def test_the_end_of_a_run_prints_where_the_time_went(start, capsys):
     tracker = start()
     tracker.log(10, TRAINING | {"step_seconds": 0.5, "forward_backward": 0.75, "communication": 0.2})
     tracker.finish(10, {"train_runtime": 5.0})
@@ -189,7 +189,7 @@ def test_a_process_that_is_behind_is_named_in_the_line():
     assert tracking.readable(values).endswith("512 samples/s  process 3 is 14 % behind")
 
 
-def test_a_picture_that_cannot_be_drawn_ends_nothing(start, tmp_path, monkeypatch, capsys):
+def test_a_picture_that_cannot_be_drawn_gives_a_warning_and_no_error(start, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise ImportError("No module named 'matplotlib'")
 

@@ -1,4 +1,4 @@
-"""Without the `evaluate` library, the metrics of the recipes have the same values, and other metrics are errors."""
+"""Without the `evaluate` library, the metrics of the recipes have the same values, and other metrics are refused."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ ROWS, CLASSES = 211, 7
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
-    """Make this process take `libraries` for not installed."""
+    """Make `libraries` look as if they were not installed in this process."""
     for library in libraries:
         monkeypatch.setitem(sys.modules, library, None)
 
@@ -33,7 +33,7 @@ def resolve(kind: str, name: str, targets: np.ndarray, trust_remote_code: bool =
 
 
 def data(kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predictions as recipes gather them, references and probabilities, which agree in part."""
+    """Predictions in the shape that recipes gather, references, and probabilities; they agree in part."""
     random = np.random.default_rng(5)
     scores = random.random((ROWS, CLASSES), np.float32)
     if kind == "regression":
@@ -65,7 +65,7 @@ def test_a_shipped_metric_has_the_same_bits_without_evaluate(
 
 @pytest.mark.parametrize("missing", LIBRARIES)
 @pytest.mark.parametrize("name", ["f1", "accurracy", __file__, str(ROOT / "shared")])
-def test_another_metric_is_refused_with_the_package_to_install(
+def test_any_other_metric_is_refused_and_the_error_names_the_package_to_install(
     missing: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, missing)
@@ -86,12 +86,12 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_run_without_evaluate_and_datasets_is_the_same_and_its_launch_card_has_a_row(
+def test_without_evaluate_and_datasets_a_run_has_the_same_scores_and_a_row_in_its_launch_card(
     texts: list[Any], alone: Path, tmp_path: Path
 ) -> None:
     flags = [*runs.TINY, *map(str, texts), "--output_dir", str(tmp_path / "run")]
-    said = runs.succeed([sys.executable, "-c", WITHOUT, "recipes/nlp.py", *flags], **ON_ONE_CPU)
-    (row,) = [line for line in said.splitlines() if "`evaluate` is not installed" in line]
+    printed = runs.succeed([sys.executable, "-c", WITHOUT, "recipes/nlp.py", *flags], **ON_ONE_CPU)
+    (row,) = [line for line in printed.splitlines() if "`evaluate` is not installed" in line]
     assert row.split()[0] == "metrics"
     scores = [
         [line[name] for line in runs.metrics(output) for name in ("eval_accuracy", "eval_macro_f1") if name in line]

@@ -15,7 +15,7 @@ from shared.pretrained.from_pretrained import load_pretrained
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
-RATE = 100.0  # large beside the weights, so that the difference of these gives the gradient
+RATE = 100.0  # large compared with the weights, so that their change gives the gradient
 ONE_STEP = [
     *("--optim", "sgd", "--learning_rate", RATE, "--weight_decay", 0, "--max_grad_norm", 0, "--warmup_steps", 0),
     *("--lr_scheduler_type", "constant", "--max_train_steps", 1, "--eval_steps", 1, "--checkpointing_steps", "no"),
@@ -31,7 +31,7 @@ def vector(tensors):
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_step_moves_by_the_gradient_of_torchs_weighted_and_smoothed_loss_of_the_whole_batch(
+def test_a_step_uses_the_gradient_of_torchs_weighted_and_smoothed_loss_of_the_whole_batch(
     texts, tmp_path, one_cpu_process_without_a_picture, pieces, capsys
 ):
     weights = (0.5, 2.5, 1.0, 3.7)
@@ -64,23 +64,23 @@ def test_a_step_moves_by_the_gradient_of_torchs_weighted_and_smoothed_loss_of_th
     assert results["eval_loss"] == pytest.approx(plain.item(), rel=1e-4)
 
 
-def test_balanced_is_that_of_scikit_learn_and_weighs_the_samples_of_the_plan():
+def test_balanced_weights_equal_those_of_scikit_learn_and_weigh_the_samples_of_the_plan():
     targets = np.array([0, 0, 0, 1, 1, 2])
     made = shape(class_weights=("balanced",), targets=targets)
     expected = compute_class_weight("balanced", classes=np.arange(3), y=targets)
     assert made.cross_entropy["weight"].numpy() == pytest.approx(expected, rel=1e-6)
     assert made.sample_weights == pytest.approx(expected[targets], rel=1e-6)
-    assert made.sample_weights.dtype == np.float64  # whose sum is that of the float32 weights, nearly exactly
+    assert made.sample_weights.dtype == np.float64  # its sum is nearly exactly that of the float32 weights
     assert "label_smoothing" not in made.cross_entropy
 
 
-def test_without_the_settings_nothing_changes():
+def test_without_the_settings_the_loss_is_the_plain_one():
     for kind in ("classification", "multi_label", "regression"):
         assert shape(kind) == losses.LossShape()
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "expected"),
     [
         ({"class_weights": ("1", "2")}, "--class_weights 1 2: 2 weights for 3 classes: give one for each (a, b, c)"),
         ({"class_weights": ("1", "2", "many")}, "expected balanced, or a number for each class (a, b, c)"),
@@ -98,13 +98,13 @@ def test_without_the_settings_nothing_changes():
         ({"label_smoothing": 0.1, "kind": "multi_label"}, "here a text can have several: leave it out"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(settings, says):
+def test_settings_of_the_loss_that_do_not_fit_are_refused_in_one_line(settings, expected):
     with pytest.raises(UserError) as refused:
         shape(**settings)
-    assert says in str(refused.value)
+    assert expected in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_smoothing_is_a_share():
+def test_label_smoothing_must_be_at_least_0_and_below_1():
     with pytest.raises(UserError, match=r"--label_smoothing 1\.5: must be at least 0 and below 1"):
         options.check(losses.LossOptions(label_smoothing=1.5))

@@ -39,7 +39,7 @@ def test_a_schedule_rises_to_the_peak_and_never_rises_again(kind, total, warmup)
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
 
 
-def test_the_ends_of_the_schedules():
+def test_schedules_have_the_expected_rates_at_the_start_the_peak_the_middle_and_the_end():
     at = {
         kind: make_schedule(config(lr_scheduler_type=kind, warmup_steps=None, warmup_ratio=0.1), 100)
         for kind in ("linear", "cosine", "constant", "polynomial")
@@ -61,7 +61,7 @@ def test_warm_up_stable_decay_stays_at_the_peak_and_falls_as_one_minus_the_root(
     assert make_schedule(config(**kind, decay_ratio=0.0), 100)(99) == pytest.approx(0.1)
 
 
-def test_matrices_decay_and_biases_and_norms_do_not():
+def test_matrices_have_weight_decay_and_biases_and_norms_have_none():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     model[1].weight.requires_grad_(False)
     decay, rest = parameter_groups(model, 0.3)
@@ -71,7 +71,7 @@ def test_matrices_decay_and_biases_and_norms_do_not():
     assert len(rest["params"]) == 3
 
 
-def test_the_numbers_of_adamw_are_torchs_or_those_of_the_flags():
+def test_the_settings_of_adamw_are_torchs_defaults_or_those_of_the_flags():
     model = nn.Linear(4, 1)
     plain = make_optimizer(model, config()).defaults
     torchs = torch.optim.AdamW(model.parameters()).defaults
@@ -87,7 +87,7 @@ def accelerator():
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_an_update_that_is_not_finite_is_skipped_whole_and_the_next_one_is_not(accelerator, optim, bad):
+def test_an_update_that_is_not_finite_is_skipped_entirely_and_the_next_one_is_not(accelerator, optim, bad):
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = accelerator.prepare(make_optimizer(model, config(optim=optim)))
@@ -113,8 +113,8 @@ def test_an_update_that_is_not_finite_is_skipped_whole_and_the_next_one_is_not(a
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-def test_after_a_first_update_that_was_skipped_on_the_device_the_run_is_one_without_it(accelerator, monkeypatch, optim):
-    """torch allocates SGD's momentum before its kernel finds out that there is nothing to do; here that is NaN."""
+def test_a_first_update_that_the_device_skips_has_no_effect_on_later_ones(accelerator, monkeypatch, optim):
+    """torch allocates SGD's momentum before its kernel skips the update; here that memory is NaN."""
     monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
     monkeypatch.setattr(torch, "empty_like", lambda tensor, **_: torch.full_like(tensor, math.nan))
     weights = []
@@ -132,7 +132,7 @@ def test_after_a_first_update_that_was_skipped_on_the_device_the_run_is_one_with
     assert torch.equal(*weights)
 
 
-def test_the_momentum_that_is_there_before_the_first_step_changes_nothing():
+def test_momentum_allocated_before_the_first_step_changes_nothing():
     torch.manual_seed(0)
     ours, plain = nn.Linear(5, 3), nn.Linear(5, 3)
     plain.load_state_dict(ours.state_dict())
@@ -161,7 +161,7 @@ def test_an_optimizer_that_cannot_skip_on_the_device_checks_on_the_host(accelera
     assert torch.equal(before, model.weight)
 
 
-def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
+def test_the_host_does_not_wait_for_the_decision_to_skip(accelerator, monkeypatch):
     monkeypatch.setattr(gradients, "HOST", "nowhere")  # as on a GPU
     model = nn.Linear(2, 1)
     optimizer = accelerator.prepare(make_optimizer(model, config()))
@@ -173,7 +173,7 @@ def test_the_host_does_not_wait_for_the_decision(accelerator, monkeypatch):
 
 
 @pytest.mark.parametrize("device_decides", [True, False])
-def test_host_and_device_leave_out_the_same_updates(accelerator, monkeypatch, device_decides):
+def test_host_and_device_skip_the_same_updates(accelerator, monkeypatch, device_decides):
     monkeypatch.setattr(gradients, "HOST", "nowhere" if device_decides else "cpu")
     model = nn.Linear(2, 1)
     nn.init.ones_(model.weight)
@@ -190,7 +190,7 @@ def test_host_and_device_leave_out_the_same_updates(accelerator, monkeypatch, de
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1e-3, 1.0, 1e3]))
-def test_gradients_are_clipped_to_the_bits_of_torchs_own_function(seed, max_norm):
+def test_clipped_gradients_equal_torchs_bit_for_bit(seed, max_norm):
     random = torch.Generator().manual_seed(seed)
     mine = [nn.Parameter(torch.zeros(size)) for size in ((3, 5), (70,), (2, 2), (1,))]
     theirs = [nn.Parameter(torch.zeros_like(p)) for p in mine]

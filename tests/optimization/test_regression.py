@@ -28,7 +28,7 @@ def answer(model):
         return model(torch.arange(6).view(2, 3)).logits.squeeze(1)
 
 
-def test_standardized_targets_have_mean_0_and_deviation_1_and_come_back():
+def test_standardized_targets_have_mean_0_and_deviation_1_and_can_be_restored():
     scale = Scale.of_run(NUMBERS, TARGETS, bert())
     inside = scale.standardize(torch.from_numpy(TARGETS))
     assert inside.dtype == torch.float32
@@ -37,14 +37,14 @@ def test_standardized_targets_have_mean_0_and_deviation_1_and_come_back():
     assert scale.restore(inside).numpy() == pytest.approx(TARGETS)
 
 
-def test_the_model_itself_answers_in_units_of_the_targets_once_it_is_put_back():
+def test_after_put_back_the_model_itself_predicts_in_units_of_the_targets():
     model = bert()
     scale, inside = Scale.of_run(NUMBERS, TARGETS, model), answer(model)
     scale.put_back(model)
     assert answer(model).numpy() == pytest.approx(scale.restore(inside).numpy(), rel=1e-6)
 
 
-def test_a_model_that_is_shared_out_is_scaled_where_it_is_exported_from(tmp_path):
+def test_put_back_scales_the_exported_weights_of_a_sharded_model(tmp_path):
     model = bert()
     scale, before = Scale.of_run(NUMBERS, TARGETS, model), model.classifier.weight.detach().clone()
     store = f"file://{tmp_path / 'store'}"
@@ -59,7 +59,7 @@ def test_a_model_that_is_shared_out_is_scaled_where_it_is_exported_from(tmp_path
     assert torch.allclose(exported["classifier.weight"] / scale.deviation, before, rtol=1e-6)
 
 
-def test_a_last_layer_that_knows_the_numbers_keeps_its_answers():
+def test_a_pretrained_last_layer_for_the_same_numbers_keeps_its_predictions():
     model = bert()
     Scale.of_run(NUMBERS, TARGETS, model).put_back(model)
     before = answer(model)
@@ -69,7 +69,7 @@ def test_a_last_layer_that_knows_the_numbers_keeps_its_answers():
     assert scale.restore(answer(model)).numpy() == pytest.approx(before.numpy(), rel=1e-5)
 
 
-def test_classes_are_left_alone():
+def test_targets_that_are_classes_are_not_changed():
     model = bert()
     scale = Scale.of_run(CLASSES, np.array([0, 1]), model)
     targets = torch.tensor([0, 1])
@@ -87,7 +87,7 @@ def test_classes_are_left_alone():
     ],
     ids=["without a bias", "no transformers model", "no module"],
 )
-def test_a_model_that_cannot_be_scaled_is_refused_where_the_numbers_need_it(model):
+def test_a_model_that_cannot_be_scaled_is_refused_only_if_the_targets_need_it(model):
     with pytest.raises(UserError, match=r"--label_column_name price: the training targets have mean 2\.875e\+08 and"):
         Scale.of_run(NUMBERS, TARGETS, model)
     scale = Scale.of_run(NUMBERS, np.array([1.0, 4.5, 3.0]), model)
@@ -95,12 +95,12 @@ def test_a_model_that_cannot_be_scaled_is_refused_where_the_numbers_need_it(mode
     assert scale.standardize(torch.tensor([2.5], dtype=torch.float64)).equal(torch.tensor([2.5]))
 
 
-def test_numbers_that_float32_cannot_tell_apart_are_refused():
+def test_targets_that_float32_cannot_distinguish_are_refused():
     with pytest.raises(UserError, match=r"steps of 1\.3e\+02 there: subtract 1\.7e\+09 from the column"):
         Scale.of_run(NUMBERS, 1.7e9 + np.arange(100.0), bert())
     assert Scale.of_run(NUMBERS, 1.7e9 + 1e6 * np.arange(100.0), bert()).deviation > 1e7
 
 
-def test_equal_numbers_are_only_moved():
+def test_equal_targets_are_shifted_and_not_scaled():
     scale = Scale.of_run(NUMBERS, np.full(5, 7e8), bert())
     assert (scale.mean, scale.deviation) == (7e8, 1)

@@ -1,7 +1,7 @@
 """The fp16 path with its gradient scaler, on a CPU: one overflow, on one of two processes, skips one update on both.
 
-Accelerate makes no scaler on a CPU, so the test hands it a `torch.amp.GradScaler("cpu")`; from there on everything is
-what runs on a GPU, except that the forward pass is in float32. `make gpu` runs fp16 itself.
+Accelerate makes no scaler on a CPU, so the test gives it a `torch.amp.GradScaler("cpu")`. Everything else is the same
+as on a GPU, except that the forward pass is in float32. `make gpu` tests fp16 itself.
 """
 
 import math
@@ -22,7 +22,7 @@ from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import Plan
 
-STEPS, OVERFLOW_AT, SAVED_AFTER = 8, 1, 4  # the checkpoint lies after the overflow and before the scale grows again
+STEPS, OVERFLOW_AT, SAVED_AFTER = 8, 1, 4  # the checkpoint is after the overflow and before the scale grows again
 SCALE, GROWS_EVERY = 2.0**12, 3
 CONFIG = Options(learning_rate=0.05, max_grad_norm=0.5, warmup_steps=2, global_batch_size=10)
 PLAN = {"num_samples": 37, "seed": 1, "global_batch_size": 10, "max_steps": STEPS}
@@ -42,7 +42,7 @@ def take_scaler(accelerator):
 
 
 def train(accelerator, optim, overflow=True, save=None, load=None):
-    """The loop of a recipe on a tiny model, from the start, or from the checkpoint `load`; what each step said."""
+    """Run a recipe's loop on a tiny model, from the start or the checkpoint `load`; return the figures of each step."""
     accelerator.free_memory()
     accelerator.native_amp = False
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
     if load:
         resuming.load(accelerator, resuming.path_of(load, SAVED_AFTER))
         first = SAVED_AFTER
-    said = []
+    figures = []
     for step in range(first, STEPS):
         set_learning_rate(optimizer, schedule(step))
         (micro_batch,) = plan.micro_batches(step)
@@ -75,7 +75,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
         skipped = step_if_finite(accelerator, optimizer, grad_norm)
         monitor.end_step(skipped)
         gradients.set_to_none(parameters)
-        said.append(
+        figures.append(
             {
                 "grad_norm": str(float(grad_norm)),
                 "clipped": float(clipped),
@@ -91,7 +91,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
             saver.save(Progress(step=SAVED_AFTER), monitor.state())
             saver.finish()
     return {
-        "steps": said,
+        "steps": figures,
         "skipped_updates": monitor.read()["skipped_updates"],
         "weights": torch.cat([p.detach().flatten() for p in parameters]).tolist(),
     }
@@ -114,7 +114,7 @@ def train_all(accelerator, folder):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """[{variant: what it said} of each of two processes]."""
+    """For each of two processes, {variant: the result of `train`}."""
     return runs.in_group(train_all, 2, tmp_path_factory.mktemp("scaler"))
 
 
@@ -130,7 +130,7 @@ def test_an_overflow_on_one_process_skips_exactly_that_update_on_both(results, o
         assert [step["skipped"] for step in steps] == [float(i == OVERFLOW_AT) for i in range(STEPS)]
         assert [step["moved"] for step in steps] == [i != OVERFLOW_AT for i in range(STEPS)]
         assert not math.isfinite(float(steps[OVERFLOW_AT]["grad_norm"]))
-        # Each process counts it, the run only once.
+        # Both processes skip it, and the run counts it once.
         assert results[rank][f"{optim}-{variant}"]["skipped_updates"] == 1
     assert results[0][f"{optim}-{variant}"]["weights"] == results[1][f"{optim}-{variant}"]["weights"]
 
@@ -150,7 +150,7 @@ def test_the_scale_halves_at_the_overflow_and_grows_again(results, optim):
 
 
 @OPTIMIZERS
-def test_the_learning_rate_is_a_function_of_the_step_and_unmoved_by_the_skip(results, optim):
+def test_the_learning_rate_depends_on_the_step_and_not_on_the_skip(results, optim):
     expected = [[make_schedule(CONFIG, STEPS)(step)] * 2 for step in range(STEPS)]
     for variant in ("plain", "scaled"):
         assert [step["learning_rate"] for step in results[0][f"{optim}-{variant}"]["steps"]] == expected
@@ -180,6 +180,6 @@ def test_the_scale_is_in_the_checkpoint_and_a_resumed_run_continues_it(results, 
         assert resumed["weights"] == whole["weights"]
 
 
-def test_without_the_overflow_the_weights_would_be_others(results):
+def test_without_the_overflow_the_weights_would_be_different(results):
     assert results[0]["no-overflow"]["weights"] != results[0]["adamw-scaled"]["weights"]
     assert results[0]["no-overflow"]["skipped_updates"] == 0

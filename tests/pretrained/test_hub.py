@@ -25,20 +25,20 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stand_in() -> Iterator[str]:
-    """The address of a server that takes connections."""
+    """The address of a server that accepts connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
 def closed() -> str:
-    """An address at which nobody listens."""
+    """An address without a server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def cache_model(cache: Path, name: str) -> None:
-    """Writes what the Hub's client leaves after it has fetched config.json of model `name`."""
+    """Write the files that the Hub's client leaves after fetching config.json of the model `name`."""
     repository = cache / ("models--" + name.replace("/", "--"))
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
@@ -46,12 +46,12 @@ def cache_model(cache: Path, name: str) -> None:
     (repository / "snapshots" / "abc" / "config.json").write_text("{}")
 
 
-def test_a_hub_that_answers_passes(monkeypatch, stand_in):
+def test_the_check_passes_if_the_hub_answers(monkeypatch, stand_in):
     monkeypatch.setattr(constants, "ENDPOINT", stand_in)
     hub.require_hub("--dataset_name", "a/b")
 
 
-def test_a_closed_port_names_flag_value_host_and_the_way_out(monkeypatch, closed):
+def test_the_error_for_a_closed_port_names_flag_value_host_and_remedy(monkeypatch, closed):
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     with pytest.raises(UserError) as caught:
         hub.require_hub("--dataset_name", "a/b", "leave out --dataset_name for the embedded data")
@@ -77,7 +77,7 @@ def test_a_name_look_up_that_hangs_is_given_up(monkeypatch):
         released.set()
 
 
-def test_the_proxy_is_asked_when_one_is_set(monkeypatch, stand_in, closed):
+def test_the_proxy_is_checked_if_one_is_set(monkeypatch, stand_in, closed):
     monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
     monkeypatch.setenv("http_proxy", stand_in)
     hub.require_hub("--dataset_name", "a/b")
@@ -96,7 +96,7 @@ def test_offline_mode_is_respected_without_a_connection(monkeypatch, stand_in):
         hub.require_hub("--dataset_name", "a/b")
 
 
-def test_the_environment_decides_the_endpoint(closed):
+def test_the_environment_sets_the_endpoint(closed):
     program = "from shared.pretrained.hub import require_model; require_model('someone/model')"
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and "OFFLINE" not in k}
     ran = subprocess.run(
@@ -125,19 +125,19 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
         hub.require_model(str(tmp_path))
 
 
-def test_a_file_is_refused(tmp_path):
+def test_a_file_instead_of_a_model_folder_is_refused(tmp_path):
     (tmp_path / "model.bin").write_text("")
     with pytest.raises(UserError, match="is a file"):
         hub.require_model(str(tmp_path / "model.bin"))
 
 
 @pytest.mark.parametrize("name", ["./gone", "/gone/model", "~/gone", "out/nlp/model"])
-def test_a_missing_path_is_no_hub_name(name):
+def test_a_missing_path_is_not_taken_as_a_hub_name(name):
     with pytest.raises(UserError, match=f"--model_name_or_path {name}: no such folder"):
         hub.require_model(name)
 
 
-def test_a_name_that_the_hub_would_not_allow_is_refused():
+def test_a_name_that_is_invalid_on_the_hub_is_refused():
     with pytest.raises(UserError, match="neither a folder nor a valid name"):
         hub.require_model("my model")
 
@@ -153,7 +153,7 @@ def test_a_cached_model_is_loaded_from_local_files_only_without_a_network(monkey
     assert hub.require_model("someone/model") is False
 
 
-def test_a_model_that_is_nowhere_is_refused_without_a_network(monkeypatch, tmp_path, closed):
+def test_a_model_that_is_not_on_this_machine_is_refused_without_a_network(monkeypatch, tmp_path, closed):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", closed)
     with pytest.raises(UserError, match=r"--model_name_or_path someone/model is not on this machine .*local folder"):

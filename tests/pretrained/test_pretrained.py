@@ -1,6 +1,6 @@
 """The memory layout of loaded weights, the order of labels, and activation checkpointing.
 
-What cannot be loaded is in tests/recipes/test_bad_models.py.
+Models that cannot be loaded are tested in tests/recipes/test_bad_models.py.
 """
 
 import json
@@ -34,19 +34,19 @@ from shared.pretrained.from_pretrained import (
 )
 
 
-def somewhere_else(weights):
-    """The same numbers, 4 bytes behind a multiple of 64."""
+def unaligned_copy(weights):
+    """A copy whose address is 4 bytes after a multiple of 64."""
     place = torch.empty(weights.numel() + 1)[1:].view(weights.shape)
     return place.copy_(weights)
 
 
-def test_what_a_model_computes_does_not_depend_on_where_its_weights_lie():
+def test_the_logits_do_not_depend_on_the_memory_addresses_of_the_weights():
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
     model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes)).eval()
     logits = model(torch.arange(6)[None]).logits
     for weights in model.parameters():
-        weights.data = somewhere_else(weights.data)
+        weights.data = unaligned_copy(weights.data)
     tied = torch.nn.Linear(256, 20, bias=False)
     tied.weight = model.bert.embeddings.word_embeddings.weight
     align(model)
@@ -55,14 +55,14 @@ def test_what_a_model_computes_does_not_depend_on_where_its_weights_lie():
     assert torch.equal(model(torch.arange(6)[None]).logits, logits)
 
 
-def test_activations_are_recomputed_without_a_warning_and_the_gradients_stay():
+def test_activations_are_recomputed_without_a_warning_and_the_gradients_are_the_same():
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
     ran = []
     model.bert.encoder.layer[0].attention.register_forward_hook(lambda *_: ran.append(1))
 
     def gradient():
-        torch.manual_seed(0)  # of dropout
+        torch.manual_seed(0)  # for dropout
         model(torch.arange(6)[None]).logits.square().sum().backward()
         found = model.bert.embeddings.word_embeddings.weight.grad.clone()
         model.zero_grad()
@@ -78,7 +78,7 @@ def test_activations_are_recomputed_without_a_warning_and_the_gradients_stay():
     assert len(ran) == 3  # forward, and once more in the backward pass
 
 
-def test_an_older_transformers_is_asked_by_its_name():
+def test_checkpointing_uses_the_older_method_where_transformers_lacks_the_newer_one():
     called = []
     old = {"gradient_checkpointing_enable": lambda: called.append(1)}
     model = SimpleNamespace(supports_gradient_checkpointing=True, **old)
@@ -86,7 +86,7 @@ def test_an_older_transformers_is_asked_by_its_name():
     assert called == [1]
 
 
-def test_a_model_that_cannot_do_it_is_refused():
+def test_a_model_without_activation_checkpointing_is_refused():
     model = ResNetForImageClassification(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
     with pytest.raises(
         UserError, match="--gradient_checkpointing: a ResNetForImageClassification does not support it: remove"
@@ -127,7 +127,7 @@ def test_a_classifier_of_the_same_labels_keeps_its_order_and_its_last_layer(tmp_
 
 
 @pytest.mark.parametrize(("names", "known"), [(("x", "y", "z"), "c, a, b"), (("a", "b"), "c, a, b")])
-def test_for_other_labels_the_last_layer_is_new_and_nothing_else_is_which_is_said(tmp_path, capsys, names, known):
+def test_for_other_labels_only_the_last_layer_is_new_with_a_message(tmp_path, capsys, names, known):
     name, weights = save(tmp_path, **head_of("c", "a", "b"))
     model = load(name, *names)
     changed = {key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])}
@@ -146,7 +146,7 @@ def test_a_new_last_layer_is_the_same_in_every_process(tmp_path):
     assert torch.equal(load(name, "x", "y", "z").classifier.weight, load(name, "x", "y", "z").classifier.weight)
 
 
-def test_a_classifier_without_names_keeps_its_numbers_and_that_is_said(tmp_path, capsys):
+def test_a_classifier_without_names_keeps_its_numbers_with_a_message(tmp_path, capsys):
     name, weights = save(tmp_path, num_labels=3)
     assert label_order(name, ("a", "b", "c")) == ("a", "b", "c")
     assert torch.equal(load(name, "a", "b", "c").classifier.weight, weights["classifier.weight"])
@@ -155,9 +155,9 @@ def test_a_classifier_without_names_keeps_its_numbers_and_that_is_said(tmp_path,
     )
 
 
-def test_an_encoder_without_a_classifier_gets_one_and_nothing_is_said_of_labels(tmp_path, capsys):
+def test_an_encoder_without_a_classifier_gets_one_without_a_message_about_labels(tmp_path, capsys):
     name, _ = save(tmp_path, BertForMaskedLM)
-    model = load(name, "a", "b")  # as many as transformers' placeholders for a model that has none
+    model = load(name, "a", "b")  # as many labels as the placeholders that transformers has for a model without labels
     assert not model.knows_labels
     assert "labels" not in capsys.readouterr().err
 

@@ -21,7 +21,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 END = "<|endoftext|>"
 
 
-# Tokenizers that transformers makes up
+# Models without tokenizer files, for which transformers makes up a tokenizer without words
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,9 @@ END = "<|endoftext|>"
 )
 def test_a_model_without_tokenizer_files_is_refused(tmp_path, kind):
     AutoConfig.for_model(kind).save_pretrained(tmp_path)
-    assert len(AutoTokenizer.from_pretrained(tmp_path)) < 110, "transformers refuses by itself: nothing to do here"
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) < 110, (
+        "transformers makes up a tokenizer; otherwise our check is not needed"
+    )
     with pytest.raises(UserError, match=r"its tokenizer knows no words, .*tokenizer\.json.*: add the files") as caught:
         load_tokenizer(str(tmp_path))
     assert str(caught.value).startswith(f"--model_name_or_path {tmp_path}: ")
@@ -38,7 +40,7 @@ def test_a_model_without_tokenizer_files_is_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "mlm"])
-def test_a_recipe_refuses_it_before_it_writes_anything(texts, alone, tmp_path, recipe):
+def test_a_recipe_refuses_such_a_model_before_it_writes_anything(texts, alone, tmp_path, recipe):
     folder = shutil.copytree(alone / "model", tmp_path / "model")
     for file in folder.glob("tokenizer*"):
         file.unlink()
@@ -61,7 +63,7 @@ def train(recipe, output, *flags):
     module.main(options.parse(module.Config, [*map(str, (*runs.TINY, *flags)), "--output_dir", str(output)]))
 
 
-def test_a_model_with_a_sentencepiece_file_only_has_its_tokenizer(texts, tmp_path, monkeypatch):
+def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_path, monkeypatch):
     import sentencepiece
 
     from shared.pretrained import from_pretrained
@@ -81,8 +83,8 @@ def test_a_model_with_a_sentencepiece_file_only_has_its_tokenizer(texts, tmp_pat
     assert from_pretrained.reason(error) == "sentencepiece is not installed: pip install -r requirements.txt"
 
 
-def test_a_revision_reaches_the_hub(monkeypatch):
-    """The config, the weights and the tokenizer of a branch, and no other."""
+def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
+    """The config, the weights and the tokenizer are all those of the given revision."""
     import transformers
 
     from shared.pretrained import from_pretrained
@@ -107,7 +109,7 @@ def test_a_revision_reaches_the_hub(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "mlm"])
-def test_texts_that_are_mostly_unknown_are_said_and_those_that_are_wholly_unknown_refused(
+def test_texts_with_many_unknown_words_give_a_warning_and_wholly_unknown_ones_are_refused(
     alone, tmp_path, capsys, recipe
 ):
     def write(*unknown_of_ten):
@@ -133,9 +135,9 @@ def test_texts_that_are_mostly_unknown_are_said_and_those_that_are_wholly_unknow
     assert "unknown" not in capsys.readouterr().err
     for output in ("many", "many again, from the cache"):
         train(recipe, tmp_path / output, *write(*[3] * 12), "--validation_split_percentage", 20)
-        said = capsys.readouterr().err
-        assert f"warning: 30% of the tokens of --train_file {tmp_path / 'train.csv'}" in said
-        assert "are unknown to the tokenizer" in said
+        printed = capsys.readouterr().err
+        assert f"warning: 30% of the tokens of --train_file {tmp_path / 'train.csv'}" in printed
+        assert "are unknown to the tokenizer" in printed
     message = refusal(recipe, tmp_path / "all", *write(*[10] * 12))
     assert message.startswith(f"--train_file {tmp_path / 'train.csv'}")
     assert "every word is unknown to the tokenizer" in message
@@ -145,7 +147,7 @@ def test_texts_that_are_mostly_unknown_are_said_and_those_that_are_wholly_unknow
 
 
 def bytes_tokenizer(texts, **special):
-    """Byte-level BPE as decoders have it: one special token, which ends a text."""
+    """A byte-level BPE tokenizer as decoders have: its only special token ends a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -155,7 +157,7 @@ def bytes_tokenizer(texts, **special):
 
 
 def write_decoder(folder, kind, rows, **special):
-    """A decoder of random weights, large enough that its logits tell texts apart, and its tokenizer."""
+    """Write a tokenizer and a decoder with random weights, large enough for its logits to depend on the text."""
     tokenizer = bytes_tokenizer([row["text"] for row in rows], **special)
     positions = {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "initializer_range": 0.3}
     names = {"gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2}}.get(kind, SIZES | {"num_key_value_heads": 1})
@@ -170,7 +172,7 @@ def write_decoder(folder, kind, rows, **special):
 
 @pytest.fixture(scope="module")
 def ending(texts, tmp_path_factory):
-    """Rows as those of the texts; some hold, and some end in, what a decoder's tokenizer ends texts with."""
+    """Rows of the texts; some contain, and some end with, the token with which a decoder's tokenizer ends texts."""
     folder = tmp_path_factory.mktemp("ending")
     written, flags = {}, []
     for flag, file in (texts[:2], texts[2:]):
@@ -187,7 +189,7 @@ def ending(texts, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
-def test_decoders_train_exactly_whatever_the_cut_and_their_export_gives_the_score(ending, tmp_path, capsys, kind):
+def test_decoders_train_the_same_for_any_micro_batches_and_their_export_gives_the_score(ending, tmp_path, capsys, kind):
     flags, rows, validation = ending
     model = write_decoder(tmp_path / "model", kind, rows)
     several = ["--max_train_steps", 4, "--eval_steps", 4, "--logging_steps", 1, "--checkpointing_steps", "no"]
@@ -213,7 +215,7 @@ def test_decoders_train_exactly_whatever_the_cut_and_their_export_gives_the_scor
     (evaluated,) = [line["eval_loss"] for line in runs.metrics(tmp_path / "48") if "eval_loss" in line]
     assert evaluated == pytest.approx(float(loss), abs=1e-5)
     assert (padded - logits).abs().max() < 1e-4
-    assert logits.std(0).min() > 0.05, "the texts are told apart"
+    assert logits.std(0).min() > 0.05, "the logits differ between texts"
 
 
 def test_a_config_without_a_padding_token_takes_that_of_the_tokenizer(ending, tmp_path, capsys):
@@ -236,7 +238,7 @@ def test_a_bert_whose_tokenizer_lost_its_padding_token_gets_its_own_back(alone, 
     assert Padding(tokenizer.pad_token_id).pad_token_id == 0
 
 
-def test_a_tokenizer_with_nothing_to_pad_with_is_refused(ending, tmp_path):
+def test_a_tokenizer_without_padding_and_end_tokens_is_refused(ending, tmp_path):
     _, rows, _ = ending
     tokenizer = bytes_tokenizer([row["text"] for row in rows])
     tokenizer.eos_token = None

@@ -46,7 +46,7 @@ def test_a_batch_is_its_rows_padded_to_the_longest(rows, multiple_of, max_length
     multiple_of=st.sampled_from([1, 8]),
     max_length=st.none() | st.integers(60, 70),
 )
-def test_padded_lengths_are_what_a_row_alone_would_be_padded_to(lengths, multiple_of, max_length):
+def test_padded_lengths_are_the_widths_of_batches_of_one_row(lengths, multiple_of, max_length):
     padding = Padding(0, multiple_of, max_length)
     alone = [padding(make_items([[1] * length], False, None))["input_ids"].shape[1] for length in lengths]
     assert padding.padded_lengths(np.array(lengths)).tolist() == alone

@@ -1,4 +1,4 @@
-"""A corpus as a flat file of tokens: from any source, with little memory, keyed by content, without losses."""
+"""A corpus becomes a file of tokens: from any source, in little memory, keyed by content, without losing a token."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def masked(file, tokenizer, max_length, documents=None, probability=0.3):
 
 
 def write(folder, kind):
-    """TEXTS as a file of a kind; a text file has no line breaks inside of a document."""
+    """Write TEXTS as a file of a kind; in a text file, documents have no line breaks."""
     path = folder / f"corpus.{kind}"
     table = pa.table({"id": range(len(TEXTS)), "text": TEXTS})
     if kind == "parquet":
@@ -78,19 +78,19 @@ def write(folder, kind):
 def test_every_kind_of_file_gives_its_texts(kind, tmp_path):
     found = of_file(write(tmp_path, kind), "--train_file", "text")
     expected = [text.replace("\n", " ") if kind == "txt" else text for text in TEXTS if text.strip()]
-    for _ in range(2):  # as often as needed
+    for _ in range(2):  # a source can be read several times
         texts = [text for batch in found.batches() for text in batch]
         assert [text for text in texts if text and text.strip()] == expected
 
 
-def test_the_end_of_a_line_is_no_part_of_a_document(tmp_path):
+def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
     (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\tthree\nfour")
     assert [*of_file(str(tmp_path / "corpus.txt"), "--train_file", "text").batches()] == [
         ["one ", "", " two\tthree", "four"]
     ]
 
 
-def test_tokens_are_those_of_each_text_and_a_spelled_mask_stays_text(tokenizer):
+def test_tokens_are_those_of_each_text_and_a_written_mask_token_stays_text(tokenizer):
     file = tokenize_documents(of_table(table_of(TEXTS), "text"), tokenizer)
     assert file.tokens.dtype == np.uint16
     spans = [file.tokens[a:b].tolist() for a, b in zip(file.offsets[:-1], file.offsets[1:], strict=True)]
@@ -100,24 +100,24 @@ def test_tokens_are_those_of_each_text_and_a_spelled_mask_stays_text(tokenizer):
     assert not set(tokenizer.all_special_ids) - {tokenizer.unk_token_id} & set(spans[2])
 
 
-def test_documents_without_text_are_left_out_and_that_is_said(tokenizer, capsys):
+def test_documents_without_text_are_skipped_with_a_message(tokenizer, capsys):
     tokenize_documents(of_table(table_of(TEXTS), "text"), tokenizer)
     assert "here: 2 documents without text are skipped" in capsys.readouterr().err
     with pytest.raises(UserError, match="here contains no text"):
         tokenize_documents(of_table(table_of(["", " "]), "text"), tokenizer)
 
 
-def test_large_vocabularies_get_wider_numbers(tokenizer, monkeypatch):
+def test_large_vocabularies_are_stored_as_uint32(tokenizer, monkeypatch):
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"a": 0, "b": 1 << 16})
     assert tokenize_documents(of_table(table_of(["a b"]), "text"), tokenizer).tokens.dtype == np.uint32
 
 
-def test_the_second_time_nothing_is_tokenized(tokenizer, tmp_path, monkeypatch):
+def test_equal_content_is_not_tokenized_a_second_time(tokenizer, tmp_path, monkeypatch):
     path = write(tmp_path, "txt")
     first = tokenize_documents(of_file(path, "--train_file", "text"), tokenizer)
     copy = tmp_path / "copy.txt"
     copy.write_bytes((tmp_path / "corpus.txt").read_bytes())
-    monkeypatch.setattr(tokens_module, "_in_order", None)  # whoever tokenizes fails
+    monkeypatch.setattr(tokens_module, "_in_order", None)  # from now on, tokenizing fails
     assert tokenize_documents(of_file(str(copy), "--train_file", "text"), tokenizer) == first
     assert tokenize_documents(of_file(path, "--train_file", "text"), tokenizer) == first
     copy.write_text(copy.read_text() + "more\n")
@@ -126,13 +126,13 @@ def test_the_second_time_nothing_is_tokenized(tokenizer, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
-def test_other_content_of_the_same_size_and_time_is_other_content(tmp_path, replaced):
-    """As rsync -t and cp -p leave it."""
+def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, replaced):
+    """rsync -t and cp -p write such files."""
     path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
     path.write_text("one\n")
     before, digest = path.stat(), of_file(str(path), "--train_file", "text").content()
     assert of_file(str(path), "--train_file", "text").content() == digest
-    time.sleep(0.05)  # the kernel's clock of files goes in steps of some milliseconds
+    time.sleep(0.05)  # the kernel's clock for file times has a resolution of a few milliseconds
     other.write_text("two\n")
     other.replace(path) if replaced else path.write_text("two\n")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -140,8 +140,8 @@ def test_other_content_of_the_same_size_and_time_is_other_content(tmp_path, repl
     assert of_file(str(path), "--train_file", "text").content() != digest
 
 
-def test_other_columns_of_a_file_may_hold_what_they_like(tmp_path, monkeypatch):
-    """The first block of a file is no promise for those after it."""
+def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
+    """A type inferred from the first block of a file need not hold for later blocks."""
     monkeypatch.setattr(documents_module, "BLOCK_BYTES", 200)
     rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
     (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
@@ -151,7 +151,7 @@ def test_other_columns_of_a_file_may_hold_what_they_like(tmp_path, monkeypatch):
     assert texts == [*(f"text {i}" for i in range(200)), "last"]
 
 
-def test_what_a_killed_build_left_is_removed_and_what_is_built_is_on_disk_before_it_has_its_name(monkeypatch):
+def test_files_of_a_killed_build_are_removed_and_a_build_is_synced_before_it_gets_its_name(monkeypatch):
     here = prepared.cache_dir()
     for name in ("corpus-a.partial-killed", "corpus-b.partial-under-way"):
         (here / name).mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_what_a_killed_build_left_is_removed_and_what_is_built_is_on_disk_before
     assert folder.startswith("corpus-a.partial-")
 
 
-def test_what_breaks_off_leaves_nothing(tokenizer, tmp_path):
+def test_a_failed_build_leaves_no_data(tokenizer, tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "good"}\n{"text": 5}\n')
     with pytest.raises(UserError, match="in line 2, not text"):
@@ -183,8 +183,8 @@ def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_leng
         tokens = np.arange(5, 5 + sum(sizes), dtype=np.uint16)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
 
-    hide = tokens_module.Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
-    data = MaskedDocuments(File(), None, max_length, ([2], [3]), hide, 0)
+    masker = tokens_module.Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
+    data = MaskedDocuments(File(), None, max_length, ([2], [3]), masker, 0)
     pieces = [data[i] for i in range(len(data))]
     assert [len(piece) for piece in pieces] == data.lengths.tolist()
     assert data.lengths.max() <= max_length
@@ -193,17 +193,17 @@ def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_leng
     assert len(data) == sum(-(-size // (max_length - 2)) for size in sizes)
 
     samples = np.random.default_rng(0).permutation(len(data))
-    tokens, lengths, hidden, labels = data.read_micro_batch(samples, np.zeros(len(samples), int))
+    tokens, lengths, places, labels = data.read_micro_batch(samples, np.zeros(len(samples), int))
     assert lengths.tolist() == data.lengths[samples].tolist()
     restored = tokens.copy()
-    restored[hidden] = labels
+    restored[places] = labels
     assert restored.tolist() == np.concatenate([pieces[i] for i in samples]).tolist()
-    assert (tokens[hidden] == 1).all()
-    owner = np.repeat(np.arange(len(samples)), lengths)[hidden]
+    assert (tokens[places] == 1).all()
+    owner = np.repeat(np.arange(len(samples)), lengths)[places]
     assert np.bincount(owner, minlength=len(samples)).tolist() == data.masked[samples].tolist()
 
 
-def test_two_epochs_hide_different_tokens_and_workers_the_same(tokenizer, tmp_path):
+def test_two_epochs_mask_different_tokens_and_workers_mask_the_same(tokenizer, tmp_path):
     file = tokenize_documents(
         of_table(table_of([f"{i} {text}" for i in range(9) for text in TEXTS]), "text"), tokenizer
     )
@@ -238,7 +238,7 @@ def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
 
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
-    monkeypatch.undo()  # gathering them takes a while, and other tests have done it
+    monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
     train, validation = load_documents(Options(), "text")
     sizes = [sum(len(text) for batch in part.batches() for text in batch) for part in (train, validation)]
     assert sum(sizes) > 5e6
@@ -252,7 +252,7 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected"),
     [
         ("none.txt", None, "no such file"),
         ("empty.txt", b"", "is empty"),
@@ -270,7 +270,7 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
         ("fake.parquet", b"nothing of the kind", "malformed"),
     ],
 )
-def test_files_that_cannot_be_read_are_refused_in_one_line(tokenizer, tmp_path, name, content, said):
+def test_files_that_cannot_be_read_are_refused_in_one_line(tokenizer, tmp_path, name, content, expected):
     if content is not None:
         (tmp_path / name).write_bytes(content)
 
@@ -280,7 +280,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tokenizer, tmp_path, 
     with pytest.raises(UserError) as caught:
         read()
     message = str(caught.value)
-    assert said in message
+    assert expected in message
     assert "\n" not in message
     assert "--train_file" in message or "--text_column_name" in message
 
@@ -328,7 +328,7 @@ print(len(file.tokens), len(file.offsets) - 1, read)
 
 @pytest.mark.parametrize("kind", ["txt", "parquet"])
 def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
-    """The process may take so much more than its imports did, and the text is larger."""
+    """The process may use `memory` bytes more than its imports, and the text is larger."""
     memory = 96 << 20
     line, lines = "one two " * 60 + "x" * 7000, 16_000
     path = tmp_path / f"corpus.{kind}"
@@ -345,7 +345,7 @@ def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
     assert out.splitlines()[-1].split()[:2] == [str(121 * lines), str(lines)], out
 
 
-def test_a_limit_leaves_some_documents_of_each_part(tokenizer, tmp_path):
+def test_a_limit_keeps_some_documents_of_each_part(tokenizer, tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text("".join(f"text {i}\n" for i in range(50)))
     config = Options(train_file=str(path), max_train_samples=7, max_eval_samples=2)

@@ -1,4 +1,4 @@
-"""Texts are tokenized once per machine with the tokenizer's own results; tokenizers of new models are trained."""
+"""Texts are tokenized once per machine, exactly as by the tokenizer itself; tokenizers of new models are trained."""
 
 import os
 import pickle
@@ -56,7 +56,7 @@ def trained(kind: str = "wordpiece", vocab_size: int = 400, **settings_) -> PreT
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory) -> dict[str, PreTrainedTokenizerFast]:
-    """Fast tokenizers of all shapes and, the last one, a slow one."""
+    """Fast tokenizers with different settings, and a slow one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
         return {
@@ -119,7 +119,7 @@ def test_tokens_of_any_text_are_those_of_the_tokenizer_itself(tokenizers, data, 
     assert types.tolist() == list(chain.from_iterable(expected.get("token_type_ids", [])))
 
 
-def test_the_recipes_tokenizer_keeps_its_own_settings(tokenizers):
+def test_tokenizing_does_not_change_the_settings_of_the_tokenizer(tokenizers):
     before = tokenizers["wordpiece"].backend_tokenizer.to_str()
     tokenize(PAIRS, ["text"], tokenizers["wordpiece"], 5)
     assert tokenizers["wordpiece"].backend_tokenizer.to_str() == before
@@ -154,7 +154,7 @@ def test_equal_content_is_tokenized_once_however_it_is_chunked(tokenizers, monke
     assert tokenize(renamed, ["sentence"], tokenizers["bpe"], 20).folder == first.folder
 
 
-def test_other_content_is_tokenized_anew(tokenizers):
+def test_other_content_is_tokenized_again(tokenizers):
     one, other = tokenizers["wordpiece"], tokenizers["bpe"]
     shifted = pa.table({"text": ["ab", "c"], "other": ["c", "ab"]})
     variants = [
@@ -177,7 +177,7 @@ def test_other_content_is_tokenized_anew(tokenizers):
     assert len(folders) == len(variants)
 
 
-def test_one_of_two_processes_tokenizes_and_shows_it(tmp_path):
+def test_only_one_of_two_processes_tokenizes_and_prints_it(tmp_path):
     program = (
         "import pyarrow as pa\n"
         "from shared.text.tokenized import tokenize, train_tokenizer\n"
@@ -219,15 +219,15 @@ def test_items_are_views_of_the_file_and_not_copies(tokenizers):
 
 
 @given(samples=st.lists(st.integers(0, 14), min_size=1, max_size=8))
-def test_rows_read_at_once_become_the_batch_of_their_items(tokenizers, samples):
+def test_rows_read_together_give_the_same_batch_as_single_items(tokenizers, samples):
     typed = set()
     for columns, kind in ((["text", "other"], "with types"), (["text"], "bpe")):
         data = tokenize(PAIRS, columns, tokenizers[kind], 30).with_targets(np.arange(15) / 2)
-        at_once = Padding(0)(data.read_micro_batch(np.array(samples), np.zeros(len(samples), np.int64)))
+        together = Padding(0)(data.read_micro_batch(np.array(samples), np.zeros(len(samples), np.int64)))
         one_by_one = Padding(0)([data[sample] for sample in samples])
-        assert list(at_once) == list(one_by_one)
-        typed.add("token_type_ids" in at_once)
-        for name, tensor in at_once.items():
+        assert list(together) == list(one_by_one)
+        typed.add("token_type_ids" in together)
+        for name, tensor in together.items():
             assert torch.equal(tensor, one_by_one[name])
             assert tensor.dtype == one_by_one[name].dtype
     assert typed == {True, False}
@@ -238,7 +238,7 @@ def test_rows_read_at_once_become_the_batch_of_their_items(tokenizers, samples):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_training_gives_the_same_tokenizer_every_time(tmp_path, monkeypatch, kind):
-    # Many merges of equal count: the trainer of tokenizers alone gives another WordPiece vocabulary each time.
+    # With many merges of equal count, the library's own trainer gives a different WordPiece vocabulary each time.
     table = pa.table({"text": ["Wel come to the 🤗 Tok en izers libr ary.", "abcdefghij klmnopqrst uvwxyz"]})
     contents = set()
     for run in range(8):
@@ -247,7 +247,7 @@ def test_training_gives_the_same_tokenizer_every_time(tmp_path, monkeypatch, kin
     assert len(contents) == 1
 
 
-def test_training_happens_once(monkeypatch):
+def test_a_tokenizer_is_trained_only_once(monkeypatch):
     trained()
     monkeypatch.setattr(tokenized, "_train_wordpiece", lambda *_: pytest.fail("trained again"))
     trained()
@@ -266,21 +266,21 @@ def test_a_trained_tokenizer_has_the_usual_tokens_and_templates(tokenizers, kind
     assert tokenizer("[MASK]", add_special_tokens=False)["input_ids"] == [4]
 
 
-def test_a_trained_tokenizer_gives_back_its_text_with_the_case_of_letters(tokenizers):
+def test_a_trained_tokenizer_decodes_to_the_same_text_with_its_case(tokenizers):
     sentence = "The quick brown fox jumps over the lazy dog."
     for kind in ("wordpiece", "bpe"):
         ids = tokenizers[kind](sentence)["input_ids"]
         assert tokenizers[kind].decode(ids, skip_special_tokens=True).replace(" .", ".") == sentence
 
 
-def test_pieces_inside_words_are_no_special_tokens(tokenizers):
+def test_pieces_inside_words_are_not_special_tokens(tokenizers):
     assert set(tokenizers["wordpiece"].all_special_tokens) == set(tokenized.SPECIAL_TOKENS.values())
     assert tokenizers["wordpiece"].tokenize("a ##b") != ["a", "##b"]
     assert set(tokenizers["wordpiece"].backend_tokenizer.get_added_tokens_decoder()) == set(range(5))
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_trained_tokenizer_can_be_kept_with_a_model(tokenizers, tmp_path, kind):
+def test_a_trained_tokenizer_can_be_saved_with_a_model(tokenizers, tmp_path, kind):
     ModernBertConfig().save_pretrained(tmp_path)
     tokenizers[kind].save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
@@ -288,31 +288,31 @@ def test_a_trained_tokenizer_can_be_kept_with_a_model(tokenizers, tmp_path, kind
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_a_vocabulary_that_single_characters_fill_is_refused(kind):
+def test_a_vocabulary_too_small_for_the_single_characters_is_refused(kind):
     message = refused(train_tokenizer, PAIRS, ["text"], kind, 50, 64)
     assert message.startswith("--vocab_size 50 is too small: ")
 
 
-# Input that is wrong
+# Invalid input
 
 
 def texts_of(values, type_=None) -> pa.Table:
     return named(pa.table({"text": pa.array(values, type_), "label": [0] * len(values)}), "--train_file a.csv")
 
 
-def test_a_missing_column_is_refused_with_the_columns(tokenizers):
+def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tokenizers):
     message = refused(tokenize, texts_of(["a"]), ["sentence"], tokenizers["bpe"], 9)
     assert message == "--text_column_names sentence: --train_file a.csv has no such column (columns: text, label)"
 
 
 @pytest.mark.parametrize("columns", [[], ["text", "text", "text"]])
-def test_no_column_and_more_than_a_pair_are_refused(tokenizers, columns):
+def test_no_column_and_more_than_two_columns_are_refused(tokenizers, columns):
     assert "one column, or two columns for text pairs" in refused(
         tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9
     )
 
 
-def test_a_column_that_is_no_text_is_refused(tokenizers):
+def test_a_column_that_is_not_text_is_refused(tokenizers):
     message = refused(tokenize, texts_of(["a"]), ["label"], tokenizers["bpe"], 9)
     assert message == "--text_column_names label: this column of --train_file a.csv contains int64, not text"
 
@@ -328,17 +328,17 @@ def test_a_missing_or_empty_text_is_named_by_its_row(tokenizers, bad, columns):
         assert refused(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
 
 
-def test_a_column_of_nothing_is_refused(tokenizers):
+def test_a_column_without_any_text_is_refused(tokenizers):
     assert refused(tokenize, texts_of([None, None]), ["text"], tokenizers["bpe"], 9).startswith("row 1 of")
 
 
-def test_the_row_is_that_of_the_file_after_a_split(tokenizers):
+def test_after_a_split_an_error_names_the_row_of_the_file(tokenizers):
     parts = split_off(texts_of(["a"] * 20 + [""]), 50, 0)
     (part,) = (part for part in parts if "" in part["text"].to_pylist())
     assert refused(tokenize, part, ["text"], tokenizers["bpe"], 9).startswith("row 21 of --train_file a.csv")
 
 
-def test_a_text_that_gives_no_token_is_refused_and_nothing_is_kept(cache):
+def test_a_text_that_gives_no_token_is_refused_and_nothing_is_cached(cache):
     backend = Tokenizer(models.BPE({"a": 0}, []))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     assert refused(tokenize, texts_of(["a", "b"]), ["text"], tokenizer, 9).startswith("row 2 of --train_file a.csv")
@@ -365,7 +365,7 @@ def test_a_max_length_beyond_the_models_positions_is_refused():
 
 
 @pytest.mark.parametrize("model_type", ["bert", "electra", "camembert", "esm", "mpnet", "roberta", "xlm-roberta"])
-def test_the_longest_length_that_passes_is_the_longest_that_the_model_can_read(model_type):
+def test_the_longest_accepted_max_length_is_the_longest_that_the_model_can_read(model_type):
     config = AutoConfig.for_model(
         model_type, vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
         max_position_embeddings=12, pad_token_id=1,

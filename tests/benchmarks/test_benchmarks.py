@@ -31,7 +31,7 @@ from shared.config import options
 
 
 @pytest.mark.docs  # its command is in docs/performance.md
-def test_nlp_peers_writes_a_row_per_contestant_and_round_trainers_values_and_a_table(tmp_path):
+def test_nlp_peers_writes_a_row_per_contestant_and_round_the_evaluation_and_a_table(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 4, "texts": 48, "global_batch_size": 4, "rows": 2}
     words = launching.flag_words(flags | {"evaluation_texts": 16, "contestants": "bare", "output_dir": tmp_path})
     runs.succeed([sys.executable, runs.ROOT / "benchmarks/nlp_peers.py", *words], OMP_NUM_THREADS="1")
@@ -154,7 +154,7 @@ def test_a_few_typical_updates_have_the_mean_length_of_an_epoch_sorted_by_length
     assert lengths[taken[64:]].mean() == pytest.approx(lengths.mean(), rel=0.02)
 
 
-def test_rounds_begin_with_another_contestant_each_and_compare_within_a_round(capsys):
+def test_contestants_take_turns_to_begin_and_are_compared_within_a_round(capsys):
     order = []
     rows = rounds.take_turns(
         "ab", 3, lambda name, i: order.append(name) or {"seconds": (i + 1.0) * (1 + (name == "b"))}
@@ -188,8 +188,8 @@ def test_every_loop_is_measured_step_by_step(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.docs  # its command is in docs/performance.md
-def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
-    # Micro-batches of several rows: those without padding, single rows above all, are known to differ in rounding.
+def test_the_recipe_and_a_bare_loop_train_the_same_weights_bit_by_bit(tmp_path):
+    # Micro-batches have several rows, because those without padding, such as single rows, differ in rounding.
     flags = ["--rounds", 1, "--steps", 2, "--texts", 48, "--global_batch_size", 8]
     runs.succeed([sys.executable, runs.ROOT / "benchmarks/bare_loop_same_batches.py", *flags, "--output_dir", tmp_path])
     report = json.loads((tmp_path / "bare_loop_same_batches.json").read_text())
@@ -197,7 +197,7 @@ def test_the_recipe_trains_a_bare_loops_weights_to_the_bit(tmp_path):
     assert report["comparisons"]["speed of ours / bare"]["median"] > 0
 
 
-def test_run_to_first_step_ends_a_run_of_the_recipe_with_its_first_step(texts, tmp_path):
+def test_run_to_first_step_ends_a_run_of_the_recipe_after_its_first_step(texts, tmp_path):
     script = [launching.HARNESS / "run_to_first_step.py", tmp_path / "noted", runs.ROOT / "recipes/nlp.py"]
     runs.succeed([sys.executable, *script, *texts, *runs.TINY, "--output_dir", tmp_path / "run"], OMP_NUM_THREADS="1")
     assert float((tmp_path / "noted").read_text()) > 0
@@ -207,7 +207,7 @@ def test_run_to_first_step_ends_a_run_of_the_recipe_with_its_first_step(texts, t
 
 @pytest.fixture
 def pretended(monkeypatch, tmp_path):
-    """Launches that write what a run would leave, and keep the recipe's configs, once its flags are understood."""
+    """Replace launches: parse the recipe's flags, write the files of a run, and collect the configs."""
     configs = []
 
     def launch(processes, log, script, *words):
@@ -271,7 +271,7 @@ def test_a_benchmark_starts_the_recipe_with_flags_that_it_knows(
     assert f"| {name} | " in (tmp_path / f"{script}.md").read_text()
 
 
-def test_the_page_has_the_table_that_the_results_give():
+def test_the_page_has_the_table_made_from_the_results():
     assert results_table.table() in results_table.PAGE.read_text()
 
 

@@ -18,7 +18,7 @@ LARGE = 4_000_003  # elements: 16 MB, more than the buffers of any socket here
 
 
 def compare(_, folder):
-    """In one group of five: rows of (processes, method, dtype, length, relative error, bytes sent)."""
+    """Compare in groups of two to five: rows of (processes, method, dtype, length, relative error, bytes sent)."""
     found = []
     for size in range(2, LARGEST + 1):
         group = dist.new_group(list(range(size)))
@@ -62,25 +62,25 @@ def test_all_processes_have_the_same_sum(found):
             assert row[6] == first[6]
 
 
-def test_the_bytes_sent_are_the_fewest_that_will_do_up_to_an_element_per_chunk(found):
+def test_the_bytes_sent_are_the_minimum_to_one_element_per_chunk(found):
     for rank in found:
         for size, _, dtype, length, _, sent, _ in rank:
             element = getattr(torch, dtype).itemsize
             assert abs(sent - 2 * (size - 1) / size * length * element) <= 2 * (size - 1) * element
 
 
-def test_bandwidths_are_those_of_nccl_tests():
+def test_bandwidths_are_defined_as_in_nccl_tests():
     assert collectives.bandwidths(1000, 0.5, 4) == {"algorithm_bandwidth": 2000, "bus_bandwidth": 3000}
     assert collectives.bandwidths(1000, 0.5, 1)["bus_bandwidth"] == 0
 
 
-def test_the_script_leaves_a_row_per_size_and_method_and_a_table(tmp_path):
+def test_the_script_writes_a_row_per_size_and_method_and_a_table(tmp_path):
     script = [runs.ROOT / "benchmarks/collectives.py", "--bytes", "1024", "8192", "--repeats", "1"]
     runs.succeed(runs.torchrun(2, *script, "--output_dir", tmp_path), CUDA_VISIBLE_DEVICES="")
     report = collectives.json.loads((tmp_path / "collectives.json").read_text())
     assert [(row["bytes"], row["method"]) for row in report["rows"]] == [
         (size, method) for size in (1024, 8192) for method in collectives.METHODS
     ]
-    for row in report["rows"]:  # 2(n-1)/n is 1 for two
+    for row in report["rows"]:  # 2(n-1)/n is 1 for two processes
         assert row["bytes_sent"] == (None if row["method"] == "all_reduce" else row["bytes"])
     assert "| 8,192 | pipelined ring |" in (tmp_path / "collectives.md").read_text()

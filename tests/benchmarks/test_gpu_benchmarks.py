@@ -21,7 +21,7 @@ from benchmarks.harness.kernels import kernels_per_step
 from shared.monitoring import tracking
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
-# One of each kind; the others differ in flags, which the parser checks below.
+# One benchmark of each kind. The others differ in flags only, which a test below parses.
 KINDS = ("bert_base_checkpoints", "modernbert_base_real", "resnet50", "vit_cache", "fine_tuning", "fine_tuning_trainer")
 KINDS += ("bert_base_dense_head", "bert_base_plain_adamw", "trainer_modernbert_base", "bare_loop_bert_base")
 
@@ -37,7 +37,7 @@ def rows(tmp_path_factory):
         environment.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the context restores it
         environment.setattr(tracking, "draw_curves", lambda *_: None)
         for name in KINDS:
-            AcceleratorState._reset_state(reset_partial_state=True)  # one of another precision cannot be changed
+            AcceleratorState._reset_state(reset_partial_state=True)  # its precision cannot be changed
             run_gpu_benchmark.run(name, folder / name, toy=True)
             found[name] = gpu.figures(BENCHMARKS[name], folder / name) | {"benchmark": name}
     return found
@@ -65,7 +65,7 @@ def test_the_benchmark_with_checkpoints_gives_stall_and_size(rows):
 
 
 def entries(rows, **changes):
-    """Two entries of a GPU's file, the older one of which has a problem of everything."""
+    """Two entries of the results file of a GPU; in the older one, every benchmark failed."""
     at = {"device": "NVIDIA H100", "versions": {"torch": "2"}}
     entry = {"part": "text", "machine": at, "command": "python benchmarks/gpu.py text", "left_out": []}
     entry |= {"ceilings": {"product": 8e14, "device": 3e12, "to_host": 5e10, "to_device": 5e10}}
@@ -89,7 +89,7 @@ def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reac
     assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
 
 
-def test_kernels_of_a_trace_are_added_up_by_name_and_per_step(tmp_path):
+def test_kernels_of_a_trace_are_summed_by_name_and_given_per_step(tmp_path):
     kernel = {"cat": "kernel", "name": "product"}
     events = [kernel | {"ts": 0, "dur": 3000}, kernel | {"ts": 9000, "dur": 1000}, {"name": "an operator", "dur": 1}]
     events.append({"cat": "gpu_memcpy", "name": "copy", "ts": 5000, "dur": 500})
@@ -109,7 +109,7 @@ def test_the_vit_benchmark_has_a_processor_with_a_size(tmp_path):
     assert dict(ViTImageProcessorPil.from_pretrained(tmp_path).size) == {"height": 224, "width": 224}
 
 
-# Packages that only PYTHONPATH has; `evaluate` and `datasets` are hidden, and each process notes that it has started.
+# Python runs this at its start: it makes imports of `evaluate` and `datasets` fail, and records the command line.
 HIDE = """
 import pathlib, sys
 sys.modules["evaluate"] = sys.modules["datasets"] = None
@@ -127,7 +127,7 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     packages = [folder for folder in sys.path if folder.endswith("-packages")]
     environment = {"PYTHONPATH": os.pathsep.join([str(needed), *packages]), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    assert runs.run([python, "-c", "import torch"]).returncode != 0, "the packages are needed from PYTHONPATH"
+    assert runs.run([python, "-c", "import torch"]).returncode != 0, "packages must come from PYTHONPATH only"
     few = "fine_tuning resnet50_eager bert_base_passes bare_loop_bert_base"
     make = ["make", "--no-print-directory", "gpu", "BIN=none", f"PYTHON={python}"]
     runs.succeed([*make, f"GPU_FLAGS=--output_dir {tmp_path} --benchmarks {few}"], timeout=500, **environment)
@@ -148,9 +148,9 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     assert f"### {found[0]['machine']['device']}" in gpu.tables(found)
 
 
-def test_operations_are_those_of_the_published_sizes():
+def test_operations_per_token_are_right_for_the_published_sizes():
     """BERT-base at 512 with 15 % masked is 0.588 GFLOP per token, ModernBERT-base at 1,024 with 30 % 0.825."""
-    hidden = {"bert": 0.15, "modernbert": 0.3}
+    masked_share = {"bert": 0.15, "modernbert": 0.3}
     for kind, expected, length, sizes in (
         ("bert", 0.588e9, 512, (768, 12, 3072, 30522)),
         ("modernbert", 0.825e9, 1024, (768, 22, 1152, 50368)),
@@ -159,7 +159,7 @@ def test_operations_are_those_of_the_published_sizes():
         config = SimpleNamespace(max_length=length, model_type=kind, model_name_or_path=None)
         vars(config).update(zip(names, sizes, strict=True))
         lengths = np.full(10, length)
-        train = SimpleNamespace(lengths=lengths, masked=lengths * hidden[kind])
+        train = SimpleNamespace(lengths=lengths, masked=lengths * masked_share[kind])
         found = run_gpu_benchmark.facts(
             kind, config, type("Data", (), {**vars(train), "__len__": lambda _: 10})(), toy=False
         )
@@ -167,7 +167,7 @@ def test_operations_are_those_of_the_published_sizes():
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_the_flags_of_every_benchmark_are_known_at_full_size_too(name, tmp_path):
+def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_path):
     import importlib
 
     from shared.config import options
@@ -197,9 +197,9 @@ def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_
     assert not gpu.run_part("text", ["bert_base", "bert_large"], 60, file)
     (entry,) = json.loads(file.read_text())
     assert [row["problem"] for row in entry["rows"]] == ["ZeroDivisionError: division by zero"] * 2
-    said = capsys.readouterr().out
-    assert "a line before" in said
-    assert "ZeroDivisionError: division by zero" in said
+    printed = capsys.readouterr().out
+    assert "a line before" in printed
+    assert "ZeroDivisionError: division by zero" in printed
     assert "compiled | not measured: ZeroDivisionError: division by zero |" in gpu.tables([entry])
     gpu.run_part("text", [], 60, file)
     assert len(json.loads(file.read_text())) == 1, "an entry without a row is not written"

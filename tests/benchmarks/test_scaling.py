@@ -40,8 +40,8 @@ def test_rows_are_medians_and_efficiency_is_against_the_fewest_processes():
 
 
 @pytest.mark.docs  # its command is in docs/performance.md
-def test_the_script_starts_the_recipe_on_hosts_and_leaves_rows_a_table_and_a_picture(tmp_path):
-    """Two hosts, which an ssh of our own reaches: this machine, twice."""
+def test_the_script_starts_the_recipe_on_hosts_and_writes_rows_a_table_and_a_picture(tmp_path):
+    """Both hosts are this machine, which a fake ssh reaches."""
     ssh = tmp_path / "bin/ssh"
     ssh.parent.mkdir()
     ssh.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/reached\nexec sh -c "$2"\n')
@@ -69,7 +69,7 @@ def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, c
     assert not any(n % scaling.window(n) for n in (1, 2, 3, 4, 5, 6, 9, 12, 30))
 
 
-def test_a_process_alone_is_in_no_group_and_gpus_are_used_when_asked_for():
+def test_a_single_process_needs_no_group_and_gpus_are_used_on_request():
     alone = process_group.environment_of(0, 1, None, None, 5, gpus=False)
     assert alone == {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1, "ACCELERATE_USE_CPU": "true"}
     second = process_group.environment_of(1, 2, None, None, 5, gpus=True)
@@ -80,7 +80,7 @@ def test_a_process_alone_is_in_no_group_and_gpus_are_used_when_asked_for():
     assert (apart["LOCAL_RANK"], apart["MASTER_ADDR"], apart["GLOO_SOCKET_IFNAME"]) == (0, "10.0.0.1", "b")
 
 
-def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
+def test_a_process_that_fails_ends_the_others_and_its_output_is_in_the_error(tmp_path):
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
     with pytest.raises(RuntimeError, match="no luck"):
         process_group.run_group([sys.executable, "-c", script], 2, None, None, tmp_path / "log")
@@ -89,7 +89,7 @@ def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
 # DataParallel
 
 
-def test_data_parallel_is_skipped_in_one_line_where_there_are_no_two_gpus(monkeypatch, capsys, tmp_path):
+def test_data_parallel_is_skipped_with_one_line_on_fewer_than_two_gpus(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(sys, "argv", ["scaling.py", "--strategy", "dp", "--output_dir", str(tmp_path / "out")])
     scaling.main()
@@ -97,7 +97,7 @@ def test_data_parallel_is_skipped_in_one_line_where_there_are_no_two_gpus(monkey
     assert not (tmp_path / "out").exists()
 
 
-def test_data_parallel_is_one_process_on_the_gpus_of_the_processes_of_ddp(monkeypatch, tmp_path):
+def test_data_parallel_uses_one_process_and_as_many_gpus_as_ddp(monkeypatch, tmp_path):
     started = []
 
     def run_group(command, processes, places, hosts, log, gpus):
@@ -133,25 +133,25 @@ runpy.run_path("{launching.HARNESS}/start_variant.py", run_name="__main__")
 
 
 def test_a_recipe_trains_in_data_parallel_with_larger_micro_batches(texts, tmp_path):
-    """Without GPUs the wrapper passes all on to its module, so that this is the run of one process."""
+    """Without GPUs the wrapper only calls its module, so that the run is that of one process."""
     script = tmp_path / "told.py"
     script.write_text(TELLS)
     flags = [*runs.TINY, *texts, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
     command = [sys.executable, script, '{"data_parallel": 2}', runs.ROOT / "recipes/nlp.py", *flags]
-    said = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert "of <= 192 tokens" in said
-    assert "spread over [0, 1]" in said
+    printed = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert "of <= 192 tokens" in printed
+    assert "spread over [0, 1]" in printed
     assert (tmp_path / "run/model/model.safetensors").is_file()
 
 
-def test_rows_of_one_number_of_processes_are_drawn_as_bars(tmp_path):
+def test_rows_with_the_same_number_of_processes_are_drawn_as_bars(tmp_path):
     rows = scaling.summarize([row(2, 10.0), row(2, 20.0, link=100.0), row(2, 30.0, "accumulate4")])
     scaling.draw(rows, tmp_path / "bars.png")
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(limited_links.why_not() is not None, reason=f"no limited links: {limited_links.why_not()}")
-def test_a_limited_link_is_limited_and_leaves_nothing_behind():
+def test_a_limited_link_has_its_rate_and_its_namespaces_are_removed():
     before = subprocess.check_output(["ip", "netns"])
     with limited_links.limited(2, 20) as places:
         prefix, _, interface = places[0]
@@ -172,17 +172,17 @@ def link(**values):
     return Namespace(**usual | {"micro_batches": 1} | values)
 
 
-def test_a_ring_takes_its_latencies_and_its_bytes():
+def test_the_time_of_a_ring_is_its_latencies_plus_the_time_of_its_bytes():
     assert predict_scaling.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
     assert predict_scaling.ring_seconds(1e9, 1, 0.01, 1e9) == 0
 
 
-def test_gradients_that_come_last_are_exposed_whole_and_others_only_past_the_backward_pass():
+def test_late_gradients_are_fully_exposed_and_others_only_after_the_backward_pass():
     whole = predict_scaling.all_reduce_seconds(100e6, 2, link())
     assert predict_scaling.exposed_seconds(2, 1.0, link(late_bytes=100e6)) == pytest.approx(whole)
     buckets = round(100e6 / predict_scaling.BUCKET)
     last = predict_scaling.all_reduce_seconds(100e6 / buckets, 2, link())
-    assert predict_scaling.exposed_seconds(2, 1e3, link()) == pytest.approx(last)  # all but the last bucket are hidden
+    assert predict_scaling.exposed_seconds(2, 1e3, link()) == pytest.approx(last)  # only the last bucket is exposed
     assert predict_scaling.exposed_seconds(2, 0.0, link()) == pytest.approx(buckets * last)
 
 
@@ -192,7 +192,7 @@ def test_several_ranks_share_the_link_of_their_node():
     assert predict_scaling.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
 
 
-def test_more_micro_batches_and_faster_links_are_never_less_efficient_and_more_processes_never_more():
+def test_efficiency_grows_with_micro_batches_and_faster_links_and_falls_with_processes():
     rates = [predict_scaling.predict(n, link())["efficiency"] for n in predict_scaling.COUNTS]
     assert rates == sorted(rates, reverse=True)
     assert predict_scaling.predict(8, link(bandwidth=2e9))["efficiency"] > rates[0]
@@ -210,7 +210,7 @@ def test_a_check_adds_the_link_to_the_computation_unless_the_processes_waited_lo
     assert [line["error"] for line in found] == pytest.approx([0, -0.5])
 
 
-def test_the_table_of_a_prediction_goes_from_8_to_4096(tmp_path):
+def test_the_table_of_a_prediction_has_8_to_4096_processes(tmp_path):
     words = "--token_seconds 1e-5 --tokens 4096 --gradient_bytes 4e8 --latency 1e-5 --bandwidth 1e10 --ranks_per_node 8"
     script = runs.ROOT / "benchmarks/predict_scaling.py"
     runs.succeed([sys.executable, script, *shlex.split(words), "--output_dir", tmp_path])

@@ -1,4 +1,4 @@
-"""The benchmark of waits measures the time to the line that it names, and writes it next to the promised limit."""
+"""The benchmark of waits measures the time until a given line is printed, and writes it next to the promised limit."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks import waits_before_training
 
 
-def test_a_command_is_timed_to_a_line_and_then_ended():
+def test_a_command_is_timed_until_it_prints_a_line_and_then_ended():
     script = "import time; print('step 0/9'); print('step 1/9'); time.sleep(60)"
     begun = time.monotonic()
     clock, cpu = waits_before_training.seconds([sys.executable, "-c", script], until="step 1/")
@@ -22,12 +22,12 @@ def test_a_command_is_timed_to_a_line_and_then_ended():
     assert not [child for child in psutil.Process().children() if script in child.cmdline()]
 
 
-def test_a_command_that_ends_before_that_line_is_an_error_with_its_words():
+def test_a_command_that_ends_before_that_line_is_an_error_with_its_output():
     with pytest.raises(RuntimeError, match=r"ended before 'step 1/':\nno luck"):
         waits_before_training.seconds([sys.executable, "-c", "print('no luck')"], until="step 1/")
 
 
-def test_it_leaves_a_row_for_what_was_asked_beside_what_is_promised(monkeypatch, tmp_path, capsys):
+def test_the_script_writes_a_row_with_the_measured_and_the_promised_seconds(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(waits_before_training, "PLANS", 3)
     words = ["waits_before_training.py", "--rounds", "2", "--only", "plan", "--output_dir", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", words)

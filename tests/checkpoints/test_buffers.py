@@ -19,7 +19,7 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.bin"
 
 
 class Net(nn.Module):
-    """Tied weights, a buffer, a transposed and a half-precision parameter, an empty one."""
+    """Tied weights, a buffer, and a transposed, a half-precision and an empty parameter."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @pytest.fixture(params=["adamw", "sgd"])
 def trained(request):
-    """(a model, its optimizer), and a function that makes a step of them."""
+    """A model, its optimizer, and a function that makes one training step."""
     torch.manual_seed(0)
     model = Net()
     optimizer = make_optimizer(model, Options(optim=request.param, learning_rate=0.01, weight_decay=0.01))
@@ -73,7 +73,7 @@ def write(buffers, folder):
 
 
 def assert_equal(folder, model, optimizer):
-    """The files in a folder have the state of now, and are sound."""
+    """Check that the files in a folder are intact and hold the current state."""
     tensors, expected = load_file(folder / MODEL), model.state_dict()
     assert set(tensors) == set(expected) - {"head.weight"}
     assert all(torch.equal(tensors[name], expected[name]) for name in tensors)
@@ -86,7 +86,7 @@ def assert_equal(folder, model, optimizer):
 
 
 @pytest.mark.parametrize("lasting", [True, False])
-def test_files_of_later_values_are_those_of_a_fresh_save(trained, lasting, tmp_path):
+def test_files_written_after_more_steps_equal_those_of_a_fresh_save(trained, lasting, tmp_path):
     model, optimizer, step = trained
     buffers = Buffers(*states(model, optimizer))
     for learning_rate in (0.03, 1e-9, 0.0):
@@ -101,7 +101,7 @@ def test_files_of_later_values_are_those_of_a_fresh_save(trained, lasting, tmp_p
     buffers.close()
 
 
-def test_a_state_of_another_shape_is_not_copied_into_the_layout(trained):
+def test_a_state_of_a_different_shape_is_not_copied_into_the_layout(trained):
     model, optimizer, step = trained
     buffers = Buffers(*states(model, optimizer))
     before = os.pread(buffers.images[OPTIMIZER].descriptor, 1 << 20, 0)
@@ -116,19 +116,19 @@ def test_a_state_of_another_shape_is_not_copied_into_the_layout(trained):
     buffers.close()
 
 
-def test_too_little_memory_is_an_error_that_says_how_much(trained, monkeypatch):
+def test_too_little_memory_is_an_error_that_names_the_needed_and_the_free_memory(trained, monkeypatch):
     model, optimizer, _ = trained
     monkeypatch.setattr(checkpoint_buffers, "available_memory", lambda: 100)
     with pytest.raises(MemoryError, match="0 MB of memory are needed, and 0 MB are free"):
         Buffers(*states(model, optimizer))
 
 
-def test_the_memory_available_is_known_and_positive():
+def test_the_available_memory_is_known_and_plausible():
     assert 1 << 20 < checkpoint_buffers.available_memory() < 1 << 50
 
 
-def test_on_a_machine_with_a_gpu_a_run_on_the_cpu_leaves_it_alone(trained, monkeypatch):
-    """cpu.yaml there: a context on the GPU would take its memory, and fail where it is another's alone."""
+def test_a_run_on_the_cpu_does_not_use_the_gpu_of_its_machine(trained, monkeypatch):
+    """A CUDA context would take GPU memory, and would fail on a GPU that another process uses exclusively."""
     model, optimizer, _ = trained
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("Stream", "cudart", "current_stream"):

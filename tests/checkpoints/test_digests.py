@@ -25,7 +25,7 @@ CONTENTS = {
 
 
 def with_sha256(checkpoint):
-    """Make the manifest of an older version."""
+    """Replace the manifest by that of an older version."""
     manifest = {
         name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         for name, content in CONTENTS.items()
@@ -57,7 +57,7 @@ def grown(file, data):
 
 
 def zeroed(file, data):
-    """A part that never reached the disk."""
+    """Zero the end of a file, as if it had never reached the disk."""
     content = bytearray(file.read_bytes())
     start = data.draw(st.integers(0, len(content) - 1))
     content[start:] = bytes(len(content) - start)
@@ -98,7 +98,7 @@ def test_every_flipped_bit_of_a_manifest_is_found(checkpoint, data):
     assert problem is not None
 
 
-def test_the_line_of_a_file_names_its_algorithm(tmp_path):
+def test_the_line_of_a_file_in_the_manifest_names_its_digest_algorithm(tmp_path):
     content = os.urandom(2 * CHUNK + 7)
     line = write_file(tmp_path / "file", content)
     assert line == {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
@@ -109,7 +109,7 @@ def test_the_line_of_a_file_names_its_algorithm(tmp_path):
 
 
 @pytest.mark.parametrize("line", [{"bytes": 11}, {"bytes": 11, "blake9": "00"}])
-def test_a_file_without_a_known_digest_is_never_taken_for_intact(tmp_path, line):
+def test_a_file_without_a_known_digest_does_not_count_as_intact(tmp_path, line):
     checkpoint = tmp_path / "step_00000003"
     write(Job(checkpoint, images={}, contents={"state.json": CONTENTS["state.json"]}))
     (checkpoint / "manifest.json").write_text(json.dumps({"state.json": line}))
@@ -120,14 +120,14 @@ def test_a_file_without_a_known_digest_is_never_taken_for_intact(tmp_path, line)
 
 @pytest.fixture
 def noise():
-    """A few MB in memory, as a model's file is laid out."""
+    """An image of a few MB in memory, like that of a model's file."""
     descriptor = os.memfd_create("noise")
     os.write(descriptor, os.urandom(3 * CHUNK + 5))
     yield Image(descriptor, 3 * CHUNK + 5)
     os.close(descriptor)
 
 
-def test_a_disk_that_fills_up_while_an_image_is_written_is_an_error_of_the_disk(noise, tmp_path):
+def test_a_disk_that_fills_up_while_an_image_is_written_is_an_oserror(noise, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2 * CHUNK, before[1]))
     try:
@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up_while_an_image_is_written_is_an_error_of_the_disk(
     shutil.rmtree(tmp_path / "step_00000003")
 
 
-def test_without_xxhash_checkpoints_have_sha256_and_others_are_not_taken_for_intact(tmp_path):
+def test_without_xxhash_checkpoints_get_sha256_and_those_with_xxh3_do_not_count_as_intact(tmp_path):
     write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
     script = f"""
 import sys
@@ -156,7 +156,7 @@ folder = Path({str(tmp_path)!r})
 write(Job(folder / "step_00000004", images={{}}, contents={{"state.json": b"1"}}))
 print([resuming.problem_with(folder / name) for name in ("step_00000003", "step_00000004")])
 """
-    said = runs.succeed([sys.executable, "-c", script], PYTHONPATH=str(runs.ROOT))
-    assert "no known digest among xxh3_128: pip install xxhash" in said
-    assert said.rstrip().endswith("None]")
+    output = runs.succeed([sys.executable, "-c", script], PYTHONPATH=str(runs.ROOT))
+    assert "no known digest among xxh3_128: pip install xxhash" in output
+    assert output.rstrip().endswith("None]")
     assert '"sha256"' in (tmp_path / "step_00000004/manifest.json").read_text()

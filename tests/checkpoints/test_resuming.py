@@ -21,7 +21,7 @@ from shared.errors import UserError
 from shared.monitoring import tracking
 from shared.plan.batches import Plan
 
-STEPS = 24  # of 12 samples: the second epoch of 160 begins within step 13
+STEPS = 24  # of 12 samples; an epoch has 160, so the second one begins within step 13
 FLAGS = [
     *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--logging_steps", 2),
     *("--checkpointing_steps", 3, "--save_total_limit", "None"),
@@ -33,7 +33,7 @@ class Killed(Exception):
 
 
 def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
-    """The recipe in this process, which is one process of the world size 1; it may end after some checkpoint."""
+    """Run the recipe in this process, with a world size of 1; end it after the checkpoint of step `kill_after`."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
     save = Saver.save
@@ -64,7 +64,7 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def outputs(recipe, texts, tmp_path_factory):
-    """Folders of runs of one config, with dropout: one whole, on two processes, and others killed and resumed."""
+    """Folders of runs of one config, with dropout: an uninterrupted run on two processes, and resumed runs."""
     folder = tmp_path_factory.mktemp("killed")
     bert = runs.write_bert_with_dropout(folder / "bert", texts)
     flags = [*texts, *FLAGS, "--model_name_or_path", bert, "--learning_rate", 1e-3]
@@ -93,19 +93,19 @@ def outputs(recipe, texts, tmp_path_factory):
     return outputs | {"killed": folder / "killed", "shrunk": folder / "shrunk-1", "flags": flags}
 
 
-def test_killed_and_resumed_the_weights_are_those_of_the_whole_run_bit_by_bit(outputs):
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one_bit_by_bit(outputs):
     whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole", "resumed"))
     assert resumed.read_bytes() == whole.read_bytes()
 
 
-def test_on_three_processes_too(outputs):
-    """From three on, the order in which gradients are added up depends on what DDP has seen before."""
+def test_a_resumed_run_on_three_processes_has_the_weights_of_an_uninterrupted_one_bit_by_bit(outputs):
+    """With three or more processes, the order in which DDP sums gradients depends on its earlier steps."""
     whole, resumed = (outputs[name] / "model/model.safetensors" for name in ("whole3", "resumed3"))
     assert set(resuming.complete(outputs["resumed3"])) == set(range(12, STEPS + 1, 3))
     assert resumed.read_bytes() == whole.read_bytes()
 
 
-def test_on_two_then_one_then_three_processes_the_samples_are_the_same_and_the_weights_to_1e_5(outputs):
+def test_a_run_on_two_then_one_then_three_processes_has_the_same_samples_and_weights_to_1e_5(outputs):
     worlds = [
         resuming.read_state(path)["world_size"] for _, path in sorted(resuming.complete(outputs["elastic"]).items())
     ]
@@ -117,7 +117,7 @@ def test_on_two_then_one_then_three_processes_the_samples_are_the_same_and_the_w
 
 
 def without_random_states(output):
-    """Delete the generators' states from all checkpoints of a run, as if they had never been there."""
+    """Delete the generators' states from all checkpoints of a run, as if they had never been saved."""
     for checkpoint in resuming.complete(output).values():
         for file in checkpoint.glob("random_states_*.pkl"):
             file.unlink()
@@ -126,8 +126,8 @@ def without_random_states(output):
         (checkpoint / "manifest.json").write_text(json.dumps(kept))
 
 
-def test_killed_at_any_step_again_and_again_the_weights_are_the_same_bit_by_bit(recipe, outputs, monkeypatch, tmp_path):
-    """In the first step of the run and of an epoch, twice in one, with and without workers, nothing random restored."""
+def test_a_run_killed_at_several_steps_has_the_same_weights_bit_by_bit(recipe, outputs, monkeypatch, tmp_path):
+    """Kills in the first step of the run and of an epoch, with and without workers; no random state is restored."""
     flags = [*outputs["flags"], "--save_total_limit", 2]
     call(recipe, flags, tmp_path / "whole", monkeypatch)
     for step, workers in ((1, 0), (5, 2), (14, 0), (15, 2), (None, 0)):
@@ -139,20 +139,20 @@ def test_killed_at_any_step_again_and_again_the_weights_are_the_same_bit_by_bit(
     assert set(resuming.complete(tmp_path / "killed")) == {STEPS - 1, STEPS}
 
 
-def test_killed_and_resumed_the_metrics_are_those_of_the_whole_run(outputs):
+def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(outputs):
     whole, resumed = (runs.metrics(outputs[name]) for name in ("whole", "resumed"))
     assert [line["step"] for line in whole] == [*range(2, STEPS, 2), STEPS, STEPS, STEPS]
     for key in ("step", "samples", "learning_rate", "grad_norm", "skipped_updates", "eval_loss", "eval_accuracy"):
         assert [line.get(key) for line in resumed] == [line.get(key) for line in whole], key
     losses = [[line["loss"] for line in lines if "loss" in line] for lines in (resumed, whole)]
     newest = max(resuming.complete(outputs["killed"]))
-    across = newest // 2  # the one mean over steps before and after the kill is added up in another order
+    across = newest // 2  # the mean over steps before and after the kill is summed in a different order
     assert losses[0][:across] == losses[1][:across]
     assert losses[0][across] == pytest.approx(losses[1][across], rel=1e-6)
     assert losses[0][across + 1 :] == losses[1][across + 1 :]
 
 
-def test_resumed_on_more_processes_the_weights_are_the_same_to_1e_5(outputs):
+def test_a_run_resumed_on_more_processes_has_the_same_weights_to_1e_5(outputs):
     assert distance(outputs["grown"], outputs["whole"]) < 1e-5
     whole, grown = (runs.training_lines(outputs[name]) for name in ("whole", "grown"))
     for key in ("step", "samples", "learning_rate"):
@@ -162,7 +162,7 @@ def test_resumed_on_more_processes_the_weights_are_the_same_to_1e_5(outputs):
     assert resuming.read_state(resuming.complete(outputs["grown"])[9])["world_size"] == 2
 
 
-def test_resumed_on_fewer_processes_past_a_damaged_checkpoint_the_weights_are_the_same_to_1e_5(
+def test_a_run_resumed_on_fewer_processes_skips_a_damaged_checkpoint_and_has_the_same_weights_to_1e_5(
     recipe, outputs, monkeypatch, capfd
 ):
     newest = max(resuming.complete(outputs["shrunk"]))
@@ -176,7 +176,7 @@ def test_resumed_on_fewer_processes_past_a_damaged_checkpoint_the_weights_are_th
     assert samples[0] == samples[1]
 
 
-def test_resumed_from_a_path_in_a_new_folder_the_weights_are_the_same_to_1e_5(recipe, outputs, monkeypatch, tmp_path):
+def test_a_run_resumed_from_a_path_in_a_new_folder_has_the_same_weights_to_1e_5(recipe, outputs, monkeypatch, tmp_path):
     third = resuming.complete(outputs["killed"])[3]
     call(recipe, [*outputs["flags"], "--resume_from_checkpoint", third], tmp_path / "other", monkeypatch)
     assert distance(tmp_path / "other", outputs["whole"]) < 1e-5
@@ -184,15 +184,15 @@ def test_resumed_from_a_path_in_a_new_folder_the_weights_are_the_same_to_1e_5(re
     assert set(resuming.complete(tmp_path / "other")) == set(range(6, STEPS + 1, 3))
 
 
-def test_never_refuses_a_folder_with_checkpoints_and_changes_nothing(recipe, outputs, monkeypatch):
-    (outputs["killed"] / ".lock").unlink(missing_ok=True)  # of the run that was killed: whoever comes next takes it
+def test_resuming_set_to_never_refuses_a_folder_with_checkpoints_and_changes_nothing(recipe, outputs, monkeypatch):
+    (outputs["killed"] / ".lock").unlink(missing_ok=True)  # of the killed run; the next run would remove it
     before = {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()}
     with pytest.raises(UserError, match=r"--resume_from_checkpoint never, but .* holds checkpoints up to step \d+"):
         call(recipe, [*outputs["flags"], "--resume_from_checkpoint", "never"], outputs["killed"], monkeypatch)
     assert {file: file.stat().st_mtime_ns for file in outputs["killed"].rglob("*") if file.is_file()} == before
 
 
-def test_what_a_checkpoint_of_a_run_holds(outputs):
+def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outputs):
     folder = resuming.complete(outputs["whole"])[6]
     state = json.loads((folder / "state.json").read_text())
     assert [state[name] for name in ("step", "epoch", "world_size", "threads", "seed")] == [6, 0, 2, 1, 0]
@@ -207,7 +207,7 @@ def test_what_a_checkpoint_of_a_run_holds(outputs):
         assert expected == digests.line_of(folder / name)
 
 
-# On a tiny model, in this process.
+# With a tiny model, in this process
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def save_all(accelerator, config, steps, **progress):
 
 
 def find(output_dir, resume_from="auto"):
-    """What one process that runs alone finds."""
+    """The checkpoint that a single process would resume from, and its state."""
     alone = SimpleNamespace(num_processes=1, is_main_process=True, is_local_main_process=True)
     return resuming.find(alone, config(output_dir, resume_from_checkpoint=str(resume_from)))
 
@@ -266,7 +266,7 @@ FILES = ("model.safetensors", "optimizer.bin", "random_states_0.pkl", "state.jso
         (runs.flip_a_bit, "manifest.json", ""),
     ],
 )
-def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(two_saved, tmp_path, capsys, damage, file, says):
+def test_a_damaged_newest_checkpoint_is_skipped_with_the_reason(two_saved, tmp_path, capsys, damage, file, says):
     shutil.copytree(two_saved, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "checkpoints/step_00000006" / file)
     path, state = find(tmp_path)
@@ -277,27 +277,27 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_the_reason(two_saved, t
         find(tmp_path, tmp_path / "checkpoints/step_00000006")
 
 
-def test_a_checkpoint_that_was_not_written_to_the_end_is_none(accelerator, model, tmp_path, capsys):
+def test_an_incomplete_checkpoint_does_not_count_and_is_removed(accelerator, model, tmp_path, capsys):
     save_all(accelerator, config(tmp_path), (3, 6))
     (tmp_path / "checkpoints/step_00000006/manifest.json").unlink()
     left = tmp_path / "checkpoints/step_00000009.partial-0123abcd"
     shutil.copytree(tmp_path / "checkpoints/step_00000003", left)
     assert set(resuming.complete(tmp_path)) == {3}
-    save_all(accelerator, config(tmp_path), (6, 9))  # what is left of them is in nobody's way
+    save_all(accelerator, config(tmp_path), (6, 9))  # incomplete checkpoints do not prevent it
     assert set(resuming.complete(tmp_path)) == {3, 6, 9}
     resuming.remove_partials(tmp_path)
     assert capsys.readouterr().out == f"removed {left}, a checkpoint that was never finished\n"
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {f"step_{step:08d}" for step in (3, 6, 9)}
 
 
-def test_an_empty_folder_has_none_and_never_is_then_no_mistake(tmp_path):
+def test_an_empty_folder_has_no_checkpoint_and_never_is_allowed_there(tmp_path):
     assert find(tmp_path) is None
     assert find(tmp_path, "never") is None
 
 
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
 @pytest.mark.parametrize("flag", ["never", "PATH"])
-def test_a_restart_goes_on_from_the_newest_whatever_the_flag_was(two_saved, tmp_path, monkeypatch, capsys, name, flag):
+def test_a_restart_resumes_from_the_newest_whatever_the_flag_is(two_saved, tmp_path, monkeypatch, capsys, name, flag):
     third = two_saved / "checkpoints/step_00000003"
     given = str(third) if flag == "PATH" else flag
     monkeypatch.setenv(name, "0")
@@ -312,7 +312,7 @@ def test_a_restart_goes_on_from_the_newest_whatever_the_flag_was(two_saved, tmp_
     assert first is None if flag == "never" else first[0] == third
 
 
-def test_a_path_that_is_no_checkpoint_is_refused(tmp_path):
+def test_a_path_that_is_not_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--resume_from_checkpoint .*nowhere: there is no such folder"):
         find(tmp_path, tmp_path / "nowhere")
 
@@ -331,7 +331,7 @@ def test_rotation_keeps_the_newest_and_the_best(accelerator, model, tmp_path, va
     assert set(resuming.complete(tmp_path)) == kept
 
 
-def test_what_others_keep_among_the_checkpoints_is_left_alone(accelerator, model, tmp_path):
+def test_other_files_among_the_checkpoints_are_kept(accelerator, model, tmp_path):
     folder = tmp_path / "checkpoints"
     (folder / "step_final").mkdir(parents=True)
     (folder / "step_00000001").mkdir()
@@ -344,7 +344,7 @@ def test_what_others_keep_among_the_checkpoints_is_left_alone(accelerator, model
 
 
 @pytest.mark.parametrize("kind", ["a link", "a link that leads nowhere", "a file"])
-def test_what_lies_where_a_checkpoint_is_to_be_is_moved_aside_and_said(accelerator, model, tmp_path, capfd, kind):
+def test_a_link_or_file_in_the_place_of_a_checkpoint_is_renamed_and_reported(accelerator, model, tmp_path, capfd, kind):
     theirs, place = tmp_path / "theirs", tmp_path / "checkpoints/step_00000003"
     theirs.mkdir()
     (theirs / "manifest.json").write_text("{}")
@@ -363,7 +363,7 @@ def test_what_lies_where_a_checkpoint_is_to_be_is_moved_aside_and_said(accelerat
     assert aside.is_symlink() or aside.read_text() == "mine"
 
 
-def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator, model, tmp_path):
+def test_the_best_model_is_loaded_at_the_end_only_if_the_config_asks_for_it(accelerator, model, tmp_path):
     best = [p.clone() for p in model.parameters()]
     asked = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1)
     save_all(accelerator, asked, (3,), best_step=3)
@@ -388,7 +388,7 @@ def test_the_best_model_comes_back_at_the_end_if_the_run_asks_for_it(accelerator
         ({"checkpointing_steps": "no", "load_best_model_at_end": True, "metric_for_best_model": "loss"}, [7]),
     ],
 )
-def test_when_a_checkpoint_is_due(tmp_path, values, steps):
+def test_a_checkpoint_is_due_at_the_configured_steps(tmp_path, values, steps):
     plan = Plan(num_samples=50, seed=0, global_batch_size=10, num_epochs=2)
     due = [
         step

@@ -1,4 +1,4 @@
-"""Saving during training: the files, the effect of failures, and that Accelerate can read the result."""
+"""Saving during training: the files, the effect of failures, and how Accelerate loads the result."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def synchronous(monkeypatch):
 
 
 def stop(process):
-    """Stop a process, and return when it stands still."""
+    """Stop a process, and return when it has stopped."""
     process.send_signal(signal.SIGSTOP)
     os.waitpid(process.pid, os.WUNTRACED)
 
@@ -75,7 +75,7 @@ def assert_holds(checkpoint, weights):
     assert all(torch.equal(tensors[name], weights[name]) for name in weights)
 
 
-def test_the_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_it(run):
+def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(run):
     history = [run.step(), run.step()]
     run.saver.finish()
     run.saver = Saver(run.accelerator, run.config, PLAN)
@@ -86,7 +86,7 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_
     history += [run.step(), run.step(), run.step()]
     assert set(resuming.complete(run.config.output_dir)) == {2, 4}
     run.saver.writer.process.send_signal(signal.SIGCONT)
-    history += [run.step()]  # waits for the one of step 6
+    history += [run.step()]  # waits for the checkpoint of step 6
     assert 6 in resuming.complete(run.config.output_dir)
     run.saver.finish()
     found = resuming.complete(run.config.output_dir)
@@ -97,18 +97,18 @@ def test_the_training_goes_on_while_a_checkpoint_is_written_and_does_not_change_
 
 
 def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, monkeypatch):
-    events, goes_on = [], threading.Event()
+    events, may_copy = [], threading.Event()
     copy_all, hold = buffers.copy_all, buffers.Copy.hold
 
     def copy(places, tensors):
         if threading.current_thread() is not threading.main_thread():
-            goes_on.wait()
+            may_copy.wait()
             events.append("copied")
         copy_all(places, tensors)
 
     def held(self):
         events.append("held")
-        goes_on.set()
+        may_copy.set()
         hold(self)
 
     monkeypatch.setattr(buffers, "copy_all", copy)
@@ -116,7 +116,7 @@ def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, monkeypat
     weights = run.step()
     assert run.saver.copy
     assert not run.saver.copy.done()
-    run.model(torch.randn(5, 3)).sum().backward()  # changes what batch norm keeps, which is there already
+    run.model(torch.randn(5, 3)).sum().backward()  # changes the statistics of batch norm, which are copied already
     monkeypatch.setattr(buffers.Copy, "hold", held)
     run.optimizer.step()
     assert events[:2] == ["held", "copied"]
@@ -126,7 +126,7 @@ def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, monkeypat
     assert_holds(run.folder / "step_00000002", weights)
 
 
-def test_what_something_else_changed_before_it_was_copied_is_not_saved(run, capfd, monkeypatch):
+def test_a_checkpoint_is_not_saved_if_other_code_changes_parameters_during_the_copy(run, capfd, monkeypatch):
     monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
     run.step(), run.step()
     with torch.no_grad():
@@ -137,14 +137,14 @@ def test_what_something_else_changed_before_it_was_copied_is_not_saved(run, capf
     weights = run.step()
     with torch.no_grad():
         run.model[2].weight.mul_(2)
-    run.saver.finish()  # tries again with what is there
+    run.saver.finish()  # tries again with the current values
     assert set(resuming.complete(run.config.output_dir)) == {4}
     weights["2.weight"] *= 2
     assert_holds(run.folder / "step_00000004", weights)
 
 
 @pytest.mark.parametrize("how", ["in the background", "synchronous"])
-def test_accelerate_reads_what_is_saved(run, how, request, capfd):
+def test_accelerate_loads_a_saved_checkpoint(run, how, request, capfd):
     if how == "synchronous":
         request.getfixturevalue("synchronous")
     for _ in range(3):
@@ -153,8 +153,8 @@ def test_accelerate_reads_what_is_saved(run, how, request, capfd):
     run.step()
     drawn = torch.randn(4)
     run.saver.finish()
-    said = capfd.readouterr().err
-    assert said.count("checkpoints are written while the training waits: ") == (how == "synchronous")
+    warnings = capfd.readouterr().err
+    assert warnings.count("checkpoints are written while the training waits: ") == (how == "synchronous")
     weights = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     state = run.optimizer.state_dict()
     exp_avg = [entry["exp_avg"].clone() for entry in state["state"].values()]
@@ -166,7 +166,7 @@ def test_accelerate_reads_what_is_saved(run, how, request, capfd):
     assert run.optimizer.param_groups[0]["lr"] == run.config.learning_rate
     again = [entry["exp_avg"] for entry in run.optimizer.state_dict()["state"].values()]
     assert all(torch.equal(a, b) for a, b in zip(exp_avg, again, strict=True))
-    assert torch.equal(torch.randn(4), drawn)  # its random states are those of the save
+    assert torch.equal(torch.randn(4), drawn)  # the random states are those at the save
 
 
 def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
@@ -185,14 +185,14 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
     assert str(ours) == str(torchs)
 
 
-def test_a_writer_that_is_killed_is_a_warning_and_the_next_save_works(run, capfd):
+def test_a_killed_writer_causes_a_warning_and_the_next_save_works(run, capfd):
     run.step(), run.step()
     run.saver._look(wait=True)
     assert run.saver.problem is None
     stop(run.saver.writer.process)
     run.step(), run.step()
     partial = run.saver.job.partial
-    partial.mkdir()  # what it would have left
+    partial.mkdir()  # as a killed writer leaves it
     run.saver.writer.process.kill()
     run.saver.writer.process.wait()
     assert capfd.readouterr().err == ""
@@ -209,7 +209,7 @@ def test_a_writer_that_is_killed_is_a_warning_and_the_next_save_works(run, capfd
 
 
 @pytest.mark.parametrize("how", ["in the background", "synchronous"])
-def test_a_full_disk_is_a_warning_and_the_last_save_insists(run, how, request, capfd, monkeypatch):
+def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, how, request, capfd, monkeypatch):
     if how == "synchronous":
         request.getfixturevalue("synchronous")
     monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
@@ -217,17 +217,17 @@ def test_a_full_disk_is_a_warning_and_the_last_save_insists(run, how, request, c
     run.step(), run.step()
     run.saver.finish()
     run.saver = Saver(run.accelerator, run.config, PLAN)
-    run.saver.save(run.progress, {})  # lays out the memory
+    run.saver.save(run.progress, {})  # allocates the memory
     run.saver._look(wait=True)
     lost = run.folder.rename(run.folder.with_name("elsewhere"))
     run.folder.write_text("a file where the folder was")
     for _ in range(4):
         run.step()
     run.saver._look(wait=True)
-    said = capfd.readouterr().err
+    warnings = capfd.readouterr().err
     for step in (4, 6):
-        assert f"warning: cannot save {run.folder}/step_{step:08d} (" in said
-    assert said.count("MB are needed, and in") == 2
+        assert f"warning: cannot save {run.folder}/step_{step:08d} (" in warnings
+    assert warnings.count("MB are needed, and in") == 2
     with pytest.raises(
         UserError, match=r"cannot save .*step_00000006 \(.*\): free space, or set another --output_dir$"
     ):
@@ -261,14 +261,14 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("checked", [True, False])
-def test_a_disk_that_fills_up_costs_no_older_checkpoint_and_no_space(small_disk, checked, capfd, monkeypatch):
+def test_a_disk_that_fills_up_keeps_the_older_checkpoint_and_its_free_space(small_disk, checked, capfd, monkeypatch):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(nn.Linear(1024, 1024))  # 4.2 MB
     config = Options(output_dir=str(small_disk), save_total_limit=1)
     saver = Saver(accelerator, config, PLAN)
     saver.save(Progress(step=2), {})
     saver._look(wait=True)
-    if not checked:  # the space was there when it was asked for
+    if not checked:  # the check found enough free space
         monkeypatch.setattr(buffers, "available_memory", lambda: 100)
         saver.close()
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
@@ -277,9 +277,9 @@ def test_a_disk_that_fills_up_costs_no_older_checkpoint_and_no_space(small_disk,
     saver.save(Progress(step=4), {})
     saver._look(wait=True)
     reason = "not enough space" if checked else "No space left on device"
-    said = capfd.readouterr().err
-    assert f"step_00000004 ({reason}" in said or (reason in said and not checked)
-    assert "4.2 MB are needed, and in" in said
+    warnings = capfd.readouterr().err
+    assert f"step_00000004 ({reason}" in warnings or (reason in warnings and not checked)
+    assert "4.2 MB are needed, and in" in warnings
     assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["step_00000002"]
     assert shutil.disk_usage(small_disk).free == before
     assert resuming.problem_with(small_disk / "checkpoints/step_00000002") is None
@@ -291,7 +291,7 @@ def test_a_disk_that_fills_up_costs_no_older_checkpoint_and_no_space(small_disk,
     accelerator.free_memory()
 
 
-def test_a_state_that_changes_its_shape_is_laid_out_anew(run):
+def test_a_state_that_changes_its_shape_gets_a_new_layout(run):
     run.step(), run.step()
     run.optimizer.param_groups[0]["betas"] = (0.5, 1)  # an integer among the floats
     run.step(), run.step()
@@ -300,14 +300,14 @@ def test_a_state_that_changes_its_shape_is_laid_out_anew(run):
     assert state["param_groups"][0]["betas"] == (0.5, 1)
 
 
-def test_state_json_says_where_the_run_is(run):
+def test_state_json_has_the_step_the_epoch_and_the_number_of_processes(run):
     run.step(), run.step()
     run.saver.finish()
     state = json.loads((run.folder / "step_00000002/state.json").read_text())
     assert (state["step"], state["epoch"], state["world_size"]) == (2, 0, 1)
 
 
-def test_what_cannot_be_saved_must_not_be_prepared(run):
+def test_a_prepared_object_that_cannot_be_saved_fails_an_assertion(run):
     run.accelerator._schedulers.append(torch.optim.lr_scheduler.ConstantLR(run.optimizer.optimizer))
     with pytest.raises(AssertionError):
         Saver(run.accelerator, run.config, PLAN)

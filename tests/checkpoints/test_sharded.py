@@ -19,7 +19,7 @@ PLAN = Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1)
 
 
 def build(accelerator, shard):
-    """A model and its optimizer, which `accelerator` knows, as it does after `prepare`."""
+    """A model and its optimizer, registered in `accelerator` as `prepare` does it."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(7, 33), nn.Tanh(), nn.Linear(33, 3))  # 33 rows: uneven shards
     if shard:
@@ -34,7 +34,7 @@ def build(accelerator, shard):
 
 
 def train(model, optimizer, steps):
-    """Steps on the same data on every process, so that their number does not matter."""
+    """Train on the same data on every process, so that the number of processes does not matter; return the weights."""
     for step in steps:
         torch.manual_seed(step)
         model(torch.randn(6, 7)).square().sum().backward()
@@ -50,11 +50,11 @@ def save_on_two(accelerator, folder):
     model, optimizer = build(accelerator, shard=True)
     config = Options(output_dir=str(folder), save_total_limit=1)
     saver = Saver(accelerator, config, PLAN)
-    said = {}
+    results = {}
     for step in (2, 4):
         train(model, optimizer, range(step - 2, step))
         saver.save(Progress(step=step), {})
-    said["committed"] = sorted(resuming.complete(folder))
+    results["committed"] = sorted(resuming.complete(folder))
     real = checkpoint.FileSystemWriter.write_data
 
     def full(*args):
@@ -64,34 +64,34 @@ def save_on_two(accelerator, folder):
 
     checkpoint.FileSystemWriter.write_data = full
     saver.save(Progress(step=6), {})
-    said["problem"] = saver.problem
+    results["problem"] = saver.problem
     try:
         saver.finish()
     except UserError as error:
-        said["refused"] = str(error)
+        results["refused"] = str(error)
     checkpoint.FileSystemWriter.write_data = real
-    said["left"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    results["left"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
     try:
         Saver(accelerator, Options(output_dir=str(folder), save_on_each_node=True), PLAN)
     except UserError as error:
-        said["each node"] = str(error)
-    said["weights"] = train(model, optimizer, range(4, 8))
+        results["each node"] = str(error)
+    results["weights"] = train(model, optimizer, range(4, 8))
     resuming.load(accelerator, folder / "checkpoints/step_00000004")
-    said["again"] = train(model, optimizer, range(4, 8))
-    return said
+    results["again"] = train(model, optimizer, range(4, 8))
+    return results
 
 
 def resume(accelerator, folder):
     model, optimizer = build(accelerator, shard=True)
     train(model, optimizer, range(40, 41))
     path, state = resuming.find(accelerator, Options(output_dir=str(folder)))
-    said = ""
+    refusal = ""
     try:
         resuming.load(accelerator, folder)
     except UserError as error:
-        said = str(error)
+        refusal = str(error)
     resuming.load(accelerator, path)
-    return {"not sharded": said, "step": state["step"], "weights": train(model, optimizer, range(4, 8))}
+    return {"not sharded": refusal, "step": state["step"], "weights": train(model, optimizer, range(4, 8))}
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,10 @@ def saved(tmp_path_factory):
     return folder, runs.in_group(save_on_two, 2, folder)
 
 
-def test_each_process_writes_its_part_and_the_manifest_has_all(saved):
-    folder, said = saved
+def test_each_process_writes_its_part_and_the_manifest_lists_all_parts(saved):
+    folder, results = saved
     checkpoint = folder / "checkpoints/step_00000004"
-    assert [each["committed"] for each in said] == [[4], [4]]
+    assert [each["committed"] for each in results] == [[4], [4]]
     files = {str(file.relative_to(checkpoint)) for file in checkpoint.rglob("*") if file.is_file()}
     assert set(json.loads((checkpoint / "manifest.json").read_text())) == files - {"manifest.json"}
     for part in ("pytorch_model_fsdp_0", "optimizer_0"):
@@ -112,7 +112,7 @@ def test_each_process_writes_its_part_and_the_manifest_has_all(saved):
     assert resuming.problem_with(checkpoint) is None
 
 
-def test_a_failure_of_one_process_is_that_of_all_and_leaves_nothing(saved):
+def test_a_save_that_fails_on_one_process_fails_on_all_and_leaves_no_file(saved):
     for each in saved[1]:
         assert "process 1: [Errno 28] No space left on device" in each["problem"]
         assert "process 1: [Errno 28] No space left on device" in each["refused"]
@@ -120,18 +120,18 @@ def test_a_failure_of_one_process_is_that_of_all_and_leaves_nothing(saved):
     assert "MB are needed, and in" in saved[1][0]["problem"]
 
 
-def test_parts_on_every_machine_alone_are_refused(saved):
+def test_sharded_checkpoints_refuse_save_on_each_node(saved):
     assert all("--save_on_each_node" in each["each node"] for each in saved[1])
 
 
-def test_as_many_processes_go_on_bit_by_bit(saved):
+def test_the_same_number_of_processes_resumes_bit_by_bit(saved):
     for each in saved[1]:
         assert each["weights"] == each["again"]
 
 
-def test_another_number_of_processes_goes_on(saved):
-    folder, said = saved
-    expected = torch.cat([torch.tensor(p).flatten() for p in said[0]["weights"]]).double()
+def test_a_different_number_of_processes_resumes_to_rounding(saved):
+    folder, results = saved
+    expected = torch.cat([torch.tensor(p).flatten() for p in results[0]["weights"]]).double()
     for each in runs.in_group(resume, 3, folder):
         assert each["step"] == 4
         assert "was saved without FSDP and cannot be resumed with it" in each["not sharded"]

@@ -1,4 +1,4 @@
-"""Saves that are due faster than the disk takes them: the run prints it once, with the interval that fits."""
+"""If saves are due faster than the disk writes them, the run prints one warning with an interval that fits."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ PLAN = Plan(num_samples=40, seed=0, global_batch_size=2, num_epochs=1)  # 20 ste
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Makes steps of one second, with a disk that takes `seconds` for a checkpoint; the clock is not the real one."""
+    """A function that makes steps of one second by a simulated clock; its disk takes `seconds` for a checkpoint."""
     now = SimpleNamespace(seconds=0.0, written=0.0)
     monkeypatch.setattr(saving.time, "perf_counter", lambda: now.seconds)
     accelerator = Accelerator(cpu=True)
@@ -52,7 +52,7 @@ def run(tmp_path, monkeypatch):
     return steps
 
 
-def test_it_is_said_once_with_an_interval_that_fits(run, capfd):
+def test_a_slow_disk_causes_one_warning_with_an_interval_that_fits(run, capfd):
     run(last=16, every="2", seconds=6)
     assert capfd.readouterr().err == (
         "warning: checkpoints are due faster than they are written: one every 2.0 s, and writing takes 6.0 s. The "
@@ -66,12 +66,12 @@ def test_it_is_said_once_with_an_interval_that_fits(run, capfd):
     "values",
     [
         {"last": 18, "every": "2", "seconds": 1.9},
-        {"last": 4, "every": "2", "seconds": 10},  # no more than that is lost
-        {"last": 12, "every": "8", "seconds": 60, "extra": (9,)},  # a signal's
-        {"last": 20, "every": "19", "seconds": 60},  # the last one of the run
+        {"last": 4, "every": "2", "seconds": 10},  # only one short wait
+        {"last": 12, "every": "8", "seconds": 60, "extra": (9,)},  # a save after a signal
+        {"last": 20, "every": "19", "seconds": 60},  # the last save of the run
         {"last": 12, "every": "no", "seconds": 60, "extra": (9, 10)},
     ],
 )
-def test_a_disk_that_is_fast_enough_and_saves_out_of_turn_are_no_reason(run, capfd, values):
+def test_a_fast_disk_and_saves_that_no_interval_asks_for_cause_no_warning(run, capfd, values):
     run(**values)
     assert capfd.readouterr().err == ""

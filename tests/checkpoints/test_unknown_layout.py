@@ -25,13 +25,11 @@ SAVE, LOAD = torch.save, torch.load
 
 
 def rewritten(change):
-    """A torch.save whose archive is written again: `change` makes (name, content, compression) of a record's name
-    and content.
-    """
+    """A torch.save that rewrites its archive: `change(name, content)` returns (name, content, compression)."""
 
     def save(state, file):
         SAVE(state, file)
-        if isinstance(file, Path | io.BytesIO):  # written plainly
+        if isinstance(file, Path | io.BytesIO):  # the ordinary save
             return
         file.seek(0)
         with zipfile.ZipFile(file) as archive:
@@ -65,7 +63,7 @@ def loaded_elsewhere(*args, **arguments):
 
 
 def other_header(*args):
-    """A safetensors that has another name for where a tensor is."""
+    """A safetensors with a different header key for the offsets of a tensor."""
     return safetensors_bytes(*args).replace(b"data_offsets", b"byte_ranges_")
 
 
@@ -109,17 +107,17 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_layout_that_is_not_known_is_written_plainly_with_one_warning(run, change, monkeypatch, capfd):
+def test_an_unknown_layout_causes_one_warning_and_saves_for_which_the_training_waits(run, change, monkeypatch, capfd):
     before = set(Path("/proc/self/fd").iterdir())
     with monkeypatch.context() as patches:
         patches.setattr(*CHANGES[change])
         run.step()
         assert not run.saver.in_background
-        assert set(Path("/proc/self/fd").iterdir()) == before, "no memory stays"
+        assert set(Path("/proc/self/fd").iterdir()) == before, "memory was not freed"
         run.step()
-    said = capfd.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith(f"checkpoints are written while the training waits: torch {torch.__version__} or ")
+    warnings = capfd.readouterr().err.splitlines()
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"checkpoints are written while the training waits: torch {torch.__version__} or ")
     run.step()
     run.saver.finish()
     assert capfd.readouterr().err == ""
@@ -133,7 +131,7 @@ def test_a_layout_that_is_not_known_is_written_plainly_with_one_warning(run, cha
     run.accelerator.load_state(str(newest))
 
 
-def test_a_layout_that_is_known_is_written_in_the_background(run, capfd):
+def test_a_known_layout_is_written_in_the_background(run, capfd):
     run.step(), run.step()
     run.saver.finish()
     assert run.saver.in_background

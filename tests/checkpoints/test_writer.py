@@ -1,4 +1,4 @@
-"""The writer process: files are complete or absent, other files stay; it ignores signals and ends with its parent."""
+"""The writer process writes complete checkpoints or none, keeps other files, ignores signals, ends with its parent."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ def job(folder, step=3, **values):
 
 @pytest.fixture
 def zeros():
-    """128 MB in memory that take none, and a while to be written."""
+    """An image of 128 MB that takes no memory, because it is sparse, and takes a while to write."""
     descriptor = os.memfd_create("zeros")
     os.truncate(descriptor, 1 << 27)
     yield Image(descriptor, 1 << 27)
@@ -63,7 +63,7 @@ def test_a_checkpoint_has_all_its_files_and_a_manifest_of_them(writer, zeros, tm
     assert asked.bytes() == (1 << 27) + 3
 
 
-def test_killed_while_it_writes_it_leaves_no_checkpoint_and_says_so(writer, zeros, tmp_path):
+def test_a_writer_that_is_killed_while_it_writes_leaves_no_checkpoint_and_is_reported(writer, zeros, tmp_path):
     asked = Job(tmp_path / "step_00000003", {"big": zeros}, {})
     writer.start(asked)
     wait_until(asked.partial.exists)
@@ -76,10 +76,10 @@ def test_killed_while_it_writes_it_leaves_no_checkpoint_and_says_so(writer, zero
     assert partials_in(tmp_path) == [asked.partial]
 
 
-def test_it_ignores_the_signals_that_are_meant_for_the_training_process(zeros, tmp_path):
+def test_the_writer_ignores_signals_that_are_meant_for_the_training_process(zeros, tmp_path):
     writer = Writer({"big": zeros})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-        writer.process.send_signal(number)  # at its birth
+        writer.process.send_signal(number)  # while it starts
     writer.start(Job(tmp_path / "step_00000003", {"big": zeros}, {}))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         writer.process.send_signal(number)
@@ -97,11 +97,11 @@ time.sleep(60)
 """
 
 
-def test_it_ends_with_its_parent_even_when_it_is_stopped_or_its_pipe_stays_open(tmp_path):
+def test_the_writer_ends_with_its_parent_even_if_it_is_stopped_or_its_pipe_stays_open(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, runs.ROOT], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
-    pipe = os.open(f"/proc/{pid}/fd/0", os.O_WRONLY)  # so that the end of the pipe is not what ends it
-    wait_until(lambda: "SigBlk:\t0000000000000000" in Path(f"/proc/{pid}/status").read_text())  # it is prepared
+    pipe = os.open(f"/proc/{pid}/fd/0", os.O_WRONLY)  # kept open, because its end would end the writer, too
+    wait_until(lambda: "SigBlk:\t0000000000000000" in Path(f"/proc/{pid}/status").read_text())  # it has started
     os.kill(pid, signal.SIGSTOP)
     parent.kill()
     parent.wait()
@@ -110,7 +110,7 @@ def test_it_ends_with_its_parent_even_when_it_is_stopped_or_its_pipe_stays_open(
     parent.stdout.close()
 
 
-def test_a_failure_says_what_is_needed_and_free_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failure_names_the_needed_and_the_free_space_and_leaves_no_file(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1))
     with pytest.raises(OSError, match=r"^not enough space; 0\.0 MB are needed, and in .* 0\.0 MB are free$"):
@@ -128,7 +128,7 @@ def test_a_failure_says_what_is_needed_and_free_and_leaves_nothing(tmp_path, mon
     assert names(tmp_path) == set()
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced_and_never_mixed(tmp_path):
+def test_a_checkpoint_replaces_all_files_of_an_older_one_of_the_same_step(tmp_path):
     write(job(tmp_path))
     (tmp_path / "step_00000003/left over").write_text("of a damaged one")
     write(job(tmp_path))
@@ -145,10 +145,10 @@ def test_a_checkpoint_of_the_same_step_is_replaced_and_never_mixed(tmp_path):
         (12, 9, None, None, {3, 6, 9, 12}),
         (12, 1, None, 6, {6, 9, 12}),
         (12, 1, None, -1, {3, 6, 9, 12}),
-        (9, 1, None, None, {9, 12}),  # the run went on from an earlier one than the newest
+        (9, 1, None, None, {9, 12}),  # the run resumed from a checkpoint before the newest
     ],
 )
-def test_rotation_keeps_the_newest_the_best_and_what_a_machine_may_need(
+def test_rotation_keeps_the_newest_the_best_and_those_that_a_machine_may_need(
     tmp_path, newest, keep, best, needed_from, kept
 ):
     for step in (3, 6, 9, 12):
@@ -158,7 +158,7 @@ def test_rotation_keeps_the_newest_the_best_and_what_a_machine_may_need(
     assert len(names(tmp_path)) == len(kept)
 
 
-def test_what_others_keep_in_the_folder_is_neither_removed_nor_followed(tmp_path):
+def test_other_files_in_the_folder_are_not_removed_and_links_are_not_followed(tmp_path):
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
     write(job(folder, 1))
     (folder / "step_00000001").rename(elsewhere)
@@ -188,7 +188,7 @@ def test_what_others_keep_in_the_folder_is_neither_removed_nor_followed(tmp_path
     assert names(elsewhere) == {"state.json", "manifest.json"}
 
 
-def test_folders_that_cannot_be_read_or_removed_are_passed_over(tmp_path, capfd):
+def test_folders_that_cannot_be_read_or_removed_are_skipped(tmp_path, capfd):
     for step in (3, 6, 9):
         write(job(tmp_path, step))
     tmp_path.chmod(0o755)
@@ -209,7 +209,7 @@ def test_folders_that_cannot_be_read_or_removed_are_passed_over(tmp_path, capfd)
     assert "step_00000006 cannot be removed ([Errno 13] Permission denied" in capfd.readouterr().err
 
 
-def test_a_checkpoint_whose_removal_is_interrupted_is_none(tmp_path, monkeypatch):
+def test_a_checkpoint_whose_removal_is_interrupted_does_not_count(tmp_path, monkeypatch):
     for step in (3, 6):
         write(job(tmp_path, step))
     monkeypatch.setattr(checkpoint_writer, "remove", lambda _: None)

@@ -60,7 +60,7 @@ def from_yaml(tmp_path: Path, text: str) -> dict[str, Any]:
         (["--count", "-1"], {"count": -1}),
         (["--limit", "None"], {"limit": None}),
         (["--limit", "7"], {"limit": 7}),
-        (["--text", "None"], {"text": "None"}),  # not optional: a text like any other
+        (["--text", "None"], {"text": "None"}),  # the field is not optional, so None is a text
         (["--name", "None"], {"name": None}),
         (["--text", ""], {"text": ""}),
         (["--text=--odd=one"], {"text": "--odd=one"}),
@@ -91,7 +91,7 @@ def test_flags_become_values(argv: list[str], values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("rate: 1e-3", {"rate": 0.001}),  # YAML 1.1 takes this for a text
+        ("rate: 1e-3", {"rate": 0.001}),  # YAML 1.1 reads this as a text
         ("choice: no", {"choice": "no"}),  # ... and this for False
         ("text: 0123", {"text": "0123"}),  # ... and this for 83
         ("text: 2026-01-31", {"text": "2026-01-31"}),  # ... and this for a date
@@ -237,7 +237,7 @@ def test_help_is_printed_by_one_process_of_a_launch() -> None:
     assert "--rate FLOAT" in show_help(LOCAL_RANK="0").stdout
 
 
-def test_flags_work_without_tyro_and_help_says_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_work_without_tyro_and_help_names_it_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert from_flags("--count", "3") == {"count": 3}
     with pytest.raises(UserError, match=r"^--help needs tyro, which is not installed: pip install tyro$"):

@@ -1,4 +1,4 @@
-"""The flag names of other programs lead to a message with the flag of the recipes."""
+"""The flag names of other programs cause an error that names the flag of the recipes."""
 
 import re
 from pathlib import Path
@@ -18,12 +18,12 @@ def recipe_fields() -> list[dict[str, Any]]:
     return [command_line.field_types(runs.load_recipe(recipe).Config) for recipe in recipes]
 
 
-def test_names_of_other_programs_lead_to_flags_that_there_are() -> None:
+def test_names_of_other_programs_lead_to_existing_flags() -> None:
     recipes = recipe_fields()
     for name, texts in foreign_flags.EQUIVALENTS.items():
         assert not [fields for fields in recipes if name in fields], f"{name} is a flag of ours"
-        said = {foreign_flags.equivalent(name, fields) for fields in recipes} - {None}
-        assert len(said) >= len(texts), f"{name}: {said}"  # each text is said by some recipe
+        messages = {foreign_flags.equivalent(name, fields) for fields in recipes} - {None}
+        assert len(messages) >= len(texts), f"{name}: {messages}"  # each text is the message of some recipe
     for name, advice in {
         "epochs": "use --num_train_epochs N",
         "lr": "use --learning_rate RATE",
@@ -34,12 +34,12 @@ def test_names_of_other_programs_lead_to_flags_that_there_are() -> None:
         for recipe in ("nlp", "image_classification"):
             with pytest.raises(UserError, match=re.escape(f"unknown flag --{name}: {advice}")):
                 parse(runs.load_recipe(recipe).Config, [f"--{name}", "3"])
-    said_of_evaluation = "evaluation uses the batch limits of training, --max_tokens_per_micro_batch and"
-    with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {said_of_evaluation}"):
+    about_evaluation = "evaluation uses the batch limits of training, --max_tokens_per_micro_batch and"
+    with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {about_evaluation}"):
         parse(runs.load_recipe("mlm").Config, ["--per-device-eval-batch-size=8"])
 
 
-def test_a_line_of_yaml_with_a_name_of_another_program_is_answered_alike(tmp_path: Path) -> None:
+def test_a_line_of_yaml_with_a_name_of_another_program_gets_the_same_message(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("per_device_eval_batch_size: 8")
     with pytest.raises(UserError, match="per_device_eval_batch_size is not a setting: evaluation uses the batch"):
         parse(Config, ["--config", str(tmp_path / "run.yaml")])

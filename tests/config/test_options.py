@@ -29,13 +29,13 @@ def test_every_field_has_a_docstring_and_a_default_and_the_defaults_pass_the_che
 
 
 @pytest.mark.parametrize("name", ["NEVER_MATTERS", "CHOOSES_THE_MODEL", "MAY_GROW"])
-def test_the_sets_name_fields_only(name: str) -> None:
+def test_the_sets_contain_only_names_of_fields(name: str) -> None:
     assert getattr(Options, name)
     assert getattr(Options, name) <= set(NAMES)
     assert {field for pair in Options.ALTERNATIVES + Options.NEEDS for field in pair} <= set(NAMES)
 
 
-def test_no_field_is_of_two_kinds() -> None:
+def test_no_field_is_in_two_sets() -> None:
     assert not Options.NEVER_MATTERS & Options.CHOOSES_THE_MODEL
     assert not (Options.NEVER_MATTERS | Options.CHOOSES_THE_MODEL) & Options.MAY_GROW
 
@@ -50,7 +50,7 @@ def test_a_subclass_has_the_flags_of_both_and_its_own_defaults() -> None:
     assert parse(Config, []) == Config()
 
 
-def test_defaults_then_the_file_then_flags(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_the_file_overrides_defaults(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("learning_rate: 1e-3\nmixed_precision: no\ncheckpointing_steps: 500\nseed: 1")
     config = parse(Config, ["--config", str(tmp_path / "run.yaml"), "--seed", "2"])
     assert (config.learning_rate, config.mixed_precision, config.checkpointing_steps) == (0.001, "no", "500")
@@ -62,7 +62,7 @@ def test_argv_defaults_to_the_command_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert parse(Options).seed == 5
 
 
-def test_one_of_two_alternatives_takes_back_the_other_that_was_not_given_beside_it(tmp_path: Path) -> None:
+def test_an_alternative_resets_the_other_one_unless_both_are_given(tmp_path: Path) -> None:
     assert parse(Config, ["--warmup_steps", "0"]).warmup_ratio is None
     derived = parse(Config, ["--gradient_accumulation_steps", "4", "--per_device_train_batch_size", "8"])
     assert (derived.global_batch_size, derived.gradient_accumulation_steps) == (None, 4)
@@ -74,10 +74,10 @@ def test_one_of_two_alternatives_takes_back_the_other_that_was_not_given_beside_
     both = parse(
         Config, ["--gradient_accumulation_steps=4", "--per_device_train_batch_size=8", "--global_batch_size=9"]
     )
-    assert (both.global_batch_size, both.gradient_accumulation_steps) == (9, 4)  # whether it fits, the launch knows
+    assert (both.global_batch_size, both.gradient_accumulation_steps) == (9, 4)  # the launch checks whether they fit
 
 
-def test_parse_checks() -> None:
+def test_parse_checks_the_values() -> None:
     with pytest.raises(UserError, match=r"^--learning_rate -1.0: must be above 0$"):
         parse(Config, ["--learning_rate", "-1"])
 
@@ -95,7 +95,7 @@ import sys; print({"torch", "transformers", "accelerate", "datasets", "numpy"} &
 '''
 
 
-def test_help_of_a_recipe_lists_every_flag_and_nothing_heavy_is_imported_for_it(tmp_path: Path) -> None:
+def test_help_lists_every_flag_and_parsing_imports_no_heavy_package(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)
     environment = {"COLUMNS": "100", "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -171,7 +171,11 @@ def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str
         ("image_classification", "--ema_decay 1", "--ema_decay 1.0: must be above 0 and below 1"),
         ("image_classification", "--hidden_sizes 8 0", "--hidden_sizes 8 0: must be at least 1"),
         ("image_classification", "--depths -1 1", "--depths -1 1: must be at least 1"),
-        ("image_classification", "--warmup_ratio 1.5", "--warmup_ratio 1.5: must be between 0 and 1"),  # set anew
+        (
+            "image_classification",
+            "--warmup_ratio 1.5",
+            "--warmup_ratio 1.5: must be between 0 and 1",
+        ),  # the recipe redefines this field
         ("mlm", "--mlm_probability 0", "--mlm_probability 0.0: must be above 0 and below 1"),
         ("mlm", "--mlm_probability 1", "--mlm_probability 1.0: must be above 0 and below 1"),
         ("mlm", "--random_replace_prob 1.5", "--random_replace_prob 1.5: must be between 0 and 1"),
@@ -180,7 +184,7 @@ def test_check_refuses_a_value_in_one_line(changed: dict[str, Any], message: str
         ("nlp", "--learning_rate 0", "--learning_rate 0.0: must be above 0"),
     ],
 )
-def test_every_recipe_knows_the_limits_of_its_numbers(recipe: str, flags: str, message: str) -> None:
+def test_every_recipe_checks_the_limits_of_its_numbers(recipe: str, flags: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         parse(runs.load_recipe(recipe).Config, flags.split())
 
@@ -228,12 +232,12 @@ def test_check_refuses_a_contradiction_and_names_both_flags(changed: dict[str, A
         {"push_to_hub": True},
     ],
 )
-def test_check_accepts(changed: dict[str, Any]) -> None:
+def test_check_accepts_valid_settings(changed: dict[str, Any]) -> None:
     check(Config(**changed))
 
 
 @pytest.mark.parametrize("given", [["a", "b"], ("a", "b")])
-def test_python_takes_lists_where_a_field_holds_several(given: Any) -> None:
+def test_a_field_with_several_values_accepts_a_list_from_python(given: Any) -> None:
     config = Config(text_column_names=given)
     check(config)
     assert config.text_column_names == ("a", "b")
@@ -256,7 +260,7 @@ def test_python_takes_lists_where_a_field_holds_several(given: Any) -> None:
         ("image_classification", {"model_name_or_path": "a/model", "from_scratch": True}, 0.2),
     ],
 )
-def test_the_default_learning_rate_is_that_of_new_or_of_pretrained_weights(
+def test_new_and_pretrained_weights_have_different_default_learning_rates(
     recipe: str, pretrained: dict[str, Any], rate: float, tmp_path: Path
 ) -> None:
     made = runs.load_recipe(recipe).Config

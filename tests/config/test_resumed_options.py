@@ -17,7 +17,7 @@ from shared.errors import UserError
 
 
 def resumed(config: Options, **changed: Any) -> dict[str, tuple[Any, Any]]:
-    """The differences between the stored `config` and the same with some settings changed."""
+    """The differences between the stored `config` and the same config with some settings changed."""
     return differences(stored(config), dataclasses.replace(config, **changed))
 
 
@@ -25,7 +25,7 @@ OTHER = {str: "other", int: 7, float: 0.7}
 
 
 def another(name: str) -> Any:
-    """A value that the field of Config does not have by default."""
+    """A value that differs from the default of the field."""
     hint = command_line.kind(command_line.field_types(Config)[name])
     if name == "report_to":
         return ("wandb",)
@@ -39,7 +39,7 @@ def another(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
-def test_a_field_decides_unless_a_set_names_it(name: str) -> None:
+def test_a_field_affects_the_result_unless_a_set_names_it(name: str) -> None:
     changed = another(name)
     old = stored(Config())[name]
     new = list(changed) if isinstance(changed, tuple) else changed
@@ -53,7 +53,7 @@ def test_an_unchanged_config_has_no_differences() -> None:
     assert resumed(Config()) == {}
 
 
-def test_a_setting_that_takes_several_values_takes_a_list_or_one_and_a_run_that_had_one_goes_on(tmp_path: Path) -> None:
+def test_a_setting_with_several_values_accepts_a_single_one_also_from_a_stored_run(tmp_path: Path) -> None:
     one = Config(text_column_names="text")  # type: ignore[arg-type]
     assert one == Config(text_column_names=["text"]) == Config(text_column_names=("text",))  # type: ignore[arg-type]
     assert differences(stored(one) | {"text_column_names": "text"}, one) == {}
@@ -74,13 +74,15 @@ def test_differences_come_in_field_order() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("eval_steps", 5), ("metric_for_best_model", "f1"), ("greater_is_better", True)]
 )
-def test_how_to_evaluate_decides_where_evaluations_choose_the_model(chooses: dict, name: str, value: Any) -> None:
+def test_evaluation_settings_affect_the_result_if_evaluations_choose_the_model(
+    chooses: dict, name: str, value: Any
+) -> None:
     config = Config(metric_for_best_model="accuracy", **chooses)
     assert resumed(config, **{name: value}) == {name: (getattr(config, name), value)}
 
 
 @pytest.mark.parametrize("name", sorted(Options.MAY_GROW))
-def test_a_run_may_grow_under_a_constant_schedule_and_never_shrink(name: str) -> None:
+def test_a_run_may_grow_only_under_a_constant_schedule_and_must_not_shrink(name: str) -> None:
     constant = Config(lr_scheduler_type="constant", warmup_ratio=None, warmup_steps=5, **{name: 10})
     assert resumed(constant, **{name: 20}) == {}
     assert resumed(constant, **{name: 9}) == {name: (10, 9)}
@@ -96,7 +98,7 @@ def test_growth_does_not_hide_a_changed_schedule() -> None:
     }
 
 
-def test_max_train_steps_cannot_be_set_or_taken_back_later() -> None:
+def test_max_train_steps_cannot_be_set_or_removed_later() -> None:
     constant = Config(lr_scheduler_type="constant", warmup_ratio=None)
     assert resumed(constant, max_train_steps=10) == {"max_train_steps": (None, 10)}
     assert resumed(dataclasses.replace(constant, max_train_steps=10), max_train_steps=None) == {
@@ -104,7 +106,7 @@ def test_max_train_steps_cannot_be_set_or_taken_back_later() -> None:
     }
 
 
-def test_a_derived_global_batch_is_that_of_the_stored_run() -> None:
+def test_a_derived_global_batch_is_taken_from_the_stored_run() -> None:
     asked = Config(global_batch_size=None, gradient_accumulation_steps=4, per_device_train_batch_size=8)
     derived = dataclasses.replace(asked, global_batch_size=64)
     assert differences(stored(derived), asked) == {}
@@ -112,7 +114,7 @@ def test_a_derived_global_batch_is_that_of_the_stored_run() -> None:
     assert resumed(derived, global_batch_size=128) == {"global_batch_size": (64, 128)}
 
 
-def test_a_younger_field_had_its_default_and_an_unknown_one_is_a_difference() -> None:
+def test_a_field_missing_in_a_stored_run_has_its_default_and_an_unknown_one_is_a_difference() -> None:
     old = stored(Config())
     del old["max_length"]
     assert differences(old, Config()) == {}
@@ -120,7 +122,7 @@ def test_a_younger_field_had_its_default_and_an_unknown_one_is_a_difference() ->
     assert differences({**stored(Config()), "image_size": 8}, Config()) == {"image_size": (8, None)}
 
 
-def test_one_value_of_an_older_run_is_a_list_of_one(tmp_path: Path) -> None:
+def test_a_single_value_stored_by_an_older_run_is_a_list_of_one(tmp_path: Path) -> None:
     chooses = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
     old = stored(Config()) | chooses | {"metric_name": "accuracy"}
     assert differences(old, Config(metric_name=("accuracy",), **chooses)) == {}
@@ -165,7 +167,7 @@ configs = st.builds(Config, **{name: values(hint) for name, hint in command_line
 )
 @example(config=Config(text_column_names=(), learning_rate=1e-300, weight_decay=1e22, output_dir="word " * 50))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_saved_config_comes_back_exactly(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_config_is_read_back_exactly(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "check", lambda config: None)  # any value of the right type, sensible or not
     path = tmp_path / "config.yaml"
     save(config, path)
@@ -176,7 +178,7 @@ def test_a_saved_config_comes_back_exactly(tmp_path: Path, config: Config, monke
     assert differences(load(path), config) == {}
 
 
-def test_a_saved_config_has_a_line_for_each_field_in_order_and_no_leftovers(tmp_path: Path) -> None:
+def test_a_saved_config_has_a_line_for_each_field_in_order_and_no_other_file_remains(tmp_path: Path) -> None:
     save(Config(run_name="long " * 50), tmp_path / "config.yaml")
     lines = (tmp_path / "config.yaml").read_text().splitlines()
     names = [line.split(":")[0] for line in lines if not line.startswith("- ")]

@@ -1,4 +1,4 @@
-"""Each key of each YAML file has an effect on what `accelerate launch` starts; it silently ignores some keys.
+"""Every key of our YAML files changes what `accelerate launch` starts. The launcher silently ignores some other keys.
 
 The test changes one key at a time and checks that the launch changes: the command, torchrun's arguments, the
 environment of the processes, or an error of accelerate about the new value.
@@ -55,7 +55,7 @@ def ignored_keys(path: Path, tmp_path: Path) -> dict[str, str]:
         (tmp_path / "changed.yaml").write_text(yaml.safe_dump(changed), encoding="utf-8")
         try:
             return what_starts(tmp_path / "changed.yaml")
-        except Exception as error:  # accelerate has looked at the value, and refuses it
+        except Exception as error:  # accelerate reads the value and refuses it
             return repr(error)
 
     original = outcome(known)
@@ -64,16 +64,16 @@ def ignored_keys(path: Path, tmp_path: Path) -> dict[str, str]:
     for key, value in known.items():
         if not isinstance(value, dict):
             if outcome(known | {key: another(value)}) == original:
-                ignored[key] = "another value of it starts the same"
+                ignored[key] = "a different value starts the same"
             continue
         for inner in value:
             if outcome(known | {key: value | {inner: another(value[inner])}}) == original:
-                ignored[f"{key}.{inner}"] = "another value of it starts the same"
+                ignored[f"{key}.{inner}"] = "a different value starts the same"
     return ignored
 
 
 def another(value: Any) -> Any:
-    """A value of the same type, and so far off that numbers differ even when shared among machines."""
+    """A different value of the same type; numbers still differ after a division by the number of machines."""
     if isinstance(value, bool):
         return not value
     return 2 * value + 2 if isinstance(value, int) else f"{value}0"
@@ -81,7 +81,7 @@ def another(value: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def a_large_machine_with_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would start must not depend on this machine: its cores, its open ports, its environment."""
+    """Make what would start independent of the cores, open ports and environment of this machine."""
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16)
     monkeypatch.setattr(launch_environment, "is_port_in_use", lambda port: False)
     monkeypatch.setattr(launch_environment, "get_free_port", lambda: 12345)
@@ -89,13 +89,13 @@ def a_large_machine_with_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_folder_holds_the_configs_that_are_promised() -> None:
+def test_the_folder_has_exactly_the_promised_configs() -> None:
     promised = {"cpu.yaml", "multi_cpu.yaml", "single_gpu.yaml", "multi_gpu.yaml", "multi_node.yaml", "fsdp.yaml"}
     assert set(CONFIGS) == promised
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_key_reaches_the_launch(name: str, tmp_path: Path) -> None:
+def test_every_key_has_an_effect_on_the_launch(name: str, tmp_path: Path) -> None:
     assert ignored_keys(FOLDER / name, tmp_path) == {}
 
 
@@ -106,21 +106,21 @@ def test_the_check_finds_keys_that_accelerate_ignores(tmp_path: Path) -> None:
         "machine_rank: 1\n"
     )
     assert ignored_keys(tmp_path / "bad.yaml", tmp_path) == {
-        "rdzv_backend": "another value of it starts the same",
-        "same_network": "another value of it starts the same",
-        "main_training_function": "another value of it starts the same",
-        "machine_rank": "another value of it starts the same",  # what_starts gives it on the command line
+        "rdzv_backend": "a different value starts the same",
+        "same_network": "a different value starts the same",
+        "main_training_function": "a different value starts the same",
+        "machine_rank": "a different value starts the same",  # what_starts gives it on the command line
         "max_restarts": "accelerate does not know it",
     }
     (tmp_path / "bad.yaml").write_text(
         "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n  fsdp_no_such_key: 1\n"
     )
     assert ignored_keys(tmp_path / "bad.yaml", tmp_path) == {
-        "fsdp_config.fsdp_no_such_key": "another value of it starts the same"
+        "fsdp_config.fsdp_no_such_key": "a different value starts the same"
     }
 
 
-def test_the_keys_that_the_readme_calls_ineffective_are(tmp_path: Path) -> None:
+def test_the_readme_lists_exactly_the_keys_without_effect(tmp_path: Path) -> None:
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`\w+`.*?) \|", page.split("\n## ")[2], re.MULTILINE)
     listed = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
@@ -139,7 +139,7 @@ def test_the_keys_that_the_readme_calls_ineffective_are(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(given))
     ignored = ignored_keys(tmp_path / "all.yaml", tmp_path).keys()
     assert {key.partition(".")[0] for key in ignored} == set(listed)
-    # No other key of Accelerate's is ignored.
+    # Accelerate ignores no other key.
     known = {*ClusterConfig.__dataclass_fields__} - set(listed) - {"compute_environment", "mixed_precision"}
     assert known == {
         *("distributed_type", "use_cpu", "debug", "num_processes", "machine_rank", "num_machines", "gpu_ids"),
@@ -147,7 +147,7 @@ def test_the_keys_that_the_readme_calls_ineffective_are(tmp_path: Path) -> None:
     }
 
 
-# What the launcher makes of its keys, and what a recipe says to that
+# The keys and variables that a recipe refuses
 
 
 FSDP = {"distributed_type": "FSDP", "num_processes": 2}
@@ -157,7 +157,7 @@ REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
         {"dynamo_config": {"dynamo_backend": "INDUCTOR"}},
         "DYNAMO_BACKEND is INDUCTOR .* use --torch_compile",
     ),
-    ({"dynamo_backend": "EAGER"}, "ACCELERATE_DYNAMO_BACKEND is EAGER"),  # the older way to write it
+    ({"dynamo_backend": "EAGER"}, "ACCELERATE_DYNAMO_BACKEND is EAGER"),  # the older spelling
     ({"dynamo_config": {"dynamo_mode": "max-autotune"}}, "ACCELERATE_DYNAMO_MODE is max-autotune .* has no effect"),
     ({"dynamo_config": {"dynamo_use_fullgraph": True}}, "ACCELERATE_DYNAMO_USE_FULLGRAPH is True .*--torch_compile"),
     ({"dynamo_config": {"dynamo_use_dynamic": True}}, "ACCELERATE_DYNAMO_USE_DYNAMIC is True"),
@@ -200,7 +200,7 @@ REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keys", "message"), REFUSED_KEYS, ids=lambda one: str(one)[-50:])
-def test_a_key_that_would_change_the_run_or_do_nothing_is_refused(
+def test_a_key_that_would_change_the_result_or_have_no_effect_is_refused(
     keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     given = {"distributed_type": "MULTI_GPU", "num_processes": 2} | keys
@@ -232,35 +232,35 @@ VARIABLES = [
 
 
 @pytest.mark.parametrize(("variables", "message"), VARIABLES, ids=lambda one: str(one)[:40])
-def test_a_variable_that_would_change_the_run_or_do_nothing_is_refused(variables: Any, message: str) -> None:
+def test_a_variable_that_would_change_the_result_or_have_no_effect_is_refused(variables: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         environment.check(variables)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_what_the_configs_set_is_not_refused(name: str) -> None:
+def test_the_variables_that_our_configs_set_are_accepted(name: str) -> None:
     environment.check(what_starts(FOLDER / name)["environment"] | {"ACCELERATE_USE_CPU": "False", "FORK_LAUNCHED": "1"})
 
 
-def test_of_every_variable_that_accelerate_reads_it_is_decided_what_a_recipe_does() -> None:
+def test_every_variable_that_accelerate_reads_is_refused_allowed_or_known_to_be_harmless() -> None:
     package = Path(accelerate.__file__).parent
     source = "\n".join(path.read_text() for path in package.rglob("*.py") if "test_utils" not in path.parts)
     found = {*re.findall(r'"((?:ACCELERATE|FSDP|PARALLELISM_CONFIG|MEGATRON_LM|FORK)_[A-Z0-9_]*[A-Z0-9])"', source)}
     found |= {f"FSDP_{name}" for name in re.findall(r'env_prefix \+ "([A-Z_]+)"', source)}
     assert len(found) > 50
-    does_its_work = {
+    has_its_effect = {
         *("FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD", "FSDP_OFFLOAD_PARAMS"),
         *("ACCELERATE_LOG_LEVEL", "ACCELERATE_ENABLE_RICH", "ACCELERATE_BYPASS_DEVICE_MAP"),
-        "ACCELERATE_DEBUG_RDV_FILE",  # of debug_launcher
+        "ACCELERATE_DEBUG_RDV_FILE",  # set by debug_launcher
     }
-    never_comes_to_it = {
-        *("ACCELERATE_ALLOW_CP_STANDALONE", "ACCELERATE_CONFIG_DS_FIELDS"),  # of engines that are refused
+    is_never_read = {
+        *("ACCELERATE_ALLOW_CP_STANDALONE", "ACCELERATE_CONFIG_DS_FIELDS"),  # belong to engines that are refused
         *("ACCELERATE_FP8_BACKEND", "ACCELERATE_FP8_OPT_LEVEL"),  # fp8 is refused
-        "ACCELERATE_INIT_INCLUDE_BUFFERS",  # of a function that neither a recipe nor transformers calls
+        "ACCELERATE_INIT_INCLUDE_BUFFERS",  # read by a function that neither a recipe nor transformers calls
     }
-    undecided = found - environment.REFUSED.keys() - environment.ALLOWED.keys() - does_its_work - never_comes_to_it
+    undecided = found - environment.REFUSED.keys() - environment.ALLOWED.keys() - has_its_effect - is_never_read
     assert {name for name in undecided if not name.startswith((*environment.NEEDS, "MEGATRON_LM"))} == set()
-    for name in ("FSDP_VERSION", "PARALLELISM_CONFIG_CP_SIZE"):  # the search finds both ways to write them
+    for name in ("FSDP_VERSION", "PARALLELISM_CONFIG_CP_SIZE"):  # the search finds names of both kinds
         assert name in found
 
 
@@ -277,7 +277,7 @@ def test_a_config_is_short_and_has_a_comment_for_each_key_and_its_own_command(na
     assert any(line.startswith("#") and f"--config_file accelerate_configs/{name}" in line for line in lines)
 
 
-def test_fsdp_yaml_is_what_the_fsdp_plugin_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fsdp_plugin_reads_the_settings_of_fsdp_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = what_starts(FOLDER / "fsdp.yaml")["environment"]
     assert environment["ACCELERATE_USE_FSDP"] == "true"
     with mock.patch.dict(os.environ, environment):
@@ -294,7 +294,7 @@ def test_multi_node_yaml_takes_address_and_rank_from_the_command_line() -> None:
     assert (torchrun["nnodes"], torchrun["nproc_per_node"], torchrun["node_rank"]) == ("2", "8", 1)
 
 
-def test_the_gpu_configs_agree_in_precision_so_that_the_number_of_gpus_decides_nothing() -> None:
+def test_the_gpu_configs_have_the_same_precision_for_any_number_of_gpus() -> None:
     names = ("single_gpu", "multi_gpu", "multi_node")
     environments = [what_starts(FOLDER / f"{name}.yaml")["environment"] for name in names]
     assert {environment["ACCELERATE_MIXED_PRECISION"] for environment in environments} == {"fp16"}
@@ -315,9 +315,9 @@ line = json.dumps({
     "precision": accelerator.mixed_precision,
     "sum": total.item(),
 })
-os.write(1, f"{line}\\n".encode())  # at once: print would write the end of the line apart, behind the other's
+os.write(1, f"{line}\\n".encode())  # one write: print writes the newline separately, so lines could mix
 accelerator.wait_for_everyone()
-os._exit(0)  # gloo aborts now and then while the interpreter shuts down
+os._exit(0)  # gloo sometimes aborts while the interpreter shuts down
 """
 
 
@@ -335,7 +335,7 @@ def launched(tmp_path: Path) -> Iterator[Any]:
             env={**environment, "CUDA_VISIBLE_DEVICES": ""},
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # so that the launcher and its child can be told together to end
+            start_new_session=True,  # so that one signal reaches the launcher and its child
         )
         processes.append(process)
         output, _ = process.communicate(timeout=120)

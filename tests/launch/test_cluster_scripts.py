@@ -11,7 +11,7 @@ ECHO = '#!/bin/bash\necho "$@"\n'
 
 @pytest.fixture
 def path(tmp_path):
-    """A PATH on which SLURM's commands only say what they were asked."""
+    """A PATH with fake commands of SLURM: srun prints its arguments, and scontrol prints a host name."""
     for name, script in {"srun": ECHO, "scontrol": "#!/bin/bash\necho node-0\n"}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
@@ -22,11 +22,11 @@ def path(tmp_path):
     ("processes", "words", "expected"),
     [
         ("2", ["recipes/nlp.py", "--seed", "1"], ["6"]),
-        ("gpu", ["recipes/nlp.py", "--seed", "1"], []),  # only the machines can count them
-        ("2", ["-m", "shared.preflight"], []),  # which has no flags of a recipe
+        ("gpu", ["recipes/nlp.py", "--seed", "1"], []),  # only the machines can count their GPUs
+        ("2", ["-m", "shared.preflight"], []),  # the preflight does not know flags of a recipe
     ],
 )
-def test_processes_that_are_known_are_expected(processes, words, expected, path, tmp_path):
+def test_a_known_number_of_processes_is_passed_to_the_recipe(processes, words, expected, path, tmp_path):
     (tmp_path / "hosts.txt").write_text("a\nb\nc\n")
     ssh = ["bash", runs.ROOT / "clusters/ssh.sh", tmp_path / "hosts.txt", "--", *words]
     said = runs.succeed(ssh, PROCESSES=processes, SSH="echo")

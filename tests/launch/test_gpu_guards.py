@@ -1,6 +1,6 @@
-"""A GPU that cannot train what was asked for is refused with one line; tests may share a GPU between processes.
+"""A GPU that cannot train with the given settings is refused in one line; tests may share a GPU between processes.
 
-No GPU is needed: what torch and Accelerate find is replaced.
+No GPU is needed: the tests replace the functions with which torch and Accelerate find GPUs.
 """
 
 import os
@@ -19,7 +19,7 @@ from shared.models.compiling import compile_layers
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
-# What a user's process does, in a torch whose CUDA fails with this text.
+# A recipe, in a process where the initialization of CUDA fails with this text.
 BROKEN_DRIVER = """
 import sys
 import torch
@@ -35,7 +35,7 @@ run(nlp.main, nlp.Config)
 
 
 def gpus_of(monkeypatch, *capabilities):
-    """A machine with an NVIDIA GPU of each of these compute capabilities."""
+    """Make torch find one NVIDIA GPU of each of these compute capabilities."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(capabilities))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -55,7 +55,7 @@ def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, 
         starting.check_environment(config, on_cpu=False)
 
 
-def test_bf16_on_a_gpu_that_has_it_passes_and_gpus_that_do_not_train_do_not_matter(monkeypatch):
+def test_bf16_is_accepted_if_the_gpus_that_train_support_it(monkeypatch):
     gpus_of(monkeypatch, (8, 0), (7, 5))
     starting.check_environment(Options(mixed_precision="bf16"), on_cpu=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -72,7 +72,9 @@ def test_bf16_on_a_gpu_that_has_it_passes_and_gpus_that_do_not_train_do_not_matt
         ("No CUDA GPUs are available", None, False),
     ],
 )
-def test_a_gpu_that_torch_cannot_use_is_refused_and_no_gpu_is_not(monkeypatch, reason, visible, refused):
+def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_accepted(
+    monkeypatch, reason, visible, refused
+):
     def fail():
         raise RuntimeError(f"{reason}\nand more")
 
@@ -89,7 +91,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused_and_no_gpu_is_not(monkeypatch, r
         starting.has_accelerator()
 
 
-def test_every_process_of_a_launch_ends_with_one_line_and_code_2_when_the_driver_does_not_fit(tmp_path):
+def test_an_unusable_driver_is_printed_once_per_launch_and_ends_every_process_with_2(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(BROKEN_DRIVER.format(reason=TOO_OLD, root=str(runs.ROOT)))
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "WORLD_SIZE": "2"}
@@ -105,15 +107,15 @@ def test_every_process_of_a_launch_ends_with_one_line_and_code_2_when_the_driver
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=120)[1] for process in processes]
+        printed = [process.communicate(timeout=120)[1] for process in processes]
     finally:
         for process in processes:
             runs.end(process)
-    assert [process.returncode for process in processes] == [2, 2], said
-    lines = [line for text in said for line in text.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, said
+    assert [process.returncode for process in processes] == [2, 2], printed
+    lines = [line for text in printed for line in text.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, printed
     assert TOO_OLD in lines[0]
-    assert "Traceback" not in "".join(said)
+    assert "Traceback" not in "".join(printed)
 
 
 def test_compiling_for_a_gpu_needs_gcc(monkeypatch):
@@ -129,7 +131,7 @@ def test_compiling_for_a_gpu_needs_gcc(monkeypatch):
 
 
 def stand_in(monkeypatch):
-    """Accelerate's class is replaced by one that notes its arguments."""
+    """Replace the class Accelerator by a function that records its arguments; return them."""
     asked = {}
 
     def make(**given):
@@ -144,7 +146,7 @@ def stand_in(monkeypatch):
 
 
 @pytest.mark.parametrize(("gpus", "backend"), [(1, "gloo"), (2, "nccl")])
-def test_processes_share_a_gpu_over_gloo_where_a_test_asks_for_it(monkeypatch, gpus, backend):
+def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, gpus, backend):
     gpus_of(monkeypatch, *[(9, 0)] * gpus)
     asked = stand_in(monkeypatch)
     launched = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
@@ -156,11 +158,11 @@ def test_processes_share_a_gpu_over_gloo_where_a_test_asks_for_it(monkeypatch, g
     (handler,) = asked["kwargs_handlers"]
     assert handler.backend == backend
     assert not asked["cpu"]
-    assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (gpus == 1)  # DDP gets no index of a GPU
+    assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (gpus == 1)  # DDP gets no GPU index
 
 
 @pytest.mark.parametrize("value", [None, "0", "no"])
-def test_users_are_refused_more_processes_than_gpus(monkeypatch, value):
+def test_more_processes_than_gpus_are_refused_by_default(monkeypatch, value):
     gpus_of(monkeypatch, (9, 0))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     if value is not None:
@@ -169,7 +171,7 @@ def test_users_are_refused_more_processes_than_gpus(monkeypatch, value):
         starting.check_environment(Options(), on_cpu=False)
 
 
-def test_another_value_of_that_variable_is_refused(monkeypatch):
+def test_an_unknown_value_of_the_variable_to_share_gpus_is_refused(monkeypatch):
     monkeypatch.setenv(starting.SHARE_GPU, "please")
     with pytest.raises(UserError, match=f"{starting.SHARE_GPU} is 'please': expected one of"):
         starting.check_environment(Options(), on_cpu=True)

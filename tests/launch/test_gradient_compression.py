@@ -1,4 +1,4 @@
-"""The recipe's loop with gradients of half the bytes: one synchronization per step, as a profile shows."""
+"""Compressed gradients have half the bytes and are synchronized once per step, as a profile of the recipe shows."""
 
 import json
 from collections import Counter
@@ -24,7 +24,7 @@ def launched(texts, tmp_path_factory):
     """The recipe on two processes, uncompressed and in bf16 and fp16, each with a profile of three steps."""
     folder = tmp_path_factory.mktemp("compression")
     flags = [*runs.TINY, *texts, "--profile", STEPS, "--checkpointing_steps", "no", "--max_tokens_per_micro_batch", 60]
-    flags += ["--logging_steps", 8]  # a reading is a collective call, too
+    flags += ["--logging_steps", 8]  # logging makes a collective call, too
     formats = ("none", "bf16", "fp16")
     return runs.run_many(2, {name: [*flags, "--gradient_compression", name] for name in formats}, folder)
 
@@ -34,16 +34,16 @@ def trace(output, rank):
 
 
 @pytest.mark.parametrize("compressed", ["none", "bf16", "fp16"])
-def test_gradients_are_sent_once_per_step_however_many_micro_batches(launched, compressed):
+def test_gradients_are_sent_once_per_step_for_any_number_of_micro_batches(launched, compressed):
     for rank in range(2):
         calls = Counter(event.get("name") for event in trace(launched[compressed], rank))
-        assert calls["DistributedDataParallel.forward"] >= 2 * STEPS, "there are several micro-batches"
-        # One of the gradients, for the model fits in one bucket, and one to agree on signals.
+        assert calls["DistributedDataParallel.forward"] >= 2 * STEPS, "a step must have several micro-batches"
+        # One for the gradients, because the model fits in one bucket, and one to agree on signals.
         assert calls["c10d::allreduce_"] == 2 * STEPS
 
 
 @pytest.mark.parametrize(("compressed", "most"), [("bf16", 2e-2), ("fp16", 2e-3)])
-def test_compression_changes_the_weights_by_its_rounding_only(launched, compressed, most):
+def test_compression_changes_the_weights_only_by_rounding(launched, compressed, most):
     between = runs.distance(runs.weights(launched[compressed]), runs.weights(launched["none"]))
     assert 0 < between < most
 
@@ -58,7 +58,7 @@ def test_a_profile_has_a_trace_and_a_table_per_process(launched):
 
 
 def hook_result(gradient, dtype, monkeypatch):
-    """What two processes with the same gradient get out of the hook; `sent` is what travels."""
+    """What the hook returns to two processes with the same gradient, and the tensors that it sends."""
     sent = []
 
     def all_reduce(tensor, async_op):
@@ -88,13 +88,13 @@ def test_the_hook_divides_before_it_casts_so_that_a_sum_within_range_stays_finit
     assert result.item() == pytest.approx(60000, rel=1e-3)
 
 
-def test_compression_decides_the_run_and_profiling_does_not():
+def test_compression_affects_the_result_and_profiling_does_not():
     stored = options.plain(Options())
     assert set(options.differences(stored, Options(gradient_compression="bf16"))) == {"gradient_compression"}
     assert not options.differences(stored, Options(profile=3, peak_tflops=2.0))
 
 
-def test_compression_without_effect_is_said_or_refused(monkeypatch):
+def test_compression_without_effect_is_printed_or_refused(monkeypatch):
     assert gradients("bf16", 1)["gradients"].startswith("no effect on one process")
     assert gradients("bf16", 2) == {"gradients": "sent and summed in bf16"}
     assert gradients("none", 2) == {}
@@ -104,7 +104,7 @@ def test_compression_without_effect_is_said_or_refused(monkeypatch):
         check_environment(Options(gradient_compression="bf16", mixed_precision="no"), on_cpu=False)
 
 
-def test_a_run_too_short_for_its_profile_writes_what_there_is_and_says_so(tmp_path, capsys):
+def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):
     accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"), print=print)
     profiler = profiling.Profiler(accelerator, Options(profile=5, output_dir=str(tmp_path)))
     for _ in range(profiling.WARMUP + 2):

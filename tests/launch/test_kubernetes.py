@@ -1,4 +1,4 @@
-"""clusters/kubernetes fits the published schemas, its parts fit each other, and its start command works."""
+"""The manifests of clusters/kubernetes match the published schemas and each other, and their start command works."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import runs
 import yaml
 
 FOLDER = runs.ROOT / "clusters/kubernetes"
-KUBERNETES = "1.34"  # whose schemas; they come with the package, no network is needed
+KUBERNETES = "1.34"  # the version of the schemas; they come with the package, so no network is needed
 MANIFESTS = [one for path in sorted(FOLDER.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
 BY_KIND = {one["kind"]: one for one in MANIFESTS}
 
@@ -35,7 +35,7 @@ def variables():
     return {entry["name"]: entry["value"] for entry in pod()["containers"][0]["env"]}
 
 
-def test_the_parts_fit_each_other():
+def test_the_manifests_match_each_other():
     job, service, claim = (BY_KIND[kind] for kind in ("Job", "Service", "PersistentVolumeClaim"))
     spec, container = job["spec"], pod()["containers"][0]
     assert spec["completionMode"] == "Indexed"
@@ -68,15 +68,15 @@ def test_the_start_command_trains_with_the_variables_that_kubernetes_sets(texts,
         for index in range(2):
             command = ["sh", "-c", f"{words[2]} {flags}"]
             pods.append(runs.start(command, **variables() | changes | {"JOB_COMPLETION_INDEX": str(index)}))
-        said = ["".join(one.communicate(timeout=240)) for one in pods]
+        outputs = ["".join(one.communicate(timeout=240)) for one in pods]
     finally:
         for one in pods:
             runs.end(one)
-    assert [one.returncode for one in pods] == [0, 0], said
-    assert len(re.findall(r"processes +2, DDP over gloo", "".join(said))) == 2  # each machine says it
+    assert [one.returncode for one in pods] == [0, 0], outputs
+    assert len(re.findall(r"processes +2, DDP over gloo", "".join(outputs))) == 2  # each machine prints it
 
 
-def test_the_dockerfile_is_one_that_a_linter_passes_and_copies_what_exists():
+def test_the_dockerfile_passes_a_linter_and_copies_only_existing_files():
     dockerfile = FOLDER / "Dockerfile"
     done = subprocess.run([runs.BIN / "hadolint", dockerfile], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

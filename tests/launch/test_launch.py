@@ -17,15 +17,15 @@ pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 # Every way to start
 
 
-def processes_said(said):
-    """What the launch card says of them, once, by one process."""
-    (found,) = re.findall(r"^ *processes +(.*)$", said, re.M)
+def printed_processes(printed):
+    """The processes on the launch card, which only one process prints."""
+    (found,) = re.findall(r"^ *processes +(.*)$", printed, re.M)
     return found
 
 
-def check(output, said, alone):
-    """The run in `output` was made by two processes, left everything, and is the one made by this process."""
-    assert processes_said(said) == "2, DDP over gloo"
+def check(output, printed, alone):
+    """Check that two processes made the run in `output`, that it has all files, and that it equals the run `alone`."""
+    assert printed_processes(printed) == "2, DDP over gloo"
     left = {path.name for path in output.iterdir()}
     assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
     assert len(runs.training_lines(output)) == 4
@@ -45,20 +45,21 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHES)
-def test_two_processes_of_a_launcher_give_the_run_of_one_and_exit_with_0(launcher, texts, alone, tmp_path):
+def test_two_launched_processes_give_the_same_run_as_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
     (tmp_path / "tmp").mkdir()
     environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "tmp")}
-    said = runs.succeed([*LAUNCHES[launcher](), *flags], **environment)
-    check(tmp_path / "run", said, alone)
+    printed = runs.succeed([*LAUNCHES[launcher](), *flags], **environment)
+    check(tmp_path / "run", printed, alone)
     left = [path.name for path in (tmp_path / "tmp").iterdir()]
-    assert not [name for name in left if not name.startswith("torch")]  # torchrun's folder of logs, torch's of caches
+    assert not [name for name in left if not name.startswith("torch")]  # torchrun has a folder of logs, torch of caches
 
 
-def test_a_dry_run_without_a_launcher_is_one_process_and_leaves_nothing(texts, tmp_path):
+def test_a_dry_run_without_a_launcher_is_one_process_and_writes_no_file(texts, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 1, "--output_dir", tmp_path, "--dry_run"]
-    said = runs.succeed([sys.executable, "-m", "recipes.nlp", *flags], CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert processes_said(said) == "1"
+    command = [sys.executable, "-m", "recipes.nlp", *flags]
+    printed = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert printed_processes(printed) == "1"
     assert not list(tmp_path.iterdir())
 
 
@@ -68,12 +69,12 @@ def test_one_shell_per_process_gives_the_same_run_and_exits_with_0(texts, alone,
     common = address | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     shells = [runs.start(command, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
     try:
-        said = ["".join(shell.communicate(timeout=240)) for shell in shells]
+        printed = ["".join(shell.communicate(timeout=240)) for shell in shells]
     finally:
         for shell in shells:
             runs.end(shell)
-    assert [shell.returncode for shell in shells] == [0, 0], said
-    check(tmp_path / "run", "".join(said), alone)
+    assert [shell.returncode for shell in shells] == [0, 0], printed
+    check(tmp_path / "run", "".join(printed), alone)
 
 
 @pytest.mark.campaign
@@ -87,7 +88,7 @@ def test_a_hundred_runs_of_two_processes_exit_with_0(texts, tmp_path):
 # The end
 
 
-def test_ctrl_c_saves_and_leaves_no_process_behind(texts, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process_behind(texts, tmp_path):
     flags = [*runs.TINY, *texts, "--max_train_steps", 1_000_000, "--dataloader_num_workers", 1]
     command = [*runs.torchrun(2, "recipes/nlp.py"), *flags, "--output_dir", tmp_path]
     launcher = runs.start(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
@@ -129,7 +130,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("found", REFUSALS)
-def test_a_refusal_is_said_once_and_ends_every_process_with_2_and_changes_nothing(found, texts, alone, tmp_path):
+def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file(found, texts, alone, tmp_path):
     output = alone if found == "on the main process" else tmp_path / "run"
     before = digests(alone)
     flags, message = REFUSALS[found]
@@ -137,13 +138,13 @@ def test_a_refusal_is_said_once_and_ends_every_process_with_2_and_changes_nothin
     if found == "on every process":
         done = runs.run([*runs.torchrun(2, "recipes/nlp.py"), *flags], timeout=60, CUDA_VISIBLE_DEVICES="")
         assert done.returncode != 0
-        said = done.stdout + done.stderr
+        printed = done.stdout + done.stderr
         codes = [int(code) for code in re.findall(r"exitcode +: (-?\d+)", done.stderr)]
     else:
-        codes, said = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, timeout=60)
-    assert codes == [2, 2], said
-    assert said.count(message) == 1, said
-    assert said.count("error: ") == 1
+        codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, timeout=60)
+    assert codes == [2, 2], printed
+    assert printed.count(message) == 1, printed
+    assert printed.count("error: ") == 1
     # No traceback from our files; torchrun has its own, and .venv may lie in this folder.
-    assert not any(f'File "{runs.ROOT / folder}' in said for folder in ("shared", "recipes"))
+    assert not any(f'File "{runs.ROOT / folder}' in printed for folder in ("shared", "recipes"))
     assert digests(alone) == before

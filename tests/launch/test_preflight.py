@@ -26,7 +26,7 @@ from shared.run import launch_card
 
 @pytest.fixture
 def listener():
-    """A socket that listens on a port and accepts nobody."""
+    """A socket that listens on a port and accepts no connection."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
@@ -37,7 +37,7 @@ def place(rank, port, processes=2, address="127.0.0.1"):
     return Place(rank, processes, address, port, serves=rank == 0)
 
 
-# Each cause, as a process meets it
+# The causes of a failed connection
 
 
 def test_a_port_in_use_is_named_with_its_owner(listener):
@@ -46,19 +46,19 @@ def test_a_port_in_use_is_named_with_its_owner(listener):
         rendezvous.open_store(place(0, port), 5)
 
 
-def test_an_address_that_is_no_name():
+def test_an_address_that_cannot_be_resolved_is_named():
     with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid cannot be resolved on \S+: give .* IP address"):
         rendezvous.open_store(place(1, 29500, address="node-0.invalid"), 0.5)
 
 
-def test_a_port_on_which_nobody_listens():
+def test_a_port_without_a_listener_is_named():
     port = runs.free_port()
     with pytest.raises(UserError, match=f"nothing listens at 127.0.0.1:{port}, seen from .*: start rank 0"):
         rendezvous.open_store(place(1, port), 0.5)
 
 
-def test_packets_that_are_dropped(listener):
-    # Linux answers nothing once the queue of connections to be accepted is full, as a firewall does that drops them.
+def test_dropped_packets_are_attributed_to_a_firewall(listener):
+    # Linux does not answer while its queue of unaccepted connections is full. A firewall can do the same.
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             full = stack.enter_context(socket.socket())
@@ -68,7 +68,7 @@ def test_packets_that_are_dropped(listener):
             rendezvous.open_store(place(1, listener.getsockname()[1]), 0.5)
 
 
-def test_a_network_that_leads_nowhere(monkeypatch):
+def test_a_network_without_a_route_is_named(monkeypatch):
     def connect(*_):
         raise OSError(101, "Network is unreachable")
 
@@ -77,8 +77,8 @@ def test_a_network_that_leads_nowhere(monkeypatch):
         rendezvous.open_store(place(1, 29500, address="10.1.2.3"), 0.5)
 
 
-def test_something_else_that_answers_at_the_port(listener):
-    # It takes the connection and closes it, as a server of another protocol does.
+def test_another_server_at_the_port_is_recognized(listener):
+    # It accepts a connection and closes it, like a server of another protocol.
     def serve():
         with contextlib.suppress(OSError):
             while True:
@@ -90,7 +90,7 @@ def test_something_else_that_answers_at_the_port(listener):
     listener.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_rank_that_does_not_come():
+def test_missing_ranks_are_named():
     port = runs.free_port()
     alone = place(0, port, processes=3)
     store = rendezvous.open_store(alone, 5)
@@ -98,12 +98,12 @@ def test_a_rank_that_does_not_come():
         rendezvous.exchange(store, alone, {}, 0.5)
 
 
-def test_an_address_that_is_not_rank_0s_own():
+def test_an_address_that_the_machine_of_rank_0_does_not_have_is_refused():
     with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is not an address of \S+, where rank 0 runs: .* use"):
         rendezvous.open_store(place(0, runs.free_port(), address="192.0.2.1"), 5)
 
 
-def test_two_processes_of_one_rank():
+def test_two_processes_with_the_same_rank_are_refused():
     port = runs.free_port()
     first = place(0, port)
     store = rendezvous.open_store(first, 5)
@@ -113,7 +113,7 @@ def test_two_processes_of_one_rank():
         rendezvous.exchange(store, first, {}, 0.2)
 
 
-def test_processes_that_met_and_cannot_connect(monkeypatch):
+def test_processes_that_reach_rank_0_but_cannot_form_a_group_get_the_likely_cause(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
     alone = place(0, runs.free_port(), processes=1)
     store = rendezvous.open_store(alone, 5)
@@ -121,18 +121,18 @@ def test_processes_that_met_and_cannot_connect(monkeypatch):
         rendezvous.connect(store, alone, 5)
 
 
-def test_a_host_whose_name_is_a_loopback_address_in_its_own_file(monkeypatch):
+def test_a_host_name_that_resolves_to_a_loopback_address_is_reported(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
     assert "is a loopback address in its own /etc/hosts" in rendezvous.connection_advice()
 
 
-def test_a_call_that_never_ends_is_ended():
+def test_the_time_limit_ends_a_call_that_hangs():
     script = "from shared import preflight\nimport time\nwith preflight.time_limit(0.2, 'stood still'): time.sleep(60)"
     done = runs.run([sys.executable, "-c", script])
     assert (done.returncode, done.stderr) == (2, "error: stood still\n")
 
 
-# What has to be the same on all machines
+# What must be the same on all machines
 
 
 def fact(host, rank, **changes):
@@ -145,7 +145,7 @@ def fact(host, rank, **changes):
     return {"host": host, "rank": rank} | {kind: kinds[kind] | changes.get(kind, {}) for kind in kinds}
 
 
-def test_processes_that_agree_pass():
+def test_processes_with_equal_facts_are_accepted():
     agreement.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2)])
 
 
@@ -162,12 +162,12 @@ def test_processes_that_agree_pass():
         ({"data": {"of train.csv": "bc"}}, "data of train.csv differs between"),
     ],
 )
-def test_machines_that_differ_are_told_in_what(changes, said):
+def test_a_difference_between_machines_is_named(changes, said):
     with pytest.raises(UserError, match=said):
         agreement.refuse_differences([fact("a", 0), fact("a", 1), fact("b", 2, **changes)])
 
 
-def test_machines_whose_libraries_make_other_embedded_data_are_refused(monkeypatch):
+def test_library_versions_that_would_give_different_embedded_data_are_refused(monkeypatch):
     nlp, images = runs.load_recipe("nlp").Config, runs.load_recipe("image_classification").Config
 
     def of(host, rank, config, sklearn):
@@ -179,13 +179,13 @@ def test_machines_whose_libraries_make_other_embedded_data_are_refused(monkeypat
         facts = [of("a", 0, config, "1.9"), of("b", 1, config, "1.8")]
         with pytest.raises(UserError, match=rf"{why}.* is 1.9 on a \(rank 0\), 1.8 on b \(rank 1\)"):
             agreement.refuse_differences(facts)
-    own = nlp(train_file="no.csv")  # data of one's own: it makes no difference
+    own = nlp(train_file="no.csv")  # the user's own data does not depend on the version
     agreement.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
 
 
 def in_a_launch(accelerator, folder):
-    """What each of two processes is told of settings, code or versions that they have of their own."""
-    rank, told = accelerator.process_index, {}
+    """The message of each case in which two processes differ in settings, code or versions; None if there is none."""
+    rank, errors = accelerator.process_index, {}
     cases = {
         "nothing": ({}, {}),
         "workers": ({"dataloader_num_workers": 1}, {"dataloader_num_workers": 2}),
@@ -201,12 +201,12 @@ def in_a_launch(accelerator, folder):
             changed.setattr(exit_reasons, "identity", lambda me=me: me)
             if name == "precision":
                 changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
-            told[name] = compared(Options(**settings[rank]))
+            errors[name] = compared(Options(**settings[rank]))
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(agreement, "versions", lambda: {"torch": f"2.1{rank}"})
         changed.setattr(agreement, "code_digests", lambda _: {"shared/run/launch_card.py": "ab"[rank]})
-        told["version and code"] = compared(Options())
-    return told
+        errors["version and code"] = compared(Options())
+    return errors
 
 
 def compared(config):
@@ -217,24 +217,24 @@ def compared(config):
     return None
 
 
-def test_processes_of_one_launch_that_would_train_a_mixture_are_refused_before_they_train(tmp_path):
+def test_processes_of_one_launch_that_differ_are_refused_before_they_train(tmp_path):
     found = runs.in_group(in_a_launch, 2, tmp_path)
-    assert found[0] == found[1], "every process is told"
-    told, host = found[0], socket.gethostname()
+    assert found[0] == found[1], "not every process got the same messages"
+    errors, host = found[0], socket.gethostname()
     for name in ("nothing", "workers", "own folders", "precision"):
-        assert told[name] is None, told[name]
-    assert told["seed"] == f"--seed is 1 on {host} (rank 0), 2 on {host} (rank 1): make it the same on all processes"
+        assert errors[name] is None, errors[name]
+    assert errors["seed"] == f"--seed is 1 on {host} (rank 0), 2 on {host} (rank 1): make it the same on all processes"
     for part in ("--logging_steps is 1 on", "--report_to is none on", "--dry_run is False on"):
-        assert part in told["logging"]
-    assert f"--output_dir is a on {host} (rank 0), b on" in told["folders"]
-    assert f"torch is 2.10 on {host} (rank 0), 2.11 on" in told["version and code"]
+        assert part in errors["logging"]
+    assert f"--output_dir is a on {host} (rank 0), b on" in errors["folders"]
+    assert f"torch is 2.10 on {host} (rank 0), 2.11 on" in errors["version and code"]
     assert (
         f"code shared/run/launch_card.py differs between {host} (rank 0) and {host} (rank 1)"
-        in told["version and code"]
+        in errors["version and code"]
     )
 
 
-def test_the_code_of_a_run_is_its_recipe_and_shared_and_a_cell_of_a_notebook_has_no_file():
+def test_the_compared_code_is_shared_and_the_recipe_unless_it_is_a_cell_of_a_notebook():
     found = agreement.code_digests(runs.load_recipe("nlp").Config())
     assert {"nlp.py", "shared/launch/starting.py", "shared/text/tokenized.py"} <= found.keys()
     assert not [name for name in agreement.code_digests(Options()) if not name.startswith("shared/")]
@@ -242,7 +242,7 @@ def test_the_code_of_a_run_is_its_recipe_and_shared_and_a_cell_of_a_notebook_has
     assert agreement.code_digests(cell()) == agreement.code_digests(Options())
 
 
-def test_a_digest_sees_any_byte_of_a_file_and_the_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
+def test_a_digest_depends_on_start_end_and_size_of_a_file_and_on_names_and_sizes_in_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "COMPARED", 8)
     file = tmp_path / "data"
     seen = set()
@@ -263,7 +263,7 @@ def test_machines_are_listed_with_their_ranks():
     ("argv", "said"),
     [(["--timeout", "soon"], "--timeout: give the seconds"), (["no.py"], "no.py is not a file: python -m shared.pre")],
 )
-def test_a_command_line_that_is_wrong(argv, said):
+def test_a_wrong_command_line_is_refused(argv, said):
     with pytest.raises(UserError, match=said):
         preflight.arguments(argv)
 
@@ -273,11 +273,11 @@ def test_help_is_printed(capsys):
     assert "-m shared.preflight [--timeout SECONDS] [RECIPE [ITS FLAGS]]" in capsys.readouterr().out
 
 
-# The card, which a recipe prints as well
+# The launch card, which recipes print too
 
 
 def on_two_machines(accelerator, folder):
-    """The card of a launch whose processes are each a machine."""
+    """The launch cards of two configs when each process runs on its own machine."""
     plan = Plan(num_samples=20, seed=0, global_batch_size=4, num_epochs=1)
     optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters())
     said = []
@@ -286,7 +286,7 @@ def on_two_machines(accelerator, folder):
     return said
 
 
-def test_the_card_of_several_machines_names_them_the_tracker_and_whose_the_folder_is(tmp_path):
+def test_the_card_names_the_machines_the_tracker_and_whether_the_folder_is_shared(tmp_path):
     first, second = runs.in_group(on_two_machines, 2, tmp_path, machines=True)
     shared, own = first
     assert first == second
@@ -303,7 +303,7 @@ def test_the_card_of_several_machines_names_them_the_tracker_and_whose_the_folde
 
 
 def shells(command, changes):
-    """One process per shell, as ranks 0, 1, ..., each with its own changes to how it is started: said, exit codes."""
+    """Start one process per entry of `changes`, as ranks 0, 1, ..., each with its changes. Return (outputs, codes)."""
     common = {"WORLD_SIZE": str(len(changes)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
     common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     started = []
@@ -318,7 +318,7 @@ def shells(command, changes):
     return said, [shell.returncode for shell in started]
 
 
-def test_processes_that_meet_say_as_what_and_how_fast(texts, tmp_path):
+def test_processes_that_connect_print_their_setup_and_the_speed_of_communication(texts, tmp_path):
     flags = [*texts, "--global_batch_size", 12, "--output_dir", tmp_path / "run"]
     command = runs.torchrun(2, "-m", "shared.preflight", "recipes/nlp.py", *flags)
     said = runs.succeed(command, CUDA_VISIBLE_DEVICES="")
@@ -336,7 +336,7 @@ def test_processes_that_meet_say_as_what_and_how_fast(texts, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(texts, tmp_path):
+def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts, tmp_path):
     shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "shared/run/launch_card.py").open("a") as module:
         module.write("# edited on one machine\n")
@@ -362,7 +362,7 @@ def test_machines_with_other_code_versions_data_and_flags_are_refused_on_each(te
             assert re.search(part, one), one
 
 
-def test_a_machine_without_the_data_ends_the_others_with_its_reason(texts, tmp_path):
+def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     shutil.copy(texts[1], tmp_path / "here/train.csv")
@@ -388,7 +388,7 @@ def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout():
     assert "rank 1 did not connect" in done.stderr
 
 
-def test_a_launch_of_one_process_is_ready_at_once():
+def test_a_launch_of_one_process_is_ready_without_measuring_communication():
     said = runs.succeed([sys.executable, "-m", "shared.preflight"], CUDA_VISIBLE_DEVICES="")
     assert "ready: 1 process\n" in said
     assert "all-reduce" not in said

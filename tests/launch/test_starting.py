@@ -1,4 +1,4 @@
-"""A launch that would give a different result is an error; how the processes of a machine share its resources."""
+"""A launch that would give a different result is refused; the processes of a machine share its resources."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 
 
 def test_freed_memory_is_kept_for_the_next_step():
-    # In a process of its own: the setting stays.
+    # In a separate process, because the setting lasts until the process ends.
     script = """
 import resource, torch
 from shared.launch import starting
@@ -33,7 +33,7 @@ def step():
 step()
 fresh = step()
 starting.keep_freed_memory()
-print(fresh, min(step() for _ in range(5)))  # the first ones still find a place that is large enough
+print(fresh, min(step() for _ in range(5)))  # in the first ones, the kept memory still grows
 """
     fresh, kept = map(int, runs.succeed([sys.executable, "-c", script]).split())
     assert fresh > 8000
@@ -44,7 +44,7 @@ print(fresh, min(step() for _ in range(5)))  # the first ones still find a place
 
 
 def gpus(monkeypatch, count):
-    """A machine with so many GPUs, as torch sees it."""
+    """Make torch find this number of GPUs."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
 
@@ -88,7 +88,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (0, {"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
     ],
 )
-def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, available, environment, flags, message):
+def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, available, environment, flags, message):
     gpus(monkeypatch, available)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -104,15 +104,15 @@ def test_a_launch_that_would_train_something_else_is_refused(monkeypatch, availa
         (0, {"ACCELERATE_MIXED_PRECISION": "fp16"}, {"mixed_precision": "bf16"}),  # the flag wins
         (0, {"ACCELERATE_USE_FSDP": "false"}, {}),
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
-        (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own, for a script of theirs
+        (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own variable for another script
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
         (0, FSDP | ALONE_OF_TWO | {"LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
-        (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # told of each other by a launcher
+        (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # a launcher set LOCAL_RANK
         (0, {"SLURM_STEP_NUM_TASKS": "1"}, {}),
     ],
 )
-def test_a_launch_that_this_machine_can_do_passes(monkeypatch, available, environment, flags):
+def test_a_launch_that_this_machine_can_run_is_accepted(monkeypatch, available, environment, flags):
     gpus(monkeypatch, available)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -125,7 +125,7 @@ def test_fewer_processes_than_expected_are_refused():
 
 
 def stand_in(monkeypatch, processes, kind="NO"):
-    """Accelerate reports so many processes of this kind."""
+    """Make Accelerate report this number of processes and this distributed type."""
     kind = accelerate.DistributedType(kind)
     found = SimpleNamespace(num_processes=processes, distributed_type=kind, state=SimpleNamespace(), ddp_handler=None)
     monkeypatch.setattr(accelerate, "Accelerator", lambda **_: found)
@@ -135,10 +135,10 @@ def stand_in(monkeypatch, processes, kind="NO"):
     ("config", "message"),
     [
         (Options(output_dir=""), "--output_dir '' would be the working directory"),
-        (Options(global_batch_size=0), "--global_batch_size 0: must be at least 1"),  # as a notebook could give it
+        (Options(global_batch_size=0), "--global_batch_size 0: must be at least 1"),  # as a notebook could set it
     ],
 )
-def test_settings_are_checked_wherever_a_run_is_started(config, message):
+def test_settings_are_also_checked_without_a_command_line(config, message):
     with pytest.raises(UserError, match=message):
         starting.start(config)
 
@@ -151,13 +151,13 @@ def test_processes_that_each_believe_they_are_alone_are_refused(monkeypatch):
         starting.start(Options())
 
 
-def test_an_engine_that_the_loop_is_not_made_for_is_refused(monkeypatch):
+def test_an_unsupported_engine_is_refused(monkeypatch):
     stand_in(monkeypatch, processes=1, kind="DEEPSPEED")
     with pytest.raises(UserError, match=r"distributed_type DEEPSPEED is not supported.*fsdp\.yaml"):
         starting.start(Options())
 
 
-# What processes share
+# Resources that processes share
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def test_an_engine_that_the_loop_is_not_made_for_is_refused(monkeypatch):
         ({"OMP_NUM_THREADS": "1"}, 8, 1),
         ({"LOCAL_WORLD_SIZE": "3"}, 8, 2),
         ({"LOCAL_WORLD_SIZE": "4"}, 2, 1),
-        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 4),  # torchrun's own 1
-        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 8, 8),  # accelerate's
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 4),  # torchrun set the 1
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 8, 8),  # accelerate set the 1
         ({"OMP_NUM_THREADS": "2", "TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 8, 2),
     ],
 )
-def test_the_cores_of_a_machine_are_shared_out_unless_the_user_said_otherwise(monkeypatch, environment, cores, threads):
+def test_processes_share_the_cores_unless_the_user_sets_the_threads(monkeypatch, environment, cores, threads):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     for name, value in environment.items():
@@ -183,7 +183,7 @@ def test_the_cores_of_a_machine_are_shared_out_unless_the_user_said_otherwise(mo
     assert starting.threads_per_process() == threads
 
 
-def test_a_launcher_s_variable_that_is_no_number_is_refused_and_forgotten(monkeypatch):
+def test_a_launcher_variable_that_is_not_a_number_is_refused_and_removed(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(UserError, match="WORLD_SIZE=two: expected a number"):
         command.require_numbers()
@@ -191,7 +191,7 @@ def test_a_launcher_s_variable_that_is_no_number_is_refused_and_forgotten(monkey
 
 
 @pytest.mark.parametrize(("restarts", "machines", "apart"), [("0", "1", False), ("2", "1", True), ("2", "3", False)])
-def test_restarted_processes_of_one_machine_look_for_each_other_apart(monkeypatch, restarts, machines, apart):
+def test_restarted_processes_of_one_machine_use_separate_keys_of_the_store(monkeypatch, restarts, machines, apart):
     environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines}
     for name, value in (environment | {"MASTER_PORT": str(runs.free_port())}).items():
@@ -205,7 +205,7 @@ def test_restarted_processes_of_one_machine_look_for_each_other_apart(monkeypatc
     assert inner.check(["restart-2/address" if apart else "address"])
 
 
-def test_a_port_in_use_ends_a_launch_of_shells_in_one_line(monkeypatch):
+def test_a_port_in_use_is_refused_in_one_line_without_a_launcher(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

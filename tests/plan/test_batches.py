@@ -1,4 +1,4 @@
-"""The plan: each sample once per epoch, within the budget, determined by the config, computed for any step directly."""
+"""A plan has each sample once per epoch, keeps the budget, follows from the config, and computes any step directly."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from shared.plan.hashing import hash64, permutation
 
 @st.composite
 def plans(draw):
-    """Arguments of a plan that is possible: lengths 1-10,000, 1-9 processes, G from the number of processes upward."""
+    """Valid arguments: lengths of 1-10,000, 1-9 processes, a global batch of at least one sample per process."""
     lengths = np.array(draw(st.lists(st.integers(1, 10_000), min_size=1, max_size=120)))
     processes = draw(st.integers(1, 9))
     return {
@@ -44,7 +44,7 @@ def shares(plan, step):
 
 @settings(max_examples=150, deadline=None)
 @given(plans())
-def test_every_sample_exactly_once_per_epoch_over_all_processes(arguments):
+def test_all_processes_together_have_every_sample_exactly_once_per_epoch(arguments):
     plan = Plan(**arguments)
     seen = Counter()
     for step in range(plan.total_steps):
@@ -56,7 +56,7 @@ def test_every_sample_exactly_once_per_epoch_over_all_processes(arguments):
 
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.integers(0, 10_000))
-def test_the_steps_of_a_plan(arguments, step):
+def test_every_step_keeps_the_budgets_and_has_one_normalizer(arguments, step):
     plan = Plan(**arguments)
     step %= plan.total_steps
     everyone = shares(plan, step)
@@ -84,7 +84,7 @@ NINE_ROWS_IN_PAIRS = {"lengths": np.ones(9, int), "seed": 0, "global_batch_size"
 
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.integers(0, 10_000))
-@example(NINE_ROWS_IN_PAIRS | {"num_processes": 5}, 0)  # 5 would do, 8 is the cut, and 5 processes must not see 5
+@example(NINE_ROWS_IN_PAIRS | {"num_processes": 5}, 0)  # 5 pieces would fit, but the cut has 8, also on 5 processes
 def test_the_cut_does_not_depend_on_the_number_of_processes(arguments, step):
     many = Plan(**arguments | {"equal_counts": False})
     alone = Plan(**arguments | {"equal_counts": False, "num_processes": 1})
@@ -102,7 +102,7 @@ def test_the_cut_does_not_depend_on_the_number_of_processes(arguments, step):
 
 @given(plans(), st.integers(0, 50))
 @settings(max_examples=50, deadline=None)
-def test_a_step_is_the_same_whatever_was_asked_before(arguments, step):
+def test_a_step_does_not_depend_on_earlier_calls(arguments, step):
     fresh, used = Plan(**arguments), Plan(**arguments)
     step %= fresh.total_steps
     for earlier in range(step):
@@ -137,7 +137,7 @@ def test_cut_points_cover_all_rows_under_both_budgets(lengths, slack, max_sample
 
 @given(st.lists(st.integers(1, 512), min_size=2, max_size=128), st.integers(1, 16))
 @settings(max_examples=100, deadline=None)
-def test_no_cut_into_as_many_pieces_that_are_no_larger_pads_less(lengths, count):
+def test_moving_a_boundary_does_not_reduce_the_padding_without_enlarging_the_largest_piece(lengths, count):
     lengths.sort(reverse=True)
     starts = cut_points(lengths, None, None, count)
     sizes = [lengths[s] * (e - s) for s, e in zip(starts, [*starts[1:], len(lengths)], strict=True)]
@@ -238,7 +238,7 @@ def test_epochs_are_completed_by_the_step_that_reaches_their_end():
     assert samples.tolist() == [*permutation(0, 0, 10)[8:], *permutation(0, 1, 10)[:2]]
 
 
-def test_max_steps_goes_on_beyond_the_epochs_and_every_batch_is_full():
+def test_max_steps_may_exceed_an_epoch_and_every_batch_is_full():
     plan = Plan(num_samples=5, seed=0, global_batch_size=12, max_steps=3)
     assert [len(plan.global_batch(step)[0]) for step in range(3)] == [12, 12, 12]
     assert set(plan.global_batch(0)[1].tolist()) == {0, 1, 2}

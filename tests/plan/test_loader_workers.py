@@ -1,4 +1,4 @@
-"""A loader that is closed ends its workers, and so does a process that exits; no other child is killed."""
+"""Closing a loader or exiting the process ends the workers of the loader, and no other child process."""
 
 import multiprocessing
 import sys
@@ -47,13 +47,13 @@ main()
 
 
 @pytest.mark.parametrize("started", ["before", "after"])
-def test_a_child_of_the_users_own_survives_and_the_workers_do_not(started):
+def test_a_child_process_of_the_user_survives_and_the_workers_end(started):
     done = runs.run([sys.executable, "-c", SCRIPT, started], timeout=60)
     assert done.stdout == "survived 2 workers\n"
     assert done.stderr.endswith("RuntimeError: in a step\n")
 
 
-def test_a_loader_that_is_closed_or_read_anew_ends_its_workers():
+def test_a_loader_ends_its_workers_when_it_is_closed_or_read_again():
     others = set(multiprocessing.active_children())
     loader = Loader(range(10), Plan(num_samples=10, seed=0, global_batch_size=2, num_epochs=9), torch.tensor, CPU, 2)
     next(loader.micro_batches(0))

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Draws(Dataset):
-    """Each sample is its number and one draw from each of the three generators, as augmentation code would make."""
+    """Each sample is its number and one draw from each of the three generators, as in augmentation code."""
 
     def __len__(self):
         return 23
@@ -65,7 +65,7 @@ def test_draws_depend_on_seed_epoch_and_sample_only():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_step_can_be_asked_for_at_once_and_again(num_workers):
+def test_any_step_can_be_read_directly_and_repeatedly(num_workers):
     plan = plan_of(23)
     loader = Loader(Draws(), plan, default_collate, CPU, num_workers)
     everything = [[b.tolist() for _, b in loader.micro_batches(step)] for step in range(plan.total_steps)]
@@ -88,19 +88,19 @@ def test_the_workers_of_a_loader_end_with_it():
     assert not set(active_children()) - before
 
 
-def test_a_plain_torch_dataset_drops_in():
+def test_a_plain_torch_dataset_works():
     dataset = TensorDataset(torch.arange(40.0), torch.arange(40) % 3)
     loader = Loader(dataset, Plan(num_samples=40, seed=0, global_batch_size=8, num_epochs=1), default_collate, CPU)
     values = [x for step in range(5) for _, (xs, _) in loader.micro_batches(step) for x in xs.tolist()]
     assert sorted(values) == list(range(40))
 
 
-def test_a_collate_fn_of_the_user_gets_the_list_of_samples():
+def test_the_collate_fn_of_a_user_gets_the_list_of_samples():
     for micro_batch, batch in fed(plan_of(10), list(range(100, 110)), collate_fn=lambda samples: samples):
         assert batch == [100 + i for i in micro_batch.samples.tolist()]
 
 
-def test_a_dataset_that_draws_nothing_leaves_the_generators_alone():
+def test_a_dataset_without_random_draws_leaves_the_generators_unchanged():
     class Still(Draws):
         draws_random = False
 
@@ -113,7 +113,7 @@ def test_a_dataset_that_draws_nothing_leaves_the_generators_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_evaluation_is_fed_the_same_way():
+def test_evaluation_gets_every_sample_once():
     schedule = evaluation_batches(np.arange(1, 12), 20, None)
     seen = [
         row for _, batch in feed(schedule, TensorDataset(torch.arange(11)), default_collate, CPU) for row in batch[0]
@@ -148,7 +148,7 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize("dataset", [Stream(), (i for i in range(3))])
-def test_what_cannot_be_indexed_is_refused_with_the_way_out(dataset):
+def test_a_dataset_that_cannot_be_indexed_is_refused_with_the_fix(dataset):
     with pytest.raises(UserError, match=r"resumed exactly.*save_to_disk"):
         Loader(dataset, plan_of(10), default_collate, CPU)
 

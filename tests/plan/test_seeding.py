@@ -5,7 +5,7 @@ import torch
 from shared.plan import seeding
 
 
-def test_dropout_depends_on_seed_step_and_micro_batch_and_on_nothing_before():
+def test_dropout_depends_on_seed_step_and_micro_batch_and_not_on_earlier_draws():
     def draw(*words):
         seeding.seed_dropout(torch.device("cpu"), *words)
         return torch.rand(3).tolist()

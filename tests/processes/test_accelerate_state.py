@@ -27,18 +27,18 @@ def a_new_process_without_a_gpu(monkeypatch):
 
 
 def main(config):
-    """What a recipe does with the Accelerator."""
+    """Start a run as a recipe does; return its precision."""
     with folder_lock.freed_after(config.output_dir):
         return starting.start(config).mixed_precision
 
 
-def test_each_run_of_a_process_has_its_own_precision_and_leaves_nothing(tmp_path):
+def test_each_run_of_a_process_has_its_own_precision_and_leaves_no_state(tmp_path):
     for given, expected in (("bf16", "bf16"), ("no", "no"), ("bf16", "bf16"), ("launcher", "no")):
         assert main(Options(output_dir=str(tmp_path / "run"), mixed_precision=given)) == expected
         assert not AcceleratorState._shared_state, "notebook_launcher would refuse to start"
 
 
-def test_a_start_that_failed_does_not_stand_in_the_way(monkeypatch, tmp_path):
+def test_a_run_can_start_after_a_failed_start(monkeypatch, tmp_path):
     config = Options(output_dir=str(tmp_path / "run"))
     with monkeypatch.context() as broken:
         broken.setattr("accelerate.state.PartialState.set_device", lambda _: 1 / 0)
@@ -47,18 +47,18 @@ def test_a_start_that_failed_does_not_stand_in_the_way(monkeypatch, tmp_path):
     assert main(config) == "no"
 
 
-def test_an_accelerator_of_somebody_else_stays_and_is_named_where_it_stands_in_the_way(tmp_path):
+def test_an_accelerator_made_by_other_code_is_kept_and_named_if_its_settings_differ(tmp_path):
     theirs = Accelerator(cpu=True, mixed_precision="bf16")
     with pytest.raises(
         UserError, match=r"made in this process has other settings .*--mixed_precision.*restart"
-    ) as said:
+    ) as refusal:
         main(Options(output_dir=str(tmp_path / "run"), mixed_precision="no"))
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(refusal.value)
     assert main(Options(output_dir=str(tmp_path / "run"), mixed_precision="bf16")) == "bf16"
     assert theirs.mixed_precision == "bf16"
 
 
-def test_processes_forked_after_a_run_are_told_what_comes_first(monkeypatch, tmp_path):
+def test_notebook_launcher_is_refused_after_a_run_in_the_same_process(monkeypatch, tmp_path):
     config = Options(output_dir=str(tmp_path / "run"))
     main(config)
     main(config)

@@ -16,11 +16,11 @@ from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.processes import barrier, collectives
 
-TIMEOUT, LATE = 4.0, 6.0  # seconds: of the group, and of the work of one process
+TIMEOUT, LATE = 4.0, 6.0  # seconds: timeout of the group, and time that one process works
 
 
 def together(accelerator, folder):
-    """What two processes say when one is late, and when one has stopped."""
+    """What each of two processes observes when one is late, and when one is stopped."""
     rank, found = accelerator.process_index, {}
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     barrier.HEARTBEAT_INTERVAL, barrier.HEARTBEAT_TIMEOUT = 0.2, TIMEOUT
@@ -56,19 +56,19 @@ def found(tmp_path_factory):
     return runs.in_group(together, 2, tmp_path_factory.mktemp("waiting"))
 
 
-def test_a_process_may_be_late_for_longer_than_the_time_out_of_the_group(found):
+def test_a_process_may_be_late_by_more_than_the_timeout_of_the_group(found):
     assert [rank["main"] for rank in found] == ["late", "late"]
 
 
-def test_all_meet_before_they_tell_each_other_something_and_before_ddp(found):
+def test_processes_wait_for_each_other_before_each_exchange_and_before_ddp(found):
     for rank in found:
         assert rank["gathered"] == [0, 1]
         assert (rank["before"], rank["after"]) == (2, 5)
 
 
-def test_a_process_without_heartbeats_is_named_and_not_waited_for(found):
+def test_a_process_without_heartbeats_is_named_and_ends_the_wait(found):
     assert found[0]["lost"].startswith("process 1 has sent no heartbeat for 4 s: ")
 
 
-def test_one_process_waits_for_nobody():
-    barrier.wait_for_all(SimpleNamespace(num_processes=1))  # there is no group to ask
+def test_a_single_process_does_not_wait():
+    barrier.wait_for_all(SimpleNamespace(num_processes=1))  # returns, although there is no group

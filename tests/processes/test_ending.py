@@ -31,7 +31,7 @@ class Left(BaseException):
 
 @pytest.fixture
 def leaving(monkeypatch, tmp_path):
-    """Ends, waiting and signals are recorded instead of done: `codes`, `waited` seconds, `handlers`, `on_sleep`."""
+    """Record exits, waits and signal handlers instead of performing them; `on_sleep` is called during each wait."""
     seen = SimpleNamespace(codes=[], waited=0.0, handlers={}, on_sleep=lambda: None)
 
     def leave(code):
@@ -59,7 +59,7 @@ def refuse(monkeypatch, rank):
         ending.refuse(UserError("--seed x: give a number"))
 
 
-def test_local_rank_0_says_why_waits_for_the_others_and_they_are_silent(leaving, monkeypatch, capsys):
+def test_local_rank_0_prints_the_error_and_waits_for_the_others_which_print_nothing(leaving, monkeypatch, capsys):
     def refuse_later():
         if leaving.waited > 3:
             leaving.on_sleep = lambda: None
@@ -72,13 +72,13 @@ def test_local_rank_0_says_why_waits_for_the_others_and_they_are_silent(leaving,
     assert leaving.codes == [2, 2]
 
 
-def test_a_process_that_is_first_waits_for_local_rank_0(leaving, monkeypatch, capsys):
-    def speak_later():
+def test_a_process_that_ends_first_waits_for_local_rank_0(leaving, monkeypatch, capsys):
+    def print_later():
         if leaving.waited > 3:
             leaving.on_sleep = lambda: None
             refuse(monkeypatch, 0)
 
-    leaving.on_sleep = speak_later
+    leaving.on_sleep = print_later
     refuse(monkeypatch, 1)
     assert capsys.readouterr().err.count("error") == 1
     assert 3 < leaving.waited < 4
@@ -87,7 +87,7 @@ def test_a_process_that_is_first_waits_for_local_rank_0(leaving, monkeypatch, ca
 
 @pytest.mark.parametrize("mark", ["none", "of an earlier launch", "of another launch"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_that_only_one_process_met_is_said_by_it(leaving, monkeypatch, capsys, tmp_path, mark, rank):
+def test_an_error_of_only_one_process_is_printed_by_that_process(leaving, monkeypatch, capsys, tmp_path, mark, rank):
     if mark != "none":
         refuse(monkeypatch, 1 - rank)
         capsys.readouterr()
@@ -104,7 +104,7 @@ def test_an_error_that_only_one_process_met_is_said_by_it(leaving, monkeypatch, 
     assert leaving.codes[-1] == 2
 
 
-def test_a_process_alone_does_not_wait(leaving, monkeypatch, tmp_path):
+def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     refuse(monkeypatch, 0)
     assert leaving.waited == 0
@@ -112,7 +112,7 @@ def test_a_process_alone_does_not_wait(leaving, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_launcher_that_ends_a_refusing_process_gets_its_exit_code(leaving, monkeypatch, rank):
+def test_a_process_that_refuses_keeps_its_exit_code_when_the_launcher_ends_it(leaving, monkeypatch, rank):
     refuse(monkeypatch, rank)
     with pytest.raises(Left):
         leaving.handlers[signal.SIGTERM](signal.SIGTERM, None)
@@ -127,7 +127,7 @@ def test_a_launcher_that_ends_a_refusing_process_gets_its_exit_code(leaving, mon
         (OSError(errno.ENOSPC, "No space left on device"), 2, "error: the disk is full"),
     ],
 )
-def test_how_a_run_ends_is_in_its_exit_code_and_in_one_line(leaving, monkeypatch, capsys, error, code, said):
+def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, capsys, error, code, said):
     def main(_):
         raise error
 
@@ -141,7 +141,7 @@ def test_how_a_run_ends_is_in_its_exit_code_and_in_one_line(leaving, monkeypatch
     assert err.count("\n") == (1 if said else 0)
 
 
-def test_collections_of_a_start_leave_out_what_is_imported(leaving, monkeypatch):
+def test_garbage_collection_skips_imported_objects_when_main_starts(leaving, monkeypatch):
     frozen = []
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     gc.unfreeze()
@@ -149,7 +149,7 @@ def test_collections_of_a_start_leave_out_what_is_imported(leaving, monkeypatch)
     assert frozen[0] > len(sys.modules)
 
 
-def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):
+def test_an_unexpected_error_keeps_its_traceback(leaving, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     for error in (ValueError("ours"), FileNotFoundError(errno.ENOENT, "ours")):
 
@@ -162,7 +162,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(leaving, monkeypatch):
 
 
 def of_rank(monkeypatch, rank, what):
-    """Local process `rank` says why it ends."""
+    """Record as local process `rank` why it ends."""
     with monkeypatch.context() as there:
         there.setenv("LOCAL_RANK", str(rank))
         exit_reasons.record(what)
@@ -176,7 +176,7 @@ def of_rank(monkeypatch, rank, what):
         ("refused", 2, "error: rank 1 on {} has ended: see its output\n"),
     ],
 )
-def test_a_process_whose_peer_ended_ends_like_it_and_names_it(leaving, monkeypatch, capsys, what, code, line):
+def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, monkeypatch, capsys, what, code, line):
     def main(_):
         raise RuntimeError("ours")
 
@@ -186,12 +186,12 @@ def test_a_process_whose_peer_ended_ends_like_it_and_names_it(leaving, monkeypat
         command.run(main, Options)
     assert leaving.codes == [code]
     assert capsys.readouterr().err == line.format(socket.gethostname())
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # by the launcher at once: the word is hardly older than it
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # restarted immediately: the record is almost as new
     with pytest.raises(RuntimeError, match="ours"):
         command.run(main, Options)
 
 
-def test_a_lost_connection_is_explained_by_who_is_gone_and_otherwise_said_in_one_line(monkeypatch):
+def test_a_lost_connection_is_reported_in_one_line_with_the_process_that_ended_if_known(monkeypatch):
     gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:24601\nframe #0")
     monkeypatch.setattr(exit_reasons, "SEARCH_SECONDS", 0.1)
     monkeypatch.setattr(exit_reasons, "known", exit_reasons.Launch())
@@ -209,12 +209,12 @@ def test_a_lost_connection_is_explained_by_who_is_gone_and_otherwise_said_in_one
     peer = exit_reasons.peer_behind(gloo)
     assert peer.code == 1
     assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a message: it was killed")
-    exit_reasons.known.processes[1]["machine"] = "another"  # where that number is another process's
+    exit_reasons.known.processes[1]["machine"] = "another"  # there, this id belongs to another process
     assert exit_reasons.peer_behind(gloo).line.startswith("the connection to another process is lost")
 
     exit_reasons.known.store = torch.distributed.HashStore()
     exit_reasons.tell_all_machines(2, "--seed x: give a number")
-    assert exit_reasons.ended_peer() is None, "it was this process's own word"
+    assert exit_reasons.ended_peer() is None, "this process recorded it itself"
     word = exit_reasons.identity() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
     exit_reasons.known.store.set(exit_reasons.STORE_KEY, json.dumps(word))
     peer = exit_reasons.peer_behind(gloo)
@@ -222,7 +222,7 @@ def test_a_lost_connection_is_explained_by_who_is_gone_and_otherwise_said_in_one
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
-def test_a_process_that_was_told_to_end_says_so_to_its_peers_and_leaves_no_file(monkeypatch, tmp_path, code):
+def test_a_process_ended_by_a_signal_tells_its_peers_and_no_exit_leaves_a_file(monkeypatch, tmp_path, code):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

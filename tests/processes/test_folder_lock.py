@@ -30,7 +30,7 @@ folder_lock.release_all()
 
 
 def is_locked(folder):
-    """Whether someone holds the lock of `folder`."""
+    """Whether a process holds the lock of `folder`."""
     try:
         with FileLock(Path(folder) / ".lock", blocking=False):
             return False
@@ -54,16 +54,16 @@ def holder(tmp_path):
     runs.end(process)
 
 
-def test_the_file_says_who_and_is_gone_in_the_end(tmp_path):
+def test_the_lock_file_names_its_process_and_is_removed_on_release(tmp_path):
     folder_lock.acquire(tmp_path)
     assert (tmp_path / ".lock").read_text().startswith(f"process {folder_lock.os.getpid()} on ")
     assert is_locked(tmp_path)
     folder_lock.release_all()
     assert not list(tmp_path.iterdir())
-    folder_lock.release_all()  # once more does nothing
+    folder_lock.release_all()  # a second call does nothing
 
 
-def test_a_holder_that_lives_is_waited_for_said_once_and_then_refused(holder, tmp_path, monkeypatch, capsys):
+def test_a_live_holder_is_printed_once_waited_for_and_then_refused(holder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.5)
     with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder.pid} on .*another folder"):
         folder_lock.acquire(tmp_path)
@@ -81,7 +81,7 @@ def test_a_run_in_a_folder_in_use_is_refused_and_changes_nothing(holder, tmp_pat
 
 
 def open_and(end):
-    """A recipe that opens its folder and ends in some way."""
+    """The `main` of a recipe that opens its folder and then calls `end`."""
     alone = SimpleNamespace(
         num_processes=1, is_main_process=True, is_local_main_process=True, mixed_precision="no", print=print
     )
@@ -95,7 +95,7 @@ def open_and(end):
     return main
 
 
-def test_a_run_has_its_folder_until_its_main_has_ended(tmp_path):
+def test_a_run_holds_the_lock_until_its_main_ends(tmp_path):
     config = Options(output_dir=str(tmp_path))
     assert open_and(lambda: 3)(config) == 3
     assert not list(tmp_path.iterdir())
@@ -104,7 +104,7 @@ def test_a_run_has_its_folder_until_its_main_has_ended(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_a_run_made_is_gone_if_it_left_nothing_there(tmp_path):
+def test_a_folder_that_a_run_created_is_removed_if_it_is_empty(tmp_path):
     config = Options(output_dir=str(tmp_path / "new"))
     open_and(lambda: 3)(config)
     assert not (tmp_path / "new").exists()
@@ -112,7 +112,7 @@ def test_a_folder_that_a_run_made_is_gone_if_it_left_nothing_there(tmp_path):
     assert (tmp_path / "new/left").exists()
 
 
-def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch, capsys):
+def test_a_waiting_run_gets_the_lock_when_its_holder_ends(holder, tmp_path, monkeypatch, capsys):
     tries = []
 
     def flock(fd, how):
@@ -133,7 +133,7 @@ def test_a_holder_that_ends_makes_way(holder, tmp_path, monkeypatch, capsys):
     folder_lock.release_all()
 
 
-def test_a_holder_that_was_killed_is_none(holder, tmp_path, capsys):
+def test_the_lock_of_a_killed_process_does_not_count(holder, tmp_path, capsys):
     runs.end(holder)
     assert (tmp_path / ".lock").exists()
     folder_lock.acquire(tmp_path)
@@ -142,7 +142,7 @@ def test_a_holder_that_was_killed_is_none(holder, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_its_holder_removed_in_between_is_not_taken_for_the_lock(tmp_path, monkeypatch):
+def test_a_lock_file_that_was_replaced_before_it_was_locked_does_not_count(tmp_path, monkeypatch):
     path, flock, replaced = tmp_path / ".lock", fcntl.flock, []
 
     def replace(fd, how):
@@ -159,7 +159,7 @@ def test_a_file_that_its_holder_removed_in_between_is_not_taken_for_the_lock(tmp
     folder_lock.release_all()
 
 
-def test_a_child_that_ends_leaves_the_lock_to_its_parent_and_one_that_lives_does_not_keep_it(tmp_path):
+def test_a_forked_child_neither_releases_nor_keeps_the_lock_of_its_parent(tmp_path):
     folder_lock.acquire(tmp_path)
     ended = multiprocessing.get_context("fork").Process(target=int)
     ended.start()
@@ -175,7 +175,7 @@ def test_a_child_that_ends_leaves_the_lock_to_its_parent_and_one_that_lives_does
         alive.join(30)
 
 
-def test_another_thread_can_release_it(tmp_path):
+def test_another_thread_can_release_the_lock(tmp_path):
     folder_lock.acquire(tmp_path)
     thread = threading.Thread(target=folder_lock.release_all)
     thread.start()
@@ -187,7 +187,7 @@ def test_another_thread_can_release_it(tmp_path):
 @pytest.mark.parametrize(
     ("code", "reason"), [(errno.ENOLCK, "No locks available"), (errno.ENOSYS, "Function not implemented")]
 )
-def test_a_file_system_without_locks_is_said_and_no_obstacle(tmp_path, monkeypatch, capsys, code, reason):
+def test_a_file_system_without_locks_is_reported_and_the_run_continues(tmp_path, monkeypatch, capsys, code, reason):
     def refuse(*_):
         raise OSError(code, reason)
 

@@ -1,4 +1,4 @@
-"""A run that is ended by a signal at any point and resumed has the same weights and record as an uninterrupted run."""
+"""A run that a signal ends at any point has, once resumed, the same weights and record as an uninterrupted run."""
 
 import json
 import signal
@@ -38,11 +38,11 @@ def nothing_heard(monkeypatch):
 
 # Two processes
 
-NOTHING = SimpleNamespace(finish=lambda: None, close=lambda: None)  # to save, and to close
+NOTHING = SimpleNamespace(finish=lambda: None, close=lambda: None)  # stands in for a saver and for objects to close
 
 
 def together(accelerator, folder):
-    """What two processes say of signals that only rank 1 gets."""
+    """What each of two processes observes when only rank 1 gets signals."""
     rank, found = accelerator.process_index, {}
     preemption.CHECK_INTERVAL = 0.0
     endless = (time.sleep(0.002) or n for n in range(10_000))
@@ -79,13 +79,14 @@ def together(accelerator, folder):
 
 def test_processes_agree_on_a_signal_that_only_one_of_them_got(tmp_path):
     zero, one = runs.in_group(together, 2, tmp_path)
-    assert zero["answers"] == one["answers"] == [False, False, False, True, True, True]  # sent before step 2 ended
+    # Rank 1 gets the signal before step 2 ends; the processes agree on it one step later.
+    assert zero["answers"] == one["answers"] == [False, False, False, True, True, True]
     assert zero["all batches"] == [0, 1, 2, False]
     assert one["all batches"] == [0, 1, 2, 3, False]
     assert zero["left an endless evaluation"]
     assert one["left an endless evaluation"]
     assert zero["saves after it"]
-    assert one["saves after it"], "it would train a step on, and evaluate that one when it is started again"
+    assert one["saves after it"], "it would train one more step, and evaluate after that step when it is resumed"
     assert zero["batches under FSDP"] == one["batches under FSDP"] == [5, True]
     assert zero["left"]
     assert one["left"]
@@ -99,7 +100,7 @@ def test_processes_agree_on_a_signal_that_only_one_of_them_got(tmp_path):
 ALONE = SimpleNamespace(num_processes=1, is_main_process=True, is_fsdp2=False)
 
 
-def test_one_process_knows_at_once(tmp_path, capsys):
+def test_a_single_process_notices_a_signal_in_the_same_step(tmp_path, capsys):
     loop = Preemption(ALONE, str(tmp_path))
     assert not loop.exchange_signals()
     assert heard.something_to_save
@@ -113,16 +114,16 @@ def test_one_process_knows_at_once(tmp_path, capsys):
     assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to resume\n"
 
 
-def test_the_marker_is_there_before_the_tracker_uploads_what_it_has(tmp_path):
+def test_the_marker_is_written_after_the_checkpoint_and_before_the_tracker_closes(tmp_path):
     there = []
     tracker = SimpleNamespace(close=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     with pytest.raises(Preempted):
-        Preemption(ALONE, str(tmp_path)).end_run(3, saver, tracker, tracker)  # the last, to close, as a monitor
+        Preemption(ALONE, str(tmp_path)).end_run(3, saver, tracker, tracker)  # also in place of the monitor
     assert there == [False, True, True]
 
 
-def test_when_all_is_saved_a_signal_ends_the_run_at_once(tmp_path):
+def test_a_signal_ends_the_run_immediately_if_everything_is_saved(tmp_path):
     loop = Preemption(ALONE, str(tmp_path))
     loop.exchange_signals()
     loop.all_saved()
@@ -152,7 +153,7 @@ def whole(recipe, texts, tmp_path_factory):
 
 
 def signal_in(monkeypatch, module, name, when):
-    """Deliver SIGTERM, as `signals.listen` would note it, in the call of `name` for which `when(progress)` is true."""
+    """Deliver SIGTERM, noted as `signals.listen` would, in the call of `name` for which `when(progress)` is true."""
     original, calls = getattr(module, name), []
 
     def with_signal(*arguments, **more):
@@ -164,7 +165,7 @@ def signal_in(monkeypatch, module, name, when):
     monkeypatch.setattr(module, name, with_signal)
 
 
-# Where the signal comes, and the step whose checkpoint is left for it.
+# Where the signal comes, and the step of the checkpoint that is then written.
 POINTS = {
     "in a step": ("clip", lambda call: call == 5, 5),
     "in the first step": ("clip", lambda call: call == 1, 1),
@@ -175,7 +176,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_run_that_was_interrupted_goes_on_to_the_same_weights_and_record(
+def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninterrupted_one(
     recipe, texts, whole, tmp_path, monkeypatch, point
 ):
     name, when, step = POINTS[point]
@@ -192,7 +193,7 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_weights_and_record(
     owed = "evaluation" in point
     assert resuming.read_state(newest)["evaluation_owed"] == owed
     evaluated = {line["step"] for line in runs.metrics(output) if "eval_loss" in line}
-    assert (step in evaluated) is False, "half an evaluation was recorded"
+    assert (step in evaluated) is False, "an incomplete evaluation was recorded"
 
     heard.signal, heard.something_to_save = 0, False
     train(recipe, texts, output)
@@ -204,12 +205,12 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_weights_and_record(
         assert [line.get(key) for line in ours] == [line.get(key) for line in theirs], key
 
 
-def test_a_run_that_had_stopped_early_does_not_train_on_when_it_is_started_again(recipe, texts, tmp_path, monkeypatch):
+def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_again(recipe, texts, tmp_path, monkeypatch):
     flags = [*map(str, [*texts, *FLAGS]), "--output_dir", str(tmp_path / "run"), "--eval_steps", "2"]
     flags += ["--early_stopping_patience", "1", "--metric_for_best_model", "loss", "--learning_rate", "10"]
     config = options.parse(recipe.Config, flags)
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "export", signal_in)  # which ends it with a TypeError
+        patch.setattr(training_run, "export", signal_in)  # its call raises a TypeError
         with pytest.raises(TypeError):
             recipe.main(config)
     stopped = max(resuming.complete(tmp_path / "run"))
@@ -220,12 +221,12 @@ def test_a_run_that_had_stopped_early_does_not_train_on_when_it_is_started_again
 
 
 def test_a_finished_run_has_no_marker(recipe, texts, whole):
-    signals.write_marker(whole, None, {0: signal.SIGTERM})  # came as it was leaving
+    signals.write_marker(whole, None, {0: signal.SIGTERM})  # the signal came as the run ended
     train(recipe, texts, whole)
     assert not (whole / "PREEMPTED").exists()
 
 
-def test_an_evaluation_that_is_owed_is_kept_in_a_checkpoint():
+def test_a_checkpoint_records_that_an_evaluation_is_owed():
     progress = Progress(step=4)
     assert not progress.record({}, None)
     again = Progress.from_state(progress.state())
@@ -252,12 +253,12 @@ from shared.run import command
 
 nlp = runs.load_recipe("nlp")
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and os.environ["RANK"] == "0":
-    time.sleep(3)  # so that rank 1 looks for it while its last life's address is still there
+    time.sleep(3)  # rank 1 looks for it while the address from before the restart is still stored
 command.run(nlp.main, nlp.Config)
 """
 
 
-def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path_factory, tmp_path):
+def test_torchrun_restarts_all_processes_if_only_one_gets_the_signal(texts, tmp_path_factory, tmp_path):
     steps = 60
     script = tmp_path_factory.mktemp("late") / "late.py"
     script.write_text(LATE.format(tests=str(runs.ROOT / "tests")))
@@ -280,7 +281,7 @@ def test_one_process_alone_is_told_and_torchrun_starts_all_again(texts, tmp_path
     assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
 
 
-def test_the_end_of_accelerate_launch_is_a_signal_to_its_process(texts, tmp_path):
+def test_terminating_accelerate_launch_sends_its_process_a_signal(texts, tmp_path):
     flags = [*texts, *FLAGS, "--max_train_steps", 100_000, "--output_dir", tmp_path]
     launcher = runs.start(runs.accelerate_launch("cpu", "recipes/nlp.py", *flags), OMP_NUM_THREADS="1")
     try:

@@ -9,7 +9,7 @@ from shared.errors import UserError
 from shared.processes import barrier, collectives
 
 
-def test_every_process_raises_the_error_of_the_lowest_rank_that_met_one(monkeypatch):
+def test_every_process_raises_the_error_of_the_lowest_rank_that_has_one(monkeypatch):
     def gather(messages, mine):
         messages[:] = [None, mine, "of rank 2"]
 
@@ -30,7 +30,7 @@ def test_one_process_agrees_with_itself():
 
 
 @pytest.mark.parametrize("main", [True, False])
-def test_what_the_main_process_finds_every_process_gets(monkeypatch, main):
+def test_every_process_gets_the_result_or_error_of_the_main_process(monkeypatch, main):
     sent = []
     two = SimpleNamespace(num_processes=2, is_main_process=main)
 

@@ -27,7 +27,7 @@ def marker(folder):
     return json.loads((folder / signals.MARKER).read_text())
 
 
-def test_with_nothing_to_save_a_signal_leaves_the_marker_and_ends_the_process(heard, monkeypatch):
+def test_a_signal_writes_the_marker_and_ends_the_process_if_there_is_nothing_to_save(heard, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     assert heard.hear(signal.SIGUSR1, 100.0) == EXIT_PREEMPTED
     left = marker(heard.output_dir)
@@ -35,30 +35,30 @@ def test_with_nothing_to_save_a_signal_leaves_the_marker_and_ends_the_process(he
     assert {"time", "host"} < set(left)
 
 
-def test_a_dry_run_leaves_no_marker(heard, tmp_path):
+def test_a_dry_run_writes_no_marker(heard, tmp_path):
     heard.output_dir = None
     assert heard.hear(signal.SIGTERM, 100.0) == EXIT_PREEMPTED
     assert not list(tmp_path.iterdir())
 
 
-def test_in_training_a_signal_is_noted_its_copies_too_and_a_later_one_ends_the_process(heard):
+def test_in_training_a_signal_and_its_copies_are_noted_and_a_later_one_ends_the_process(heard):
     heard.something_to_save = True
     assert heard.hear(signal.SIGTERM, 100.0) is None
     assert heard.hear(signal.SIGTERM, 100.001) is None
-    assert heard.hear(signal.SIGINT, 100.0 + SAME_SIGNAL) is None  # of another kind, as from a launcher that dies
+    assert heard.hear(signal.SIGINT, 100.0 + SAME_SIGNAL) is None  # another signal, as a dying launcher sends
     assert heard.signal == signal.SIGTERM
     assert heard.hear(signal.SIGTERM, 100.1 + SAME_SIGNAL) == EXIT_PREEMPTED
-    assert not heard.output_dir.exists(), "the loop leaves the marker, after the checkpoint"
+    assert not heard.output_dir.exists(), "the loop writes the marker, after the checkpoint"
 
 
 @pytest.mark.parametrize("something_to_save", [True, False])
-def test_the_signal_that_ends_the_others_after_a_failure_is_no_preemption(heard, something_to_save):
+def test_a_signal_to_end_the_others_after_a_failure_is_not_a_preemption(heard, something_to_save):
     heard.something_to_save, heard.peer_failed = something_to_save, lambda: True
     assert heard.hear(signal.SIGTERM, 100.0) == EXIT_FAILED
     assert not heard.output_dir.exists()
 
 
-def test_a_marker_that_cannot_be_written_does_not_keep_the_run_from_ending(tmp_path, capsys):
+def test_a_run_ends_even_if_its_marker_cannot_be_written(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     signals.write_marker(tmp_path / "file", 3, {0: signal.SIGTERM})
     assert "PREEMPTED could not be written" in capsys.readouterr().err
@@ -81,7 +81,7 @@ if mode == "child":  # as a pool does with its workers
     os._exit(0)
 signals.heard.something_to_save = mode == "training"
 print("ready", flush=True)
-if mode == "blocked":  # in a call that does not come back to Python: no handler would run
+if mode == "blocked":  # in a call that does not return to Python, so that no handler runs
     lock = threading.Lock()
     lock.acquire()
     import ctypes
@@ -107,7 +107,7 @@ def listening(folder, mode, *before, stdout=subprocess.PIPE):
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_each_of_the_signals_is_heard(tmp_path, number):
+def test_each_signal_is_noted(tmp_path, number):
     process = listening(tmp_path, "training")
     try:
         assert process.stdout.readline() == "ready\n"
@@ -119,7 +119,7 @@ def test_each_of_the_signals_is_heard(tmp_path, number):
         runs.end(process)
 
 
-def test_a_closed_terminal_is_no_signal_under_nohup(tmp_path):
+def test_a_closed_terminal_has_no_effect_under_nohup(tmp_path):
     process = listening(tmp_path, "training", "nohup")
     try:
         assert process.stdout.readline() == "ready\n"
@@ -130,11 +130,11 @@ def test_a_closed_terminal_is_no_signal_under_nohup(tmp_path):
         runs.end(process)
 
 
-def test_what_is_said_after_the_terminal_was_closed_is_no_error(tmp_path):
+def test_printing_after_the_terminal_was_closed_is_not_an_error(tmp_path):
     ours, theirs = os.openpty()
     process = listening(tmp_path, "training", stdout=theirs)
     try:
-        with os.fdopen(ours, "rb") as terminal:  # the whole line: closed in the middle of it, writing it would fail
+        with os.fdopen(ours, "rb") as terminal:  # all of it: if closed earlier, printing this line would fail
             assert terminal.readline() == b"ready\r\n"
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) == 7
@@ -143,7 +143,7 @@ def test_what_is_said_after_the_terminal_was_closed_is_no_error(tmp_path):
         runs.end(process)
 
 
-def test_a_process_that_is_blocked_ends_all_the_same(tmp_path):
+def test_a_signal_ends_a_process_that_is_blocked(tmp_path):
     process = listening(tmp_path, "blocked")
     try:
         assert process.stdout.readline() == "ready\n"
@@ -154,7 +154,7 @@ def test_a_process_that_is_blocked_ends_all_the_same(tmp_path):
         runs.end(process)
 
 
-def test_a_child_that_is_told_to_end_ends_and_is_no_preemption(tmp_path):
+def test_a_child_that_gets_a_signal_ends_and_writes_no_marker(tmp_path):
     process = listening(tmp_path, "child")
     try:
         assert process.communicate(timeout=60)[0] == f"{-signal.SIGTERM}\n"
@@ -170,7 +170,7 @@ def work(pipe):
 
 
 def parent(pipe):
-    """A process with a child that leaves signals to it."""
+    """A process whose child ignores signals."""
     context = multiprocessing.get_context("fork")
     child = context.Process(target=work, args=(pipe,), daemon=True)
     child.start()
@@ -207,15 +207,15 @@ print("trains", flush=True)
 
 
 @pytest.mark.parametrize("name", signals.SET_BY_LAUNCHERS)
-def test_a_process_whose_launcher_died_while_it_was_importing_ends(name):
+def test_a_process_ends_if_its_launcher_died_during_the_imports(name):
     if "python" in " ".join(psutil.Process(1).cmdline()):
-        pytest.skip("orphans are given to a Python process here")
+        pytest.skip("orphans get a Python process as their parent here")
     command = f"{sys.executable} -c '{BORN}' $$ & exit"
-    said = runs.run(["sh", "-c", command], timeout=60, **{name: "x"})
-    assert (said.stdout, said.stderr) == ("", "the launcher of this process has ended: start again\n")
+    done = runs.run(["sh", "-c", command], timeout=60, **{name: "x"})
+    assert (done.stdout, done.stderr) == ("", "the launcher of this process has ended: start again\n")
 
 
-def test_a_process_trains_whose_launcher_lives_or_that_has_none():
+def test_a_process_trains_if_its_launcher_is_alive_or_it_has_none():
     for env in ({"TORCHELASTIC_RUN_ID": "x"}, {}):  # a shell in between, as in `torchrun --no-python wrapper.sh`
         command = ["sh", "-c", f"{sys.executable} -c '{BORN}'; true"]
         assert subprocess.check_output(command, cwd=runs.ROOT, env=os.environ | env, text=True) == "trains\n"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 
 def accelerator(processes=1, precision="no"):
-    """What the functions here ask of an Accelerator."""
+    """The attributes of an Accelerator that the tested functions use."""
     return SimpleNamespace(
         num_processes=processes,
         is_main_process=True,

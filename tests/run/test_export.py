@@ -66,7 +66,7 @@ def test_an_export_is_complete_and_replaces_the_older_one_with_the_usual_permiss
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_export_that_fails_leaves_the_older_model_and_nothing_half_written(tmp_path, finished_progress):
+def test_a_failed_export_keeps_the_older_model_and_leaves_no_incomplete_files(tmp_path, finished_progress):
     class Full(Processor):
         def save_pretrained(self, folder):
             raise OSError(28, "No space left on device")
@@ -104,7 +104,9 @@ def test_a_model_that_is_not_finite_is_not_exported(tmp_path, weight, loss, best
 
 
 @pytest.mark.parametrize("wrong", ["_orig_mod.{}", "{}.old"])
-def test_an_export_that_would_not_load_as_it_was_trained_leaves_no_model(tmp_path, finished_progress, wrong):
+def test_an_export_that_would_not_load_with_all_trained_weights_is_refused_and_removed(
+    tmp_path, finished_progress, wrong
+):
     from transformers import BertConfig, BertForMaskedLM
 
     sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
@@ -124,7 +126,7 @@ def test_an_export_that_would_not_load_as_it_was_trained_leaves_no_model(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_the_model_card_has_the_numbers_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress):
+def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress):
     monkeypatch.setattr(sys, "argv", ["recipes/nlp.py", "--train_file", "my data.csv", "--seed", "3"])
     nlp = runs.load_recipe("nlp")
     config = nlp.Config(output_dir=str(tmp_path / "name"), train_file="my data.csv", seed=3)
@@ -146,7 +148,7 @@ def test_the_model_card_has_the_numbers_of_the_model_and_the_command(monkeypatch
 
 
 class Hub:
-    """Stands in for the Hub's client: keeps what it is asked for, or fails."""
+    """Stands in for the Hub's client: records its requests, or fails."""
 
     asked: ClassVar[list] = []
     failure: Exception | None = None
@@ -185,7 +187,9 @@ def test_without_the_flag_nothing_is_uploaded(hub, tmp_path, finished_progress):
     assert hub.asked == []
 
 
-def test_an_upload_that_fails_keeps_the_model_and_says_how_to_try_again(hub, monkeypatch, tmp_path, finished_progress):
+def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(
+    hub, monkeypatch, tmp_path, finished_progress
+):
     monkeypatch.setattr(hub, "failure", ConnectionError("401 Client Error.\n\nInvalid token"))
     config = Options(output_dir=str(tmp_path), push_to_hub=True, hub_model_id="mine")
     with pytest.raises(UserError) as caught:

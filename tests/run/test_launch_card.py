@@ -24,6 +24,6 @@ BERT = ["--model_name_or_path", "bert"]
         ("image_classification", ["--model_name_or_path", "vit", "--depths", "2", "3"], "--depths 2 3"),
     ],
 )
-def test_sizes_beside_a_pretrained_model_are_named(recipe, flags, named):
+def test_sizes_without_effect_on_a_pretrained_model_are_named(recipe, flags, named):
     config_class = runs.load_recipe(recipe).Config
     assert sizes_without_effect(options.parse(config_class, flags)) == named

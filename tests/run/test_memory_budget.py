@@ -1,4 +1,4 @@
-"""Out of memory on one process ends all with a one-line error; the search for a budget changes no state."""
+"""Out of memory on one process ends all processes with a one-line error; the search for a budget changes no state."""
 
 import re
 import textwrap
@@ -70,7 +70,7 @@ def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
 
 
 @given(most=st.integers(1, 5000), limit=st.integers(1, 6000))
-def test_the_search_finds_the_largest_that_fits_in_few_trials(most, limit):
+def test_the_search_finds_the_largest_fitting_budget_in_few_trials(most, limit):
     tried = []
     assert memory_budget.largest(most, lambda n: tried.append(n) or n <= limit) == min(most, limit)
     assert len(tried) <= 2 * most.bit_length()
@@ -81,13 +81,13 @@ def test_the_search_finds_the_largest_that_fits_in_few_trials(most, limit):
 @pytest.mark.parametrize(
     ("on_cpu", "environment", "reason"), [(True, "false", "no fixed memory limit"), (False, "true", "under FSDP")]
 )
-def test_where_it_cannot_be_found_the_search_is_refused(monkeypatch, on_cpu, environment, reason):
+def test_the_search_is_refused_on_a_cpu_and_under_fsdp(monkeypatch, on_cpu, environment, reason):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", environment)
     with pytest.raises(UserError, match=f"--auto_micro_batch needs GPUs and DDP .*{reason}.*set the budget"):
         starting.check_environment(Options(auto_micro_batch=True), on_cpu)
 
 
-def test_with_synchronized_batch_norm_the_search_is_refused(monkeypatch):
+def test_the_search_is_refused_with_synchronized_batch_norm(monkeypatch):
     config = SimpleNamespace(**vars(Options(auto_micro_batch=True)), sync_batchnorm=True)
     with pytest.raises(UserError, match=r"--auto_micro_batch does not work with --sync_batchnorm .*leave one of them"):
         starting.check_environment(config, on_cpu=False)
@@ -96,16 +96,18 @@ def test_with_synchronized_batch_norm_the_search_is_refused(monkeypatch):
     starting.check_environment(config, on_cpu=False)
 
 
-def test_the_first_launch_searches_and_a_resumed_run_keeps_what_was_found():
+def test_the_first_launch_searches_and_a_resumed_run_keeps_the_found_budget():
     searching = memory_budget.resolve(Options(auto_micro_batch=True, per_device_train_batch_size=4), None)
     assert searching.per_device_train_batch_size is None
     kept = memory_budget.resolve(Options(auto_micro_batch=True), {"per_device_train_batch_size": 12})
     assert kept.per_device_train_batch_size == 12
     plain = Options(per_device_train_batch_size=4)
-    assert memory_budget.resolve(plain, {"per_device_train_batch_size": 12}) is plain  # and is refused as another run
+    assert (
+        memory_budget.resolve(plain, {"per_device_train_batch_size": 12}) is plain
+    )  # and is refused later as a changed setting
 
 
-# The search, on two processes of which one has less memory
+# The search, on two processes, one of which has less memory
 
 
 class Net(nn.Module):
@@ -118,7 +120,7 @@ class Net(nn.Module):
 
 
 def search(accelerator, folder):
-    """Search with simulated limits of rows: none, on one process only, none fits; what was found and what changed."""
+    """Search with simulated limits on the rows that fit; return budgets, trials and whether state is as before."""
     from shared.optimization.optimizers import make_optimizer
 
     rank, found = accelerator.process_index, {}
@@ -159,17 +161,17 @@ def search(accelerator, folder):
     return found
 
 
-def test_processes_settle_on_what_fits_on_each_and_everything_is_as_before(tmp_path, monkeypatch):
+def test_processes_agree_on_a_budget_that_fits_on_each_and_no_state_changes(tmp_path, monkeypatch):
     zero, one = runs.in_group(search, 2, tmp_path)
     assert zero == one
-    assert zero["all fit"] == 24 * 30  # the whole global batch: it cannot become larger
+    assert zero["all fit"] == 24 * 30  # the whole global batch, which is the largest possible budget
     assert zero["one has less"] == (13 - 2) * 30  # an eighth, rounded up, is kept free
     assert "--auto_micro_batch: the longest sample, of length 30, does not fit into memory" in zero["none"]
     for name in ("all fit", "one has less", "none"):
         assert zero[f"{name}, as before"] == [True] * 4, name
 
 
-def test_what_a_trial_cannot_blame_on_memory_is_raised():
+def test_a_trial_raises_errors_that_are_not_out_of_memory():
     with pytest.raises(RuntimeError, match="shapes"):
         memory_budget.succeeds(lambda: (_ for _ in ()).throw(RuntimeError("shapes do not match")))
 
@@ -204,7 +206,7 @@ FAILING = """
 """
 
 
-def test_one_process_runs_out_of_memory_and_all_end_with_one_line_and_the_checkpoint(texts, tmp_path):
+def test_if_one_process_runs_out_of_memory_all_end_with_one_line_and_keep_the_checkpoint(texts, tmp_path):
     script = tmp_path / "failing.py"
     script.write_text(textwrap.dedent(FAILING).format(tests=str(runs.ROOT / "tests")))
     flags = [
@@ -219,13 +221,13 @@ def test_one_process_runs_out_of_memory_and_all_end_with_one_line_and_the_checkp
         "--output_dir",
         tmp_path / "run",
     ]
-    codes, said = runs.run_forked(2, script, flags, tmp_path, timeout=200)
+    codes, output = runs.run_forked(2, script, flags, tmp_path, timeout=200)
     seconds = time.time() - (tmp_path / "raised").stat().st_mtime
-    assert seconds < 60, "30 are promised, on a machine with less to do; the time-out of the process group is 300"
-    assert codes == [2, 2], said
+    assert seconds < 60, "the promise is 30 s on an idle machine; the timeout of the process group is 300 s"
+    assert codes == [2, 2], output
     line = r"error: process 1 ran out of memory on a micro-batch of \d+ x \d+: lower --max_tokens_per_micro_batch 96; "
-    assert len(re.findall(line, said)) == 1, said
-    assert not any(f'File "{runs.ROOT / folder}' in said for folder in ("shared", "recipes"))
+    assert len(re.findall(line, output)) == 1, output
+    assert not any(f'File "{runs.ROOT / folder}' in output for folder in ("shared", "recipes"))
     saved = resuming.complete(tmp_path / "run")
     assert saved
     assert resuming.problem_with(saved[max(saved)]) is None

@@ -38,10 +38,10 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     stored = options.plain(first)
     resumed = run_folder.resolve(flags, accelerator(later), stored)
     assert resumed == first
-    run_folder.refuse_another_run(stored, resumed, Path("out"))  # does not
+    run_folder.refuse_another_run(stored, resumed, Path("out"))  # raises no error
 
 
-def test_a_resumed_run_says_that_its_global_batch_is_not_that_of_the_flags(capsys):
+def test_a_resumed_run_prints_that_its_global_batch_differs_from_the_flags(capsys):
     stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
     run_folder.resolve(accumulated(2), accelerator(2), stored)
     assert capsys.readouterr().out == ""
@@ -58,7 +58,7 @@ def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_e
     assert run_folder.resolve(accumulated(2, global_batch_size=16), accelerator(2), None).global_batch_size == 16
 
 
-def test_another_global_batch_is_no_continuation_of_a_run():
+def test_a_run_does_not_resume_with_a_different_global_batch():
     stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
     config = run_folder.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
     with pytest.raises(UserError, match=r"out holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
@@ -74,7 +74,7 @@ def test_the_precision_of_the_launcher_becomes_part_of_the_run():
         )
 
 
-def test_the_default_learning_rate_is_settled_and_an_older_run_keeps_its_own(capsys):
+def test_the_default_learning_rate_is_resolved_and_an_older_run_keeps_its_own(capsys):
     made = runs.load_recipe("nlp").Config
     new, pretrained = made(), made(model_name_or_path="a/model")
     assert run_folder.resolve(new, accelerator(), None).learning_rate == 1e-3
@@ -95,7 +95,7 @@ def test_the_default_learning_rate_is_settled_and_an_older_run_keeps_its_own(cap
 
 
 def finished_run(folder, *lines):
-    """A folder as a run leaves it, with these lines in metrics.jsonl."""
+    """Write the files of a finished run, with these lines in metrics.jsonl; return its config."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
     config = Options(output_dir=str(folder), lr_scheduler_type="constant")
@@ -108,7 +108,7 @@ EVALUATED = {"step": 4, "eval_loss": 0.5, "eval_accuracy": "NaN"}
 LAST = {"step": 8, "train_runtime": 1.0}
 
 
-def test_a_finished_run_gives_its_last_evaluation(tmp_path):
+def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
     result = run_folder.finished(accelerator(), config, Progress(), tuple)
     assert result["eval_loss"] == 0.5
@@ -135,7 +135,7 @@ loss = BestBy("eval_loss", greater_is_better=False)
 
 
 def recorded(values, best_by):
-    """A progress that took in one evaluation after each step."""
+    """A progress with one recorded evaluation after each step."""
     progress = Progress()
     for progress.step, value in enumerate(values, start=1):
         progress.record({best_by.name: value}, best_by)
@@ -160,16 +160,16 @@ def test_the_best_step_is_the_first_with_the_best_number(values, greater):
         ([0.5, 0.4, 0.6], 1, False),
         ([0.5, 0.4], 2, False),
         ([0.5, 0.4], None, False),
-        ([math.nan] * 3, 2, True),  # a run that has diverged does not come back
+        ([math.nan] * 3, 2, True),  # a diverged run does not recover
         ([0.5, math.nan, math.nan], 2, True),
         ([math.nan, 0.1], 1, False),
     ],
 )
-def test_patience_counts_evaluations_without_a_better_one(values, patience, out):
+def test_patience_counts_evaluations_without_an_improvement(values, patience, out):
     assert recorded(values, accuracy).out_of_patience(patience) is out
 
 
-def test_a_resumed_run_with_another_metric_begins_its_best_anew():
+def test_a_run_that_resumes_with_a_different_metric_forgets_its_best_step():
     progress = recorded([0.5], accuracy)
     progress.step = 2
     progress.record({"eval_roc_auc": 0.1}, BestBy("eval_roc_auc", greater_is_better=True))
@@ -177,21 +177,21 @@ def test_a_resumed_run_with_another_metric_begins_its_best_anew():
 
 
 @pytest.mark.parametrize(("values", "patience"), [([0.5, 0.75, 0.5, 0.25], 2), ([0.5, 0.75, 0.5], 2), ([0.5], None)])
-def test_a_run_that_stops_early_says_when_and_which_evaluation_was_best(values, patience, capsys):
+def test_a_run_that_stops_early_prints_when_and_which_evaluation_was_best(values, patience, capsys):
     config = Options(early_stopping_patience=patience, metric_for_best_model="accuracy" if patience else None)
     resuming.load_best(accelerator(), config, recorded(values, accuracy))
-    said = (
+    expected = (
         "early stopping after step 4: 2 evaluations in a row were no better than that of step 2 (eval_accuracy 0.75); "
         "model/ has the last one\n"
     )
-    assert capsys.readouterr().out == (said if len(values) == 4 else "")
+    assert capsys.readouterr().out == (expected if len(values) == 4 else "")
 
 
-def test_less_loss_is_better():
+def test_a_lower_loss_is_better():
     assert recorded([0.5, 0.3, 0.4], loss).best_step == 2
 
 
-def test_a_progress_comes_back_from_a_checkpoint_with_the_time_it_took():
+def test_progress_is_restored_from_a_checkpoint_with_its_elapsed_time():
     progress = recorded([0.5, 0.4], accuracy)
     progress.run_id, progress.monitor, progress.seconds = "abc", {"digest": "00"}, 5.0
     state = json.loads(json.dumps(progress.state() | {"config": {}, "world_size": 2}))

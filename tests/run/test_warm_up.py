@@ -30,7 +30,7 @@ class Net(nn.Module):
         return self.body(x)
 
 
-def test_parameters_buffers_gradients_and_random_state_are_as_before():
+def test_a_warm_up_pass_restores_parameters_buffers_gradients_and_random_state():
     torch.manual_seed(0)
     model = Net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -47,14 +47,14 @@ def test_parameters_without_a_gradient_are_named():
         run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 
 
-def test_frozen_parameters_are_no_mistake():
+def test_frozen_parameters_need_no_gradient():
     model = Net(unused=True)
     model.forgotten.requires_grad_(False)
     run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 
 
 class Routed(Net):
-    """Sends a sample to one of its experts by the sign of its first number; the third expert is for larger ones."""
+    """Sends a sample to one of its first two experts by the sign of its first number; a third expert is never used."""
 
     def __init__(self, experts):
         super().__init__()
@@ -67,7 +67,7 @@ class Routed(Net):
 
 
 def freeze(model, inputs):
-    """What `freeze_unreached` does for a model whose samples are the rows of `inputs`."""
+    """Call `freeze_unreached` on a model whose samples are the rows of `inputs`; return the frozen parameters."""
     plan = Plan(num_samples=len(inputs), seed=0, global_batch_size=4, num_epochs=1)
     forward = model.forward
     model.forward = lambda x: Output(forward(x))
@@ -77,15 +77,15 @@ def freeze(model, inputs):
         model.forward = forward
 
 
-def test_parameters_that_the_loss_does_not_reach_are_frozen_said_and_left_out_of_the_optimizer(capsys):
+def test_parameters_that_the_loss_does_not_reach_are_frozen_printed_and_not_in_the_optimizer(capsys):
     torch.manual_seed(0)
     model = Net(unused=True).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     inputs = torch.randn(20, 4)
     rng = torch.get_rng_state()
     assert freeze(model, inputs) == ["forgotten.weight", "forgotten.bias"]
-    said = "frozen, because the loss does not depend on them: forgotten.weight, forgotten.bias\n"
-    assert capsys.readouterr().out == said
+    message = "frozen, because the loss does not depend on them: forgotten.weight, forgotten.bias\n"
+    assert capsys.readouterr().out == message
     assert not model.forgotten.weight.requires_grad
     held = [p for group in parameter_groups(model, 0.1) for p in group["params"]]
     assert not [p for p in held if any(p is q for q in model.forgotten.parameters())]
@@ -95,18 +95,18 @@ def test_parameters_that_the_loss_does_not_reach_are_frozen_said_and_left_out_of
     run_warm_up_pass(Accelerator(cpu=True), model, lambda: model(torch.randn(8, 4)).sum())
 
 
-def test_nothing_is_frozen_where_everything_is_reached(capsys):
+def test_nothing_is_frozen_if_the_loss_reaches_all_parameters(capsys):
     model = Net().train()
     assert freeze(model, torch.randn(20, 4)) == []
     assert all(p.requires_grad for p in model.parameters())
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("experts", [2, 3], ids=["some batches reach it", "no batch reaches it but its twins"])
+@pytest.mark.parametrize("experts", [2, 3], ids=["some batches reach it", "no batch reaches the third expert"])
 def test_an_expert_that_the_first_batches_do_not_reach_is_refused_and_not_frozen(experts):
     inputs = torch.ones(20, 4)
     if experts == 2:
-        inputs[np.linspace(0, 19, 8).astype(int)[4:], 0] = -1  # of the samples that are tried, the last
+        inputs[np.linspace(0, 19, 8).astype(int)[4:], 0] = -1  # the last of the samples that are tried
     model = Routed(experts)
     with pytest.raises(UserError, match=r"only for some batches \(.*experts\.0\.weight") as caught:
         freeze(model, inputs)
@@ -115,20 +115,20 @@ def test_an_expert_that_the_first_batches_do_not_reach_is_refused_and_not_frozen
 
 
 def in_two_processes(accelerator, _):
-    """Steps under DDP with a layer that nothing reaches: which are frozen, and the weights."""
+    """Train under DDP with a layer that the loss does not reach; return the frozen parameters and the weights."""
     torch.manual_seed(0)
     model = Net(unused=True).train()
     frozen = freeze(model, torch.randn(20, 4))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     model, optimizer = accelerator.prepare(model, optimizer)
-    for _ in range(3):  # with a parameter that it waits for, DDP fails at the second
+    for _ in range(3):  # DDP fails in the second step if it waits for an unused parameter
         model(torch.randn(8, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     return frozen, model.module.body[0].weight.tolist()
 
 
-def test_under_ddp_the_same_is_frozen_everywhere_and_steps_go_on(tmp_path):
+def test_under_ddp_all_processes_freeze_the_same_parameters_and_can_train(tmp_path):
     first, second = runs.in_group(in_two_processes, 2, tmp_path)
     assert first[0] == ["forgotten.weight", "forgotten.bias"]
     assert first == second

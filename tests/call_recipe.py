@@ -39,7 +39,7 @@ def rows_of(batch):
 
 
 def record(module, config):
-    """Train, and write the token ids of each row that enters the model on this process to a file."""
+    """Train, and write to a file the token ids of each row that enters the model on this process."""
     build_model = module.build_model
 
     def build_recording_model(*args):
@@ -86,7 +86,7 @@ def evaluate(module, config):
     metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
     collate = module.Padding(tokenizer.pad_token_id)
     plan = Plan.of_run(config, accelerator, lengths=train.lengths)
-    plan.max_tokens, plan.max_samples = None, 1  # evaluation uses four times as many
+    plan.max_tokens, plan.max_samples = None, 1  # evaluation uses batches four times as large
     found = {}
     for size in range(1, 2 * accelerator.num_processes * 4 + 2):
         part = copy.copy(validation)

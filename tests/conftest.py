@@ -52,9 +52,9 @@ def alone(texts, tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def reset_process_state():
-    """Reset the state of the process after each test file, because files share processes in a random way.
+    """Reset the state of the process after each test file, because files share processes in no fixed order.
 
-    Accelerate keeps its state, such as the precision, in the class. Benchmarks bind the process to a core.
+    Accelerate keeps its state, such as the precision, in class attributes. Benchmarks bind the process to a core.
     """
     names, cores = {*os.environ}, os.sched_getaffinity(0)
     yield
@@ -68,7 +68,7 @@ def reset_process_state():
 
 @pytest.fixture
 def one_cpu_process_without_a_picture(monkeypatch):
-    """The environment for recipes that are called in this process; curves.png is not drawn."""
+    """The environment for a recipe that is called in this process: one CPU, and curves.png is not drawn."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)

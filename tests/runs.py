@@ -41,7 +41,7 @@ TINY_IMAGES = [
     *("--per_device_train_batch_size", "12", "--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
 ]
 
-# What a run imports sooner or later; a forked process that finds these modules imported saves two seconds of CPU time.
+# Modules that runs import. A process that is forked after their import saves two seconds of CPU time.
 SLOW_IMPORTS = [
     *("torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo"),
     *("accelerate", "datasets", "evaluate", "pyarrow.parquet", "sklearn.datasets", "sklearn.metrics"),
@@ -51,7 +51,7 @@ SLOW_IMPORTS = [
 
 
 def environment_of_a_user(**changes):
-    """The environment of a new process: without the variables that this process has set, and without network."""
+    """The environment of a new process: without the variables that this process has set, and offline."""
     ours = ("ACCELERATE_", "WANDB_", "OMP_", "THP_", "MALLOC_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env |= {
@@ -66,7 +66,7 @@ def environment_of_a_user(**changes):
 
 
 def packages_path():
-    """PYTHONPATH without this repository: packages may come from there, and the recipes have to find their own code."""
+    """PYTHONPATH without this repository: it may lead to packages, but the recipes must find `shared` without it."""
     folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(folder for folder in folders if Path(folder).resolve() != ROOT)
 
@@ -93,10 +93,10 @@ def fork(function, args, processes, timeout=240):
 
 
 def begin_fork(function, args, processes):
-    """Begin what `fork` does; the processes, for `wait`."""
+    """Start the processes of `fork` without waiting; return their context, for `wait`."""
     multiprocessing.set_forkserver_preload(SLOW_IMPORTS)
     with mock.patch.dict(os.environ, environment_of_a_user(OMP_NUM_THREADS="1"), clear=True):
-        forkserver.ensure_running()  # the first call starts it; it keeps that environment
+        forkserver.ensure_running()  # the first call starts the server, which keeps this environment
     return torch.multiprocessing.start_processes(function, args, processes, join=False, start_method="forkserver")
 
 
@@ -123,7 +123,7 @@ def run(command, folder=ROOT, timeout=240, **environment):
 
 
 def end(process):
-    """Kill a process and all its children; those of torchrun have sessions of their own and save when it dies."""
+    """Kill a process and all its children. Children of torchrun have sessions of their own, and save when it dies."""
     started = []
     with contextlib.suppress(psutil.NoSuchProcess):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -171,7 +171,7 @@ def free_port():
 
 
 def launcher(script, module):
-    """The script of a launcher, or its module: where packages come from PYTHONPATH, their scripts may be absent."""
+    """The script of a launcher, or its module if the script is absent, as it may be if PYTHONPATH has the package."""
     return [BIN / script] if (BIN / script).exists() else [sys.executable, "-m", module]
 
 
@@ -203,36 +203,36 @@ def run_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **
     """Call a recipe's `main` with each config in turn, in one launch; return {name: output folder}.
 
     `modes` maps names to modes of call_recipe.py; the default is to train. The output of the launch is written to
-    said-PROCESSES.txt; `environment` has further environment variables.
+    output-PROCESSES.txt; `environment` has further environment variables.
     """
     context = begin_many(processes, configs, folder, recipe, modes, **environment)
     try:
         wait(context)
     except Exception as error:
-        raise AssertionError((folder / f"said-{processes}.txt").read_text()[-8000:]) from error
+        raise AssertionError((folder / f"output-{processes}.txt").read_text()[-8000:]) from error
     return {name: folder / f"{name}-{processes}" for name in configs}
 
 
 def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, **changes):
-    """Begin what `run_many` does; the processes, for `wait`. `changes` are environment variables."""
-    jobs, said = folder / f"jobs-{processes}.json", folder / f"said-{processes}.txt"
+    """Start the processes of `run_many`; return their context, for `wait`. `changes` are environment variables."""
+    jobs, log = folder / f"jobs-{processes}.json", folder / f"output-{processes}.txt"
     every = ["--expect_processes", str(processes), "--output_dir"]
     flags = {name: [*map(str, config), *every, str(folder / f"{name}-{processes}")] for name, config in configs.items()}
     jobs.write_text(json.dumps([{"flags": flags[n], "mode": (modes or {}).get(n, "train")} for n in configs]))
     environment = environment_of_a_user(OMP_NUM_THREADS="1") | in_one_launch(processes)
     words = [str(ROOT / recipe), str(jobs)]
-    return begin_fork(_call_recipe, (words, said, environment | changes), processes)
+    return begin_fork(_call_recipe, (words, log, environment | changes), processes)
 
 
 def run_forked(processes, script, flags, folder, timeout=240, **changes):
-    """Run a script in forked processes of one launch, as `torchrun` would; return (exit codes by rank, what they said).
+    """Run a script in forked processes of one launch, as `torchrun` would; return (exit codes by rank, their output).
 
-    Prefer it to `run` where the launcher is not what is tested: it saves the imports of each process.
+    Prefer it to `run`, except in a test of the launcher itself: forked processes have the slow packages already.
     """
-    said = folder / f"forked-{time.monotonic_ns()}.txt"
+    log = folder / f"forked-{time.monotonic_ns()}.txt"
     environment = environment_of_a_user(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | in_one_launch(processes)
     words = [str(word) for word in (ROOT / script, *flags)]
-    context = begin_fork(_run_script, (words, said, environment | changes), processes)
+    context = begin_fork(_run_script, (words, log, environment | changes), processes)
     deadline = time.monotonic() + timeout
     try:
         for process in context.processes:
@@ -241,7 +241,7 @@ def run_forked(processes, script, flags, folder, timeout=240, **changes):
         for process in context.processes:
             process.kill()
             process.join()
-    return [process.exitcode for process in context.processes], said.read_text()
+    return [process.exitcode for process in context.processes], log.read_text()
 
 
 def in_one_launch(processes):
@@ -252,18 +252,18 @@ def in_one_launch(processes):
     return numbers | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 
-def _call_recipe(rank, words, said, environment):
-    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], said, environment)
+def _call_recipe(rank, words, log, environment):
+    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment)
 
 
-def _run_script(rank, words, said, environment):
+def _run_script(rank, words, log, environment):
     if "WORLD_SIZE" in environment:
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ.clear()
     os.environ.update(environment)
     os.setsid()
     os.chdir(ROOT)
-    with said.open("a") as file:
+    with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.argv = words
@@ -296,7 +296,7 @@ def _join(rank, function, processes, folder, machines, environment):
     os.environ.update(environment)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0" if machines else str(rank), "WORLD_SIZE": str(processes)}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate requires them; the store is the file
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # Accelerate requires them; a file is used instead
     store = f"file://{folder / 'store'}"
     timeout = timedelta(seconds=60)  # processes in different collectives fail instead of hanging
     torch.distributed.init_process_group("gloo", timeout=timeout, init_method=store, rank=rank, world_size=processes)
@@ -329,7 +329,7 @@ def weights_that_learn(output):
 
 
 def distance(a, b):
-    """The relative distance of two vectors."""
+    """The norm of the difference of two vectors, relative to the norm of the second."""
     return ((a - b).norm() / b.norm()).item()
 
 

@@ -84,7 +84,7 @@ def test_equal_runs_are_the_same_run_byte_for_byte(make_run, capsys):
         "the same run: 4 steps, 10 to 40 (samples equal, learning rate equal, loss equal, "
         "checkpoints byte for byte, model byte for byte)"
     )
-    assert "settings that differ, A | B: none" in out  # output_dir differs and decides nothing
+    assert "settings that differ, A | B: none" in out  # output_dir differs, but does not affect the result
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_first_step_that_differs_is_named(make_run, capsys, change, verdict)
     assert out[-1].startswith(verdict)
 
 
-def test_of_one_step_the_cause_is_named_before_its_consequences(make_run, capsys):
+def test_within_one_step_the_cause_is_named_before_its_consequences(make_run, capsys):
     _, out, _ = compare(capsys, make_run("a"), make_run("b", set_line(1, loss=9.0, samples="00", learning_rate=1.0)))
     assert out[-1].startswith("the runs first differ at step 20 in samples")
     table = "\n".join(out)
@@ -134,7 +134,7 @@ def test_a_loss_is_compared_only_where_it_is_a_mean_over_the_same_steps(make_run
     assert re.search(r"^samples +2 steps, 20 to 40 +equal", "\n".join(out), re.MULTILINE)
 
 
-def test_weights_that_differ_are_named_with_the_worst_tensor(make_run, weights, capsys):
+def test_the_tensor_that_differs_most_is_named(make_run, weights, capsys):
     code, out, _ = compare(capsys, make_run("a"), make_run("b", model=moved(weights, 1e-3)))
     assert code == 1
     expected = 1e-3 * math.sqrt(1 / (1 + (weights["layer.bias"].norm() / weights["layer.weight"].norm() / 1.001) ** 2))
@@ -149,7 +149,7 @@ def test_weights_within_the_tolerance_are_the_same_run_but_not_byte_for_byte(mak
     assert "model off by" in out[-1]
 
 
-def test_a_checkpoint_that_was_not_completed_is_not_compared(make_run, weights, capsys):
+def test_an_incomplete_checkpoint_is_not_compared(make_run, weights, capsys):
     b = make_run("b", checkpoints=(20,), model=weights)
     broken = b / "checkpoints" / "step_00000040"
     broken.mkdir()
@@ -192,7 +192,7 @@ def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_pat
     assert "--logging_steps" in error
 
 
-def test_other_tensors_and_values_that_are_not_finite_are_infinitely_apart(tmp_path, weights):
+def test_the_difference_is_infinite_for_other_tensors_and_for_values_that_are_not_finite(tmp_path, weights):
     def difference(model):
         (tmp_path / "b").mkdir(exist_ok=True)
         save_file(model, tmp_path / "b" / "model.safetensors")
@@ -208,7 +208,7 @@ def test_other_tensors_and_values_that_are_not_finite_are_infinitely_apart(tmp_p
     assert difference(weights | {"batches": torch.tensor(8)}) == (math.inf, "batches differs")
 
 
-def test_a_model_in_several_files_equals_the_same_in_one(tmp_path, weights):
+def test_a_model_in_several_files_equals_the_same_model_in_one_file(tmp_path, weights):
     for name in ("one", "many"):
         (tmp_path / name).mkdir()
     save_file(weights, tmp_path / "one" / "model.safetensors")
@@ -224,7 +224,7 @@ def test_the_relative_difference_is_symmetric_and_zero_only_for_equal_numbers(a,
     assert (relative(a, b) == 0) == (a == b or (math.isnan(a) and math.isnan(b)))
 
 
-def test_the_module_is_a_command_and_its_exit_code_tells(make_run, monkeypatch, capsys):
+def test_the_module_runs_as_a_command_and_its_exit_code_is_1_for_different_runs(make_run, monkeypatch, capsys):
     a, b = make_run("a"), make_run("b", set_line(2, loss=0.07))
     monkeypatch.setattr(sys, "argv", ["compare.py", str(a), str(b)])
     monkeypatch.delitem(sys.modules, "shared.compare")

@@ -2,10 +2,10 @@
 
     python tests/campaigns/damage.py --processes 2
 
-Each file of the newest checkpoint is cut short, and has one bit flipped, one file at a time. Links, files, folders of
-others and folders that nobody may read lie where checkpoints are, some under the names that checkpoints will have. A
-file system in memory has no space left, or files for a part of a checkpoint only. Every run has to end with the weights
-of an undisturbed one; where it has to be started again, by the same command.
+Each file of the newest checkpoint is cut short, or has one bit flipped, one file at a time. Links, foreign files and
+folders, and unreadable folders lie beside the checkpoints, some with names that later checkpoints need. A file system
+in memory has no space left, or room for only some files of a checkpoint. Every run must end with the weights of an
+undisturbed one. A run that has ended early is started again with the same command.
 """
 
 import os
@@ -20,7 +20,7 @@ from disturbed import INTERVAL, STEPS, Launch, Table, assert_same, flags_of, run
 
 from shared.checkpoints import resuming
 
-STOPPED, NEWEST = 2 * INTERVAL + 3, 2 * INTERVAL  # the step in which a run is killed, and its newest checkpoint then
+STOPPED, NEWEST = 2 * INTERVAL + 3, 2 * INTERVAL  # the step of the kill, and that of the newest checkpoint
 
 
 DAMAGES = {"a file cut short": runs.truncate, "a bit flipped": runs.flip_a_bit}
@@ -31,7 +31,7 @@ def named(step):
 
 
 def foreign_folders(folder):
-    """Folders of others, and a file with the name of a checkpoint to come."""
+    """Put foreign folders, and a file with the name of a later checkpoint; return the files that must stay."""
     for name in ("best", f"{named(12)}.partial-mine", "step_final"):
         (folder / name).mkdir()
         (folder / name / "notes.txt").write_text("mine")
@@ -40,7 +40,7 @@ def foreign_folders(folder):
 
 
 def links(folder):
-    """Links with the names of checkpoints to come: one leads to a checkpoint, one nowhere, one is a partial one's."""
+    """Put links with names of later checkpoints, complete and partial; one target is missing. Return what must stay."""
     kept = folder.parent / "kept"
     shutil.copytree(folder / named(INTERVAL), kept)
     (folder / named(12)).symlink_to(kept)
@@ -50,14 +50,14 @@ def links(folder):
 
 
 def unreadable_folders(folder):
-    """Folders that nobody may read, with the names of a checkpoint to come, an old and an unfinished one."""
+    """Put unreadable folders with the names of a later, an old and an unfinished checkpoint; return what must stay."""
     for name in (named(16), named(1), f"{named(12)}.partial-0123abcd"):
         (folder / name).mkdir(mode=0)
     return [folder / named(1)]
 
 
 def unfinished(folder):
-    """What a save has left that was killed; it is removed."""
+    """Put the files that a killed save leaves. The run removes them, so none must stay."""
     shutil.copytree(folder / named(INTERVAL), folder / f"{named(12)}.partial-0123abcd")
     return []
 
@@ -70,13 +70,13 @@ STRAYS = {
 }
 
 
-def as_others():
-    """What stands before a command that is to have no right to read everything, which root has."""
+def without_root_access():
+    """The words before a command that take away root's right to read everything."""
     return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
 
 
 class Scene:
-    """A run to compare with, and one that was killed after two checkpoints, of which each case gets a copy."""
+    """A finished run to compare with, and one killed after two checkpoints. Each case gets a copy of the killed run."""
 
     def __init__(self, folder, processes):
         texts = runs.write_texts(folder)
@@ -108,33 +108,33 @@ class Scene:
         return sorted(path.name for path in (self.folder / "killed/checkpoints" / named(NEWEST)).iterdir())
 
 
-def assert_passed_over(scene, damage, file, row):
-    """The newest checkpoint is damaged: the run goes on from the one before, and replaces it."""
+def assert_skips_damaged(scene, damage, file, row):
+    """With a damaged newest checkpoint, the run resumes from the one before and replaces the damaged one."""
     folder = scene.copy()
     damage(folder / "run/checkpoints" / named(NEWEST) / file)
     with scene.launch(folder / "run", folder / "notes") as again:
-        said = again.succeed(row)
-    assert f"{named(NEWEST)} is skipped: " in said, said[-3000:]
-    assert f"resumed from {named(NEWEST - INTERVAL)}" in said
+        output = again.succeed(row)
+    assert f"{named(NEWEST)} is skipped: " in output, output[-3000:]
+    assert f"resumed from {named(NEWEST - INTERVAL)}" in output
     assert_same(folder / "run", scene.folder / "whole")
     for checkpoint in resuming.complete(folder / "run").values():
         assert resuming.problem_with(checkpoint) is None
 
 
 def assert_left_alone(scene, put, row):
-    """Things that are not ours lie beside the checkpoints: the run goes on from its newest, and they stay."""
+    """With foreign files beside the checkpoints, the run resumes from its newest one, and the files stay."""
     folder = scene.copy()
     stay = put(folder / "run/checkpoints")
-    with scene.launch(folder / "run", folder / "notes", prefix=as_others()) as again:
-        said = again.succeed(row)
-    assert f"resumed from {named(NEWEST)}" in said
+    with scene.launch(folder / "run", folder / "notes", prefix=without_root_access()) as again:
+        output = again.succeed(row)
+    assert f"resumed from {named(NEWEST)}" in output
     assert_same(folder / "run", scene.folder / "whole")
-    assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, said[-3000:]
-    assert not [path for path in stay if not os.path.lexists(path)], said[-3000:]
+    assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)}, output[-3000:]
+    assert not [path for path in stay if not os.path.lexists(path)], output[-3000:]
 
 
 def fill(folder, files_left=None, bytes_left=0):
-    """Fill a file system up, to its last file or its last byte."""
+    """Fill a file system, except for `files_left` files or `bytes_left` bytes."""
     (folder / "filler").mkdir()
     if files_left is not None:
         for number in range(os.statvfs(folder).f_ffree - files_left):
@@ -145,12 +145,12 @@ def fill(folder, files_left=None, bytes_left=0):
 
 
 def beside(folder, name):
-    """A folder that is not on the disk that is full."""
+    """A folder beside `folder`, which is not on the full disk."""
     return folder.with_name(f"{folder.name}-{name}")
 
 
-def assert_goes_on(scene, folder, _, left, reason):
-    """At a save the disk is full, at the next ones too, each time with so much `left`: the run says so and goes on."""
+def assert_continues(scene, folder, _, left, reason):
+    """At several saves the disk is full except for `left`. The run prints a warning at each and continues."""
     saves = range(NEWEST, NEWEST + INTERVAL * len(left), INTERVAL)
     points = [f"step-{step - 1}" for step in [*saves, saves[-1] + INTERVAL]]
     with scene.launch(folder / "run", beside(folder, "notes"), points) as run:
@@ -160,21 +160,21 @@ def assert_goes_on(scene, folder, _, left, reason):
             if how:
                 fill(folder, **how)
             run.go(point)
-        said = run.succeed()
+        output = run.succeed()
     for step in saves:
-        assert f"warning: cannot save {folder}/run/checkpoints/{named(step)} ({reason}" in said, said[-3000:]
+        assert f"warning: cannot save {folder}/run/checkpoints/{named(step)} ({reason}" in output, output[-3000:]
     assert_same(folder / "run", scene.folder / "whole")
     assert set(resuming.complete(folder / "run")) == {*range(INTERVAL, STEPS + 1, INTERVAL)} - {*saves}
 
 
-def assert_ends_or_goes_on(scene, folder, row):
-    """No byte is left, for the record either: it may end, if it says why, and goes on when there is space again."""
+def assert_ends_or_continues(scene, folder, row):
+    """With no byte left, not even for metrics.jsonl, the run may end with an error. It resumes when there is space."""
     with scene.launch(folder / "run", beside(folder, "notes-1"), ["step-7"]) as run:
         run.wait_for("step-7")
         fill(folder)
         run.go("step-7")
-        code, said = run.end()
-    assert code == 0 or "error: the disk is full" in said, said[-3000:]
+        code, output = run.end()
+    assert code == 0 or "error: the disk is full" in output, output[-3000:]
     shutil.rmtree(folder / "filler")
     with scene.launch(folder / "run", beside(folder, "notes-2")) as again:
         again.succeed(row)
@@ -182,16 +182,16 @@ def assert_ends_or_goes_on(scene, folder, row):
 
 
 NO_SPACE, NO_FILE = "not enough space", "[Errno 28] No space left on device"
-DISKS = {  # of a checkpoint's folder and six files so many can be made
-    "no space for a checkpoint": (assert_goes_on, [{"bytes_left": 65536}] * 3, NO_SPACE),
-    "files for 0, 2, 4 of 7": (assert_goes_on, [{"files_left": n} for n in (0, 2, 4)], NO_FILE),
-    "files for 1, 3, 6 of 7": (assert_goes_on, [{"files_left": n} for n in (1, 3, 6)], NO_FILE),
-    "not a byte": (assert_ends_or_goes_on,),
+DISKS = {  # a checkpoint is a folder and six files: 7 in all
+    "no space for a checkpoint": (assert_continues, [{"bytes_left": 65536}] * 3, NO_SPACE),
+    "files for 0, 2, 4 of 7": (assert_continues, [{"files_left": n} for n in (0, 2, 4)], NO_FILE),
+    "files for 1, 3, 6 of 7": (assert_continues, [{"files_left": n} for n in (1, 3, 6)], NO_FILE),
+    "not a byte": (assert_ends_or_continues,),
 }
 
 
 def full_disk(name, scene, table):
-    """A disk that is full in some way."""
+    """Run the case of one full disk."""
     folder = scene.new()
     folder.mkdir()
     if problem := runs.mount_in_memory(folder, "size=16m,nr_inodes=400"):
@@ -208,41 +208,41 @@ def full_disk(name, scene, table):
 WAITING = "waiting 60 s for it to end"
 
 
-def two_at_once(scene, how, row):
-    """A second run in the folder of the first, which ends, is killed, or lives on."""
+def two_runs(scene, how, row):
+    """Start a second run in the folder of the first, which ends, is killed, or continues."""
     folder = scene.new()
     with scene.launch(folder / "run", folder / "notes-1", ["step-6"]) as first:
         first.wait_for("step-6")
         with scene.launch(folder / "run", folder / "notes-2") as second:
             if how == "lives":
-                code, said = second.end()
+                code, output = second.end()
                 assert code != 0
-                assert "is in use by process" in said, said[-3000:]
+                assert "is in use by process" in output, output[-3000:]
                 first.go("step-6")
                 first.succeed()
             else:
-                heard = ""
-                while WAITING not in heard:
+                printed = ""
+                while WAITING not in printed:
                     line = second.process.stdout.readline()
-                    assert line, "it ended without waiting"
-                    heard += line
+                    assert line, "the second run ended without waiting"
+                    printed += line
                 if how == "ends":
                     first.go("step-6")
                     first.succeed()
                 else:
                     runs.power_off(first.process)
-                said = second.succeed(row)
-                assert how != "ends" or "holds this run, finished" in said, said[-3000:]
+                output = second.succeed(row)
+                assert how != "ends" or "holds this run, finished" in output, output[-3000:]
     assert_same(folder / "run", scene.folder / "whole")
 
 
 def campaign(folder, processes, files=None, strays=STRAYS, disks=DISKS, twice=("ends", "is killed", "lives")):
-    """All of it, or these files of a checkpoint, things beside it, disks, and ends of the first of two runs."""
+    """Run all cases, or only those of these damaged `files`, `strays`, `disks` and ends of the first of two runs."""
     scene, table = Scene(folder, processes), Table("disturbance")
     for name, damage in DAMAGES.items():
         for file in scene.files() if files is None else files:
             with table.case(f"newest checkpoint: {name}", file) as row:
-                assert_passed_over(scene, damage, file, row)
+                assert_skips_damaged(scene, damage, file, row)
     for name in strays:
         with table.case(f"beside the checkpoints: {name}") as row:
             assert_left_alone(scene, STRAYS[name], row)
@@ -250,7 +250,7 @@ def campaign(folder, processes, files=None, strays=STRAYS, disks=DISKS, twice=("
         full_disk(name, scene, table)
     for how in twice:
         with table.case(f"two runs in a folder, the first {how}") as row:
-            two_at_once(scene, how, row)
+            two_runs(scene, how, row)
     return table
 
 

@@ -1,4 +1,4 @@
-"""Code of all campaigns: a launch with watched processes, and the table of the results."""
+"""Code that all campaigns use: launches with watched processes, and the table of the results."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ import psutil
 import runs
 
 STEPS, INTERVAL = 24, 4  # of the watched runs, and steps between their checkpoints
-PATIENCE = 600  # seconds that anything may take
+PATIENCE = 600  # seconds to wait for anything
 
 
 def exported(output):
@@ -24,7 +24,7 @@ def exported(output):
 
 
 def last_step(output):
-    """The last step that metrics.jsonl tells of, 0 before the first."""
+    """The last step in metrics.jsonl, 0 before the first."""
     with contextlib.suppress(FileNotFoundError):
         if found := re.findall(r'"step": (\d+)', (output / "metrics.jsonl").read_text()):
             return int(found[-1])
@@ -32,18 +32,18 @@ def last_step(output):
 
 
 def wait_until(happened, process, seconds=PATIENCE):
-    """Wait for something to happen in a run; False if the run has ended before."""
+    """Wait until `happened()` is true; return False if the run ends first."""
     deadline = time.monotonic() + seconds
     while not happened():
         if process.poll() is not None:
             return False
-        assert time.monotonic() < deadline, f"nothing happened in {seconds} s"
+        assert time.monotonic() < deadline, f"the event did not happen in {seconds} s"
         time.sleep(0.001)
     return True
 
 
 def flags_of(texts, bert):
-    """The settings of the watched runs: a BERT with dropout, a record and a note of every step, a loader process."""
+    """The settings of the watched runs: a BERT with dropout, every step logged, a loader process."""
     return [
         *(*texts, *runs.TINY, "--model_name_or_path", bert, "--max_train_steps", STEPS, "--logging_steps", 1),
         *("--eval_steps", STEPS // 2, "--checkpointing_steps", INTERVAL, "--save_total_limit", "None"),
@@ -52,9 +52,9 @@ def flags_of(texts, bert):
 
 
 class Launch:
-    """A launch of tests/campaigns/watched.py, started; `folder` is for its notes, `prefix` stands before the command.
+    """A running launch of tests/campaigns/watched.py. `folder` gets its notes; `prefix` stands before the command.
 
-    As a context it is ended with all it has started.
+    At the end of its context, all processes that it has started are killed.
     """
 
     def __init__(self, processes, flags, output, folder, pauses=(), prefix=()):
@@ -78,7 +78,7 @@ class Launch:
         runs.end(self.process)
 
     def notes(self, kind):
-        """What the processes have written down that has this key."""
+        """The notes of all processes that have this key."""
         found = []
         for file in sorted(self.folder.glob("*.jsonl")):
             lines = (line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n"))
@@ -86,15 +86,15 @@ class Launch:
         return found
 
     def wait_for(self, point):
-        """Wait until all processes wait at a point."""
+        """Wait until all processes have reached a point of `pauses`."""
         deadline = time.monotonic() + PATIENCE
         while sum(note["at"] == point for note in self.notes("at")) < self.processes:
-            assert self.process.poll() is None, f"it ended before {point}: {self.end()[1][-3000:]}"
+            assert self.process.poll() is None, f"the launch ended before {point}: {self.end()[1][-3000:]}"
             assert time.monotonic() < deadline, f"not at {point} in {PATIENCE} s: {self.notes('at')}"
             time.sleep(0.02)
 
     def go(self, point):
-        """Have the processes that wait at a point go on."""
+        """Let the processes that wait at a point continue."""
         (self.folder / f"go-{point}").touch()
 
     def trainers(self):
@@ -108,56 +108,56 @@ class Launch:
         return [launcher, *launcher.children(recursive=True)]
 
     def end(self):
-        """Wait for the end of the launch; its exit code and what it said."""
+        """Wait for the end of the launch; return its exit code and output."""
         try:
-            said = "".join(self.process.communicate(timeout=PATIENCE))
+            printed = "".join(self.process.communicate(timeout=PATIENCE))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"no end in {PATIENCE} s; {len(self.notes('step'))} passes were made") from None
-        return self.process.returncode, said
+            raise AssertionError(f"no end in {PATIENCE} s, after {len(self.notes('step'))} passes") from None
+        return self.process.returncode, printed
 
     def succeed(self, row=None):
-        """Wait for the end of a launch that has to complete its run; what it said. `row`: as for `count`."""
-        code, said = self.end()
-        assert code == 0, said[-3000:]
+        """Wait for the end of a launch that must complete its run; return its output. `row`: as for `count`."""
+        code, printed = self.end()
+        assert code == 0, printed[-3000:]
         if row:
             self.count(row)
-        return said
+        return printed
 
     def count(self, row):
-        """Put into `row` what this launch has cost, which goes on where another one has ended."""
+        """Add the cost of this launch, which resumes an earlier one, to `row`: repeated steps and seconds."""
         if steps := self.notes("step"):
             row.repeated = max(row.repeated, self.before - min(note["step"] for note in steps) + 1)
             row.seconds = max(row.seconds, min(note["time"] for note in steps) - self.started)
 
 
 def assert_same(output, whole):
-    """A run ended with the weights of another, byte for byte, and with as many steps on record, of the same samples."""
-    assert exported(output) == exported(whole), "other weights"
+    """Assert that two runs have the same weights, byte for byte, and the same steps and samples in metrics.jsonl."""
+    assert exported(output) == exported(whole), "the weights differ"
     ours, theirs = (runs.training_lines(folder) for folder in (output, whole))
     for key in ("step", "samples", "learning_rate", "grad_norm"):
-        assert [line[key] for line in ours] == [line[key] for line in theirs], f"another {key}"
+        assert [line[key] for line in ours] == [line[key] for line in theirs], f"{key} differs"
     assert not (output / "PREEMPTED").exists()
 
 
 @dataclass
 class Row:
-    """How a case has gone."""
+    """The results of one case."""
 
     tried: int = 0
     survived: int = 0
-    repeated: int = 0  # steps, at most
-    seconds: float = 0.0  # from a start to its first step, at most
+    repeated: int = 0  # most steps that one launch repeated
+    seconds: float = 0.0  # longest time from a start to its first step
 
 
 class Table:
-    """The cases of a campaign, and what came of them."""
+    """The cases of a campaign and their results."""
 
     def __init__(self, heading):
         self.heading, self.rows, self.failures, self.remark = heading, {}, [], ""
 
     @contextlib.contextmanager
     def case(self, name, detail=""):
-        """Try something once: it has survived unless an assertion fails, which is said and ends nothing else."""
+        """Try a case once. A failed assertion is printed and recorded, and the campaign continues."""
         row = self.rows.setdefault(name, Row())
         row.tried += 1
         print(f"{time.strftime('%H:%M:%S')} {name} {detail}", file=sys.stderr, flush=True)
@@ -178,7 +178,7 @@ class Table:
 
 
 def run_as_script(doc, campaign, **numbers):
-    """Run a campaign with its numbers from the command line, print its table; exit code 1 if anything has failed."""
+    """Run a campaign with its numbers from the command line, print its table; the exit code is 1 if a case failed."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -3,8 +3,8 @@
     python tests/campaigns/kills.py --kills 200 --processes 2
 
 A victim is the launcher, one of the training processes, or a process that one of these has started (the checkpoint
-writer, a loader worker). Whatever is left of the launch is killed with it, as a scheduler would, and the same command
-is started again, until the run has finished; then the next run begins, until so many kills are done.
+writer, a loader worker). The rest of the launch is killed soon after, as a scheduler would, and the same command is
+started again, until the run has finished. Then the next run begins, until the number of kills is reached.
 """
 
 import argparse
@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import runs
 from disturbed import exported, last_step, wait_until
 
-INTERVAL, EVALUATION, LIMIT = 10, 40, 2  # steps between checkpoints and evaluations, and checkpoints that are kept
+INTERVAL, EVALUATION, LIMIT = 10, 40, 2  # steps between checkpoints, steps between evaluations, checkpoints kept
 FLAGS = [
     *(*runs.TINY, "--logging_steps", 1, "--eval_steps", EVALUATION),
     *("--checkpointing_steps", INTERVAL, "--save_total_limit", LIMIT, "--dataloader_num_workers", 1),
 ]
-WHEN = {  # how often, and up to how many seconds after the instant was seen
+WHEN = {  # instant: (relative frequency, largest random delay in seconds)
     "start": (2, 0.0),
     "step": (3, 0.0),
     "evaluation": (2, 0.03),
@@ -41,17 +41,17 @@ VICTIMS = ("launcher", "training process", "process of a training process")
 
 @dataclass
 class Row:
-    """What came of the kills at one kind of instant."""
+    """The results of the kills at one kind of instant."""
 
     victims: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VICTIMS, 0))
     survived: int = 0  # kills in runs that ended with the weights of the uninterrupted one
-    repeated: int = 0  # steps, at most
-    seconds: float = 0.0  # from the start after it to the first new step, at most
+    repeated: int = 0  # most steps that were repeated after one kill
+    seconds: float = 0.0  # longest time from the next start to the first new step
 
 
 @dataclass
 class Tally:
-    """What a campaign has seen."""
+    """The results of a campaign."""
 
     rows: dict[str, Row] = field(default_factory=lambda: {when: Row() for when in WHEN})
     runs: int = 0
@@ -62,7 +62,7 @@ class Tally:
         return sum(sum(row.victims.values()) for row in self.rows.values())
 
     def table(self):
-        """The kills by instant and victim, what has survived, and the worst that was seen, as Markdown."""
+        """The kills by instant and victim, how many the runs survived, and the worst costs, as Markdown."""
         lines = [f"| killed in | {' | '.join(VICTIMS)} | tried | survived | worst steps repeated | worst recovery, s |"]
         lines += ["|---|" + "---:|" * (len(VICTIMS) + 4)]
         for when, row in self.rows.items():
@@ -74,13 +74,13 @@ class Tally:
 
 
 def command(processes, flags, output):
-    """The launch of a run."""
+    """The command that launches a run."""
     expected = ["--expect_processes", processes]
     return [*runs.torchrun(processes, runs.ROOT / "recipes/nlp.py"), *FLAGS, *flags, *expected, "--output_dir", output]
 
 
 def victim(launcher, kind):
-    """The process to kill, or the nearest one there is of the kinds before it."""
+    """The process to kill; without one of this `kind`, one of the nearest kind before it in VICTIMS."""
     trainers = launcher.children()
     found = {
         "launcher": [launcher],
@@ -94,10 +94,10 @@ def victim(launcher, kind):
 
 
 def start_and_kill(processes, flags, output, tally, most, last):
-    """Start the run, kill it at a random instant, but not more than so often.
+    """Start the run and kill it at a random instant, unless there have been `most` kills.
 
-    `last` is the row of the kill before this start, or None. Returns what this kill is to be counted as, or None if
-    the run has finished before.
+    `last` is the row of the kill before this start, or None. Returns the row of this kill, or None if the run has
+    finished first.
     """
     before, started = last_step(output), time.monotonic()
     saved = output / "checkpoints"
@@ -129,8 +129,8 @@ def start_and_kill(processes, flags, output, tally, most, last):
             alive = alive and wait_until(lambda: last_step(output) >= goal and instants[when](), process)
             time.sleep(random.uniform(0, WHEN[when][1]))
         if not alive:
-            said = "".join(process.communicate())
-            assert process.returncode == 0, said[-3000:]
+            printed = "".join(process.communicate())
+            assert process.returncode == 0, printed[-3000:]
             return None
         row = tally.rows[when]
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -138,19 +138,19 @@ def start_and_kill(processes, flags, output, tally, most, last):
             chosen, kind = victim(psutil.Process(process.pid), random.choice(VICTIMS))
             chosen.kill()
             row.victims[kind] += 1
-            time.sleep(random.uniform(0, 0.5))  # the others end by themselves, or go on without it
+            time.sleep(random.uniform(0, 0.5))  # the other processes end by themselves or continue
         return row
     finally:
-        for child in left:  # training processes have sessions of their own, and outlive their launcher
+        for child in left:  # training processes have sessions of their own and outlive their launcher
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
         runs.end(process)
 
 
 def campaign(kills, processes, folder, texts, seed=0, steps=240):
-    """So many kills of runs of so many steps; a run that does not keep the promise is a failure, and the next begins.
+    """Kill runs of `steps` steps until there are `kills` kills. A run with other weights or steps is a failure.
 
-    It ends early after five of them.
+    After a failure the next run begins; after five, the campaign ends.
     """
     random.seed(seed)
     flags = [*texts, "--max_train_steps", steps]

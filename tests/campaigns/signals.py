@@ -1,10 +1,11 @@
-"""End a run by a signal at each point of its life and resume it: the result equals an uninterrupted run's.
+"""End a run by a signal at each of its stages and resume it: the result equals that of an uninterrupted run.
 
     python tests/campaigns/signals.py --processes 2
 
-SIGTERM comes while the processes read their data, make the first pass, are in a step, a save or an evaluation: to one
-of them, to the launcher, to all of these at once, or to the loader processes and the checkpoint writer too. Each has to
-end with 143 and leave PREEMPTED, and the same command has to go on to the weights of the uninterrupted run.
+SIGTERM is sent while the processes read their data, or are in the first pass, a step, a save or an evaluation. It goes
+to one training process, to the launcher, to the launcher and all training processes, or to these and their children
+(loader workers and the checkpoint writer). Each training process must exit with 143, and the run must write PREEMPTED.
+The same command must then resume the run and end with the weights of an uninterrupted one.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import runs
 from disturbed import Launch, Table, assert_same, flags_of, run_as_script
 
-POINTS = {  # what is said of it, and the steps of which one may be saved
+POINTS = {  # point: (name in the table, steps that the run may save)
     "data": ("start, reading the data", {None}),
     "first pass": ("start, the first pass", {None}),
     "step-6": ("a step", {6, 7, 8}),
@@ -36,19 +37,19 @@ TARGETS = {
 
 
 def interrupt(point, target, processes, flags, whole, folder, row):
-    """Tell a run to end, and start it again."""
+    """Send SIGTERM to a run at a point, and resume the run."""
     output = folder / "run"
     with Launch(processes, flags, output, folder / "first", [point]) as first:
         first.wait_for(point)
         for process in TARGETS[target](first):
-            with contextlib.suppress(psutil.NoSuchProcess):  # the one before it has taken it along
+            with contextlib.suppress(psutil.NoSuchProcess):  # the signal to the process before may have ended this one
                 process.send_signal(signal.SIGTERM)
         first.go(point)
-        code, said = first.end()
+        code, printed = first.end()
         assert code != 0
         codes = {note["rank"]: note["exit"] for note in first.notes("exit")}
-        assert codes == dict.fromkeys(range(processes), 143), f"exit codes {codes}: {said[-3000:]}"
-    assert (output / "PREEMPTED").exists(), said[-3000:]
+        assert codes == dict.fromkeys(range(processes), 143), f"exit codes {codes}: {printed[-3000:]}"
+    assert (output / "PREEMPTED").exists(), printed[-3000:]
     left = json.loads((output / "PREEMPTED").read_text())
     assert left["step"] in POINTS[point][1], left
     with Launch(processes, flags, output, folder / "second") as second:
@@ -57,7 +58,7 @@ def interrupt(point, target, processes, flags, whole, folder, row):
 
 
 def campaign(folder, processes, points=POINTS, targets=TARGETS):
-    """Every signal at every point."""
+    """Interrupt a run at every point with every target of the signal."""
     texts = runs.write_texts(folder)
     flags = flags_of(texts, runs.write_bert_with_dropout(folder / "bert", texts))
     with Launch(processes, flags, folder / "whole", folder / "notes") as whole:

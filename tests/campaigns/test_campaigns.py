@@ -1,4 +1,4 @@
-"""Short forms of two campaigns of `make campaign`; docs/checkpoints.md lists the tests of `make test` for each."""
+"""Short forms of two campaigns of `make campaign`; docs/checkpoints.md lists the tests in `make test`."""
 
 import sys
 
@@ -10,16 +10,16 @@ sys.path.insert(0, str(runs.ROOT / "tests/campaigns"))
 import kills
 import signals
 
-pytestmark = pytest.mark.docs  # their commands stand in docs/checkpoints.md
+pytestmark = pytest.mark.docs  # docs/checkpoints.md has the commands of the campaigns
 
 
-def test_killed_at_a_random_instant_a_run_ends_with_the_same_weights(texts, tmp_path):
-    tally = kills.campaign(1, 1, tmp_path, texts, steps=60)  # two processes: checkpoints/test_resuming.py
+def test_a_run_killed_at_a_random_instant_and_resumed_ends_with_the_same_weights(texts, tmp_path):
+    tally = kills.campaign(1, 1, tmp_path, texts, steps=60)  # checkpoints/test_resuming.py tests two processes
     assert not tally.failures
     assert tally.kills == sum(row.survived for row in tally.rows.values()) == 1
 
 
-def test_told_to_end_in_an_evaluation_with_its_children_a_run_goes_on(tmp_path):
+def test_a_run_resumes_after_sigterm_to_all_processes_and_their_children_in_an_evaluation(tmp_path):
     table = signals.campaign(tmp_path, 2, ["evaluation-12"], ["their children too"])
     assert not table.failures
     (row,) = table.rows.values()

@@ -1,13 +1,13 @@
-"""The NLP recipe, which logs what it does and waits at some points until it is told to continue.
+"""The NLP recipe, which logs what it does and waits at some points until a file tells it to continue.
 
-WATCH in the environment is a folder. Each process adds lines of JSON to a file of its own there: the rows that its
-model is fed in each step, the points where it waits, and its exit code. PAUSES names these points, with commas between;
-at each the process waits for the file go-POINT. They are
+WATCH in the environment is a folder. Each process adds lines of JSON to its own file there: the rows that enter the
+model in each step, the points where it waits, and its exit code. PAUSES names these points, separated by commas. At
+each of them the process waits for the file go-POINT. The points are
 
     data           the training data are about to be read
     first pass     the discarded pass before the first step is about to begin
-    step-N         the gradients of step N are there, the weights are as before, and no save is under way
-    save-N         the checkpoint of step N is about to be written, by a process that stands still as long
+    step-N         the gradients of step N are computed, the weights are not yet updated, and no save is under way
+    save-N         the checkpoint of step N is about to be written; the writing process is stopped meanwhile
     evaluation-N   a batch of the evaluation after step N has been read
 """
 
@@ -49,7 +49,7 @@ def pause(point):
 
 
 def before(point, function):
-    """`function`, at the beginning of which the process waits."""
+    """`function`, changed so that the process first waits at the point."""
 
     def wait_and_call(*arguments):
         pause(point())
@@ -59,14 +59,14 @@ def before(point, function):
 
 
 def counted(loader, step, micro_batches=Loader.micro_batches):
-    """The micro-batches of a step."""
+    """The micro-batches of a step, whose number is kept in `step_under_way`."""
     global step_under_way  # noqa: PLW0603
     step_under_way = step + 1
     return micro_batches(loader, step)
 
 
 def watched(build_model):
-    """A recipe's `build_model`, whose model has its rows written down."""
+    """A recipe's `build_model`, whose model notes the rows that enter it."""
 
     def build(*arguments):
         model = build_model(*arguments)
@@ -82,7 +82,7 @@ def watched(build_model):
 
 
 def paused_write(saver, write=Saver._write):
-    """The write of a checkpoint, whose process is stopped before it is told."""
+    """Write a checkpoint; at a pause, the writing process is stopped before it gets the order."""
     savers[:] = [saver]
     stopped = saver.writer.process if f"save-{saver.step}" in PAUSES and saver.writer else None
     if stopped:
@@ -94,7 +94,7 @@ def paused_write(saver, write=Saver._write):
 
 
 def paused_feed(feed):
-    """The batches of an evaluation."""
+    """A `feed` that waits at the batches of an evaluation."""
 
     def batches(*arguments):
         for batch in feed(*arguments):
@@ -105,14 +105,14 @@ def paused_feed(feed):
 
 
 def noted_exit(code, exit=os._exit):
-    """The end of a process; those that it has forked end as they do."""
+    """End this process and note its exit code; forked processes end without a note."""
     if os.getpid() == PROCESS:
         note(exit=code)
     exit(code)
 
 
 if __name__ == "__main__":
-    tracking.draw_curves = lambda *_: None  # which takes longer than the run, as do the metrics
+    tracking.draw_curves = lambda *_: None  # curves and metrics would take longer than the run
     evaluation.compute_on_main = lambda _, metrics, *__: dict.fromkeys(metrics.names, 0.0)
     nlp = call_recipe.load(ROOT / "recipes/nlp.py")
     nlp.load_data = before(lambda: "data", nlp.load_data)

@@ -1,9 +1,9 @@
-"""Resume with other numbers of processes within an epoch: each sample is used once, weights are those of one process.
+"""Resume with other numbers of processes within an epoch: each sample is used once, the weights equal one process's.
 
     python tests/campaigns/worlds.py --walks 3
 
-A run of two epochs begins with 2 processes and goes on with 1, 3 and 2, all in the first epoch, after SIGTERM to one
-of its processes or after SIGKILL to all of it. What was fed is read from what entered the model. Dropout is on.
+A run of two epochs begins with 2 processes and resumes with 1, 3 and 2, all in the first epoch, after SIGTERM to one
+process or SIGKILL to all. The samples are counted by the rows that enter the model. Dropout is on.
 """
 
 import csv
@@ -29,7 +29,7 @@ WAYS = ("SIGTERM", "SIGKILL")
 
 
 def numbered_texts(folder):
-    """As runs.write_texts, with a number before each text to train on, so that no two are alike."""
+    """As runs.write_texts, with a number before each training text, so that all texts differ."""
     texts = runs.write_texts(folder, rows=GLOBAL_BATCH * EPOCH)
     with texts[1].open(newline="") as file:
         heading, *rows = csv.reader(file)
@@ -39,9 +39,9 @@ def numbered_texts(folder):
 
 
 def changes():
-    """The steps of the first epoch in which the number of processes changes; a signal is answered two steps later.
+    """Random steps of the first epoch at which the number of processes changes.
 
-    So the last of them leaves two steps, and one for those who come then.
+    A run stops up to two steps after a signal, so the last change leaves two steps, and one more for the last launch.
     """
     while True:
         found = sorted(random.sample(range(2, EPOCH - 2), len(WORLDS) - 1))
@@ -50,7 +50,7 @@ def changes():
 
 
 def walk(way, flags, output, folder, row):
-    """A run on all these numbers of processes: {step: [(launch, rows)]} of what entered the model in the end."""
+    """Run on each number of processes in WORLDS; return {step: [(launch, rows)]}, from its last launch."""
     fed = {}
     for number, (world, step) in enumerate(zip(WORLDS, [*changes(), None], strict=True)):
         with Launch(world, flags, output, folder / f"launch-{number}", [f"step-{step}"]) as launch:
@@ -59,9 +59,9 @@ def walk(way, flags, output, folder, row):
             else:
                 launch.wait_for(f"step-{step}")
                 if way == "SIGTERM":
-                    # To one process, not to the launcher, which passes it on when it likes: steps take milliseconds.
+                    # Not to the launcher: it passes the signal on too late, because steps take milliseconds.
                     [*launch.trainers(), launch.process][0].send_signal(signal.SIGTERM)
-                    time.sleep(0.5)  # for the thread that hears it
+                    time.sleep(0.5)  # for the thread that receives the signal
                     launch.go(f"step-{step}")
                     launch.end()
                 else:
@@ -69,25 +69,25 @@ def walk(way, flags, output, folder, row):
                 if number:
                     launch.count(row)
             notes = launch.notes("step")
-        fed |= {step: [] for step in {note["step"] for note in notes}}  # what an earlier launch did of it is void
+        fed |= {step: [] for step in {note["step"] for note in notes}}  # a repeated step counts once
         for note in notes:
             fed[note["step"]].append((number, note["rows"]))
     return fed
 
 
 def assert_each_once(fed, samples):
-    """In each epoch every sample entered the model once; each number of processes has fed some of the first one."""
+    """Assert that every sample entered the model once per epoch, and that each launch trained in the first epoch."""
     assert sorted(fed) == list(range(1, STEPS + 1)), f"steps {sorted(fed)}"
     by = {number for step in range(1, EPOCH + 1) for number, _ in fed[step]}
-    assert by == set(range(len(WORLDS))), f"of the first epoch, launches {by} have fed something"
+    assert by == set(range(len(WORLDS))), f"only launches {by} trained in the first epoch"
     for epoch in range(EPOCHS):
         steps = range(epoch * EPOCH + 1, (epoch + 1) * EPOCH + 1)
         entered = Counter(tuple(ids) for step in steps for _, rows in fed[step] for ids in rows)
-        assert entered == Counter(dict.fromkeys(samples, 1)), f"not each sample once in epoch {epoch}"
+        assert entered == Counter(dict.fromkeys(samples, 1)), f"samples were repeated or missing in epoch {epoch}"
 
 
 def campaign(folder, walks, ways=WAYS, seed=0):
-    """So many walks with each way to end a launch."""
+    """Take `walks` walks with each way to end a launch."""
     random.seed(seed)
     texts = numbered_texts(folder)
     flags = flags_of(texts, runs.write_bert_with_dropout(folder / "bert", texts))

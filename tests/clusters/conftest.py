@@ -15,7 +15,7 @@ def ip(*words):
 
 @pytest.fixture(scope="session")
 def hosts():
-    """Two network namespaces, joined by a cable: [(name, address)]."""
+    """Two network namespaces, joined by a virtual cable: [(name, address)]."""
     if not shutil.which("ip"):
         subprocess.run("apt-get update -qq && apt-get install -qq -y iproute2", shell=True, check=False)
     if not shutil.which("ip") or os.getuid() != 0:

@@ -1,7 +1,7 @@
 """The NLP recipe, which pauses before some steps until a file tells it to continue.
 
-PAUSES=STEP,STEP... in the environment says before which, and PAUSE_FOLDER where the files go-STEP appear. A line is
-added to starts.jsonl there at each start and each step, so that a test knows who trained when.
+In the environment, PAUSES=STEP,STEP... lists these steps, and PAUSE_FOLDER is the folder where the files go-STEP will
+appear. Each start and each step adds a line to starts.jsonl there, which shows the tests how many processes trained.
 """
 
 import importlib.util

@@ -21,7 +21,7 @@ FLAGS = [
 
 
 class Host:
-    """A machine of the test: its agent and workers are started and killed together."""
+    """A simulated machine: its torchrun agent and workers are started and killed together."""
 
     def __init__(self, number, hosts, folder, flags, script="clusters/torchrun_elastic.sh"):
         name, address = hosts[number]
@@ -51,7 +51,7 @@ def notes(folder):
 
 
 def wait_for(what, hosts, seconds=300):
-    """Wait until `what()` is true; its value."""
+    """Wait until `what()` is true; return its value."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
         assert time.monotonic() < deadline, "\n".join(host.log.read_text()[-3000:] for host in hosts)
@@ -61,14 +61,14 @@ def wait_for(what, hosts, seconds=300):
 
 
 def reached(folder, step, world, since=0.0):
-    """The first note that so many processes came to this step or beyond, or None."""
+    """The first note of this step or a later one with `world` processes, or None."""
     found = (n for n in notes(folder) if n.get("step", -1) >= step and n["world"] == str(world) and n["time"] > since)
     return next(found, None)
 
 
 @pytest.fixture
 def start(hosts, tmp_path):
-    """Start a machine; all are ended in the end."""
+    """A function that starts a machine; all are killed after the test."""
     started = []
 
     def start(*arguments, **more):
@@ -80,7 +80,7 @@ def start(hosts, tmp_path):
         runs.power_off(host.process)
 
 
-def test_a_machine_dies_and_comes_back_and_the_run_is_that_of_one_process(hosts, start, texts, tmp_path):
+def test_a_run_equals_one_on_one_process_although_a_machine_dies_and_comes_back(hosts, start, texts, tmp_path):
     flags = [*map(str, FLAGS), *map(str, texts)]
     first, second = start(0, hosts, tmp_path, flags), start(1, hosts, tmp_path, flags)
     wait_for(lambda: reached(tmp_path, FIRST_PAUSE, 2), [first, second])
@@ -110,11 +110,11 @@ def test_a_machine_dies_and_comes_back_and_the_run_is_that_of_one_process(hosts,
     assert len(samples[0]) == STEPS
     assert samples[0] == samples[1]
     assert runs.distance(runs.weights(elastic), runs.weights(one)) < 1e-5
-    assert {path.name for path in elastic.iterdir()} == {path.name for path in one.iterdir()}  # and no marker
+    assert {path.name for path in elastic.iterdir()} == {path.name for path in one.iterdir()}  # with no PREEMPTED left
 
 
 def test_growth_still_fails_without_the_workaround(hosts, start, texts, tmp_path):
-    """When this fails, torch has mended it: then clusters/torchrun_elastic.sh need not work around it any more."""
+    """If this fails, torch has fixed the bug: then remove the workaround from clusters/torchrun_elastic.sh."""
     text = (runs.ROOT / "clusters/torchrun_elastic.sh").read_text()
     assert text.count("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1\n") == 1
     script = tmp_path / "without.sh"

@@ -18,7 +18,7 @@ import runs
 
 pytestmark = pytest.mark.clusters
 STEPS, PAUSE = 16, 8
-THREADS = {"OMP_NUM_THREADS": "2"}  # said, so that a node with one process takes as many as a machine with two
+THREADS = {"OMP_NUM_THREADS": "2"}  # set, so that a node with one process uses as many as a machine with two
 FLAGS = [*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--checkpointing_steps", "no"]
 CONFIG = """
 ClusterName=recipes
@@ -47,8 +47,8 @@ PartitionName=all Nodes=node[0-1] Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def said(*command, **environment):
-    """What a short command says; it has to succeed."""
+def output_of(*command, **environment):
+    """The output of a short command, which must succeed."""
     env = os.environ | environment
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, env=env, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -57,7 +57,7 @@ def said(*command, **environment):
 
 @pytest.fixture
 def slurm(tmp_path):
-    """The environment in which sbatch talks to a controller and two nodes, all of them ended afterwards."""
+    """The environment in which sbatch finds a controller and two nodes, which run until the end of the test."""
     if not shutil.which("slurmctld"):
         subprocess.run("apt-get update -qq && apt-get install -qq -y slurm-wlm munge", shell=True, check=False)
     if not shutil.which("slurmctld") or os.getuid() != 0:
@@ -86,7 +86,7 @@ def slurm(tmp_path):
                 )
             time.sleep(1)
         deadline = time.monotonic() + 60
-        while said("sinfo", "-h", "-o", "%D %t", **environment).split() != ["2", "idle"]:
+        while output_of("sinfo", "-h", "-o", "%D %t", **environment).split() != ["2", "idle"]:
             assert time.monotonic() < deadline, "\n".join(log.read_text()[-3000:] for log in folder.glob("*.log"))
             time.sleep(0.5)
         yield environment
@@ -95,7 +95,7 @@ def slurm(tmp_path):
 
 
 def end_all(configuration, folder):
-    """Kill each process that was started with this configuration or key, on whatever branch of the family tree."""
+    """Kill each process that was started with this configuration or key, whatever its parent is."""
     for _ in range(3):
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -105,21 +105,19 @@ def end_all(configuration, folder):
         time.sleep(0.3)
 
 
-def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights_of_an_uninterrupted_run(
-    slurm, texts, tmp_path
-):
+def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_same_weights(slurm, texts, tmp_path):
     clone = tmp_path / "clone"
     clone.mkdir()
     for name in ("clusters", "recipes", "shared", "tests"):
         (clone / name).symlink_to(runs.ROOT / name)
     flags = [*map(str, FLAGS), *map(str, texts)]
-    # It pauses before step 8 until it is signalled; only then does its limit come near.
+    # The job pauses before step 8 until it gets a signal. The time limit is lowered when it has reached the pause.
     recipe = ["tests/clusters/paused_recipe.py"]
     environment = slurm | {"PROCESSES": "1", "MASTER_ADDR": "127.0.0.1"} | THREADS
     environment |= {"PAUSE_FOLDER": str(tmp_path), "PAUSES": str(PAUSE), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONPATH": ""}
     environment |= {"PATH": f"{runs.BIN}:{os.environ['PATH']}"}
-    job = said(
+    job = output_of(
         *("sbatch", "--parsable", "--chdir", clone, "--job-name", "limited", "--nodes", "2", "--cpus-per-task", "1"),
         *("--time", "60", "clusters/slurm/train.sbatch", *recipe, *flags),
         **environment,
@@ -128,12 +126,12 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
     notes = tmp_path / "starts.jsonl"
     wait_for(lambda: notes.exists() and notes.read_text().count(f'"step": {PAUSE}') == 2, log)
     hours, minutes, _ = field(job, "RunTime", slurm).split(":")
-    said("scontrol", "update", f"JobId={job}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}", **slurm)
+    output_of("scontrol", "update", f"JobId={job}", f"TimeLimit={int(hours) * 60 + int(minutes) + 2}", **slurm)
     wait_for(lambda: field(job, "JobState", slurm) == "PENDING", log)
-    # By itself it waits two minutes, because a node refuses a part that starts in the second in which the one before
-    # ended ("Job credential revoked", and the job is FAILED); two seconds are enough for that.
+    # By default SLURM waits two minutes before a requeued job starts, because a node refuses a step that starts in the
+    # second in which the one before ended ("Job credential revoked": the job is FAILED). Two seconds are enough.
     time.sleep(2)
-    said("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=60", **slurm)
+    output_of("scontrol", "update", f"JobId={job}", "StartTime=now", "TimeLimit=60", **slurm)
     under_way = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
     state = wait_for(lambda: (found := field(job, "JobState", slurm)) not in under_way and found, log)
     assert state == "COMPLETED", log.read_text()[-5000:]
@@ -149,7 +147,7 @@ def test_a_job_that_reaches_its_time_limit_is_requeued_and_ends_with_the_weights
 
 
 def wait_for(what, log, seconds=240):
-    """Wait until `what()` is true; its value."""
+    """Wait until `what()` is true; return its value."""
     deadline = time.monotonic() + seconds
     while not (value := what()):
         assert time.monotonic() < deadline, log.read_text()[-5000:] if log.exists() else "no log"
@@ -159,5 +157,5 @@ def wait_for(what, log, seconds=240):
 
 def field(job, name, environment):
     """A field of `scontrol show job`."""
-    shown = said("scontrol", "show", "job", job, **environment)
+    shown = output_of("scontrol", "show", "job", job, **environment)
     return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))

@@ -25,12 +25,12 @@ PASSED_ON |= {"RES_OPTIONS": "timeout:1 attempts:1"}  # there is no name server 
 
 @pytest.fixture
 def machines(hosts, tmp_path):
-    """A clone, a list of two machines that ssh reaches, and how to start ssh.sh on the first of them."""
+    """(a clone, the command that starts ssh.sh for two machines on the first of them, its environment)."""
     if not shutil.which("sshd"):
         subprocess.run("apt-get update -qq && apt-get install -qq -y openssh-server", shell=True, check=False)
     if not shutil.which("sshd"):
         pytest.skip("no sshd, and apt cannot install openssh-server")
-    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd locks its unprivileged half in
+    Path("/run/sshd").mkdir(exist_ok=True)  # the empty folder that sshd's unprivileged process needs
     for name in ("host_key", "key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
     clone = tmp_path / "clone"
@@ -68,7 +68,7 @@ def machines(hosts, tmp_path):
 
 
 def left(clone):
-    """The processes that work in this folder."""
+    """The processes whose working directory is the clone."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -85,7 +85,7 @@ def wait_for_pause(launch, folder):
         time.sleep(0.2)
 
 
-def test_machines_start_together_save_together_and_go_on_to_the_run_of_one_process(machines, texts, tmp_path):
+def test_machines_start_together_save_together_and_resume_to_the_weights_of_one_process(machines, texts, tmp_path):
     clone, command, environment = machines
     flags = [*FLAGS, *texts]
     launch = runs.start(
@@ -107,7 +107,7 @@ def test_machines_start_together_save_together_and_go_on_to_the_run_of_one_proce
     assert not (clone / "run/PREEMPTED").exists()
 
 
-def test_one_machine_that_fails_ends_all(machines, texts, tmp_path):
+def test_a_failure_on_one_machine_ends_the_launch_on_all(machines, texts, tmp_path):
     clone, command, environment = machines
     launch = runs.start(
         [*command, "tests/clusters/paused_recipe.py", *FLAGS, *texts, "--output_dir", "run"],

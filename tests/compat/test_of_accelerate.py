@@ -23,7 +23,7 @@ def accelerator(monkeypatch):
     of_accelerate.reset_state(processes=True)
 
 
-def test_what_was_prepared_and_registered_is_listed(accelerator):
+def test_prepared_and_registered_objects_are_listed(accelerator):
     lists = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
     model = nn.Linear(2, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
@@ -37,14 +37,14 @@ def test_a_prepared_scheduler_or_loader_is_listed(accelerator):
     assert of_accelerate.schedulers_and_loaders(accelerator) == []
     loader = accelerator.prepare(torch.utils.data.DataLoader([1, 2]))
     assert of_accelerate.schedulers_and_loaders(accelerator) == [loader], (
-        f"{ACCELERATE}: _dataloaders is gone; used to see that a checkpoint has everything"
+        f"{ACCELERATE}: _dataloaders is gone; used to check that a checkpoint has everything"
     )
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
     scheduler = accelerator.prepare(torch.optim.lr_scheduler.ConstantLR(optimizer))
     assert of_accelerate.schedulers_and_loaders(accelerator) == [scheduler, loader]
 
 
-def test_prepare_gives_ddp_what_the_handler_says(accelerator, monkeypatch):
+def test_prepare_passes_the_settings_and_the_hook_of_the_handler_to_ddp(accelerator, monkeypatch):
     class Handler:
         def to_kwargs(self):
             return {"broadcast_buffers": False}
@@ -67,23 +67,23 @@ def test_prepare_gives_ddp_what_the_handler_says(accelerator, monkeypatch):
     assert not model.broadcast_buffers
 
 
-def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_and_stays(accelerator, monkeypatch):
+def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(accelerator, monkeypatch):
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
     assert not accelerator.is_fsdp2
     of_accelerate.use_fsdp_on_cpu(accelerator)
     AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
-    assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not decide about FSDP"
+    assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
     assert of_accelerate.fsdp_settings(accelerator).reshard_after_forward is False
     assert of_accelerate.fsdp_settings(accelerator).cpu_offload is not None
 
 
-def test_without_fsdp_there_are_no_settings_of_it(accelerator):
+def test_reading_fsdp_settings_without_fsdp_is_an_error(accelerator):
     with pytest.raises(UserError, match=r"^accelerate .* has no AcceleratorState\.fsdp_plugin, which FSDP needs"):
         of_accelerate.fsdp_settings(accelerator)
 
 
-def test_the_trackers_that_are_set_are_started(accelerator):
+def test_init_trackers_starts_the_trackers_that_were_set(accelerator):
     class Tracker(GeneralTracker):
         name, requires_logging_directory, tracker = "ours", False, None
 
@@ -99,12 +99,12 @@ def test_the_trackers_that_are_set_are_started(accelerator):
     assert accelerator.trackers == [tracker], f"{ACCELERATE}: init_trackers does not read Accelerator.log_with"
 
 
-def test_the_state_of_the_process_is_marked_and_dropped(accelerator):
-    assert of_accelerate.has_state(), f"{ACCELERATE}: is_initialized does not know of an Accelerator"
+def test_the_state_of_the_process_can_be_marked_and_reset(accelerator):
+    assert of_accelerate.has_state(), f"{ACCELERATE}: is_initialized is false after an Accelerator was made"
     assert not of_accelerate.state_is_marked("ours")
     of_accelerate.mark_state("ours")
     assert of_accelerate.state_is_marked("ours")
-    assert AcceleratorState().ours, f"{ACCELERATE}: _shared_state is not the attributes of each AcceleratorState"
+    assert AcceleratorState().ours, f"{ACCELERATE}: _shared_state does not hold the attributes of all AcceleratorStates"
     of_accelerate.reset_state(processes=False)
     assert not of_accelerate.has_state(), f"{ACCELERATE}: AcceleratorState._reset_state leaves something"
     assert PartialState._shared_state
@@ -112,17 +112,17 @@ def test_the_state_of_the_process_is_marked_and_dropped(accelerator):
     assert not PartialState._shared_state, f"{ACCELERATE}: _reset_state leaves the state of the processes"
 
 
-def test_a_start_that_failed_is_known(accelerator, monkeypatch):
+def test_a_failed_start_is_recognized(accelerator, monkeypatch):
     assert not of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state has no num_processes"
     of_accelerate.reset_state(processes=True)
     monkeypatch.setattr(PartialState, "_prepare_backend", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Accelerator(cpu=True)
-    assert of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state has nothing of a failed start"
+    assert of_accelerate.start_failed(), f"{ACCELERATE}: PartialState._shared_state does not show a failed start"
 
 
 @pytest.mark.parametrize("name", ["_models", "_optimizers", "_custom_objects", "ddp_handler", "log_with"])
-def test_an_attribute_that_is_gone_is_an_error_of_one_line(accelerator, name):
+def test_a_missing_attribute_is_a_one_line_error(accelerator, name):
     use = {
         "_models": lambda: of_accelerate.models(accelerator),
         "_optimizers": lambda: of_accelerate.optimizers(accelerator),

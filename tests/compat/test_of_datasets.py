@@ -11,29 +11,29 @@ DATASETS = f"datasets {datasets.__version__}"
 
 
 @pytest.mark.parametrize("rows", [[], [1, 2]])
-def test_a_saved_data_set_without_rows_is_known(tmp_path, rows):
+def test_a_saved_data_set_without_rows_is_recognized(tmp_path, rows):
     Dataset.from_dict({"a": rows}).save_to_disk(tmp_path)
     found = of_datasets.is_saved_empty(tmp_path)
     assert found == (not rows), f"{DATASETS}: state.json has no _data_files; used to read an empty split"
 
 
-def test_a_class_label_is_known_in_the_metadata_of_a_table():
+def test_a_class_label_is_recognized_in_the_metadata_of_a_table():
     features = Features({"label": ClassLabel(names=["no", "yes"]), "size": Value("int64")})
     table = Dataset.from_dict({"label": [0, 1], "size": [3, 4]}, features=features).with_format("arrow")[:]
     label = of_datasets.feature(table, "label")
-    assert of_datasets.is_class_label(label), f"{DATASETS}: the metadata of a table describes a ClassLabel otherwise"
+    assert of_datasets.is_class_label(label), f"{DATASETS}: the metadata of a table describes a ClassLabel differently"
     assert label["names"] == ["no", "yes"], f"{DATASETS}: the names of a ClassLabel are elsewhere in the metadata"
     assert not of_datasets.is_class_label(of_datasets.feature(table, "size"))
     assert of_datasets.feature(pa.table({"label": [0, 1]}), "label") == {}
 
 
-def test_a_data_set_that_is_not_in_the_cache_is_an_error_at_once(tmp_path, monkeypatch):
+def test_a_data_set_that_is_not_in_the_cache_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     with pytest.raises((OSError, ValueError), match="cache for owner/absent"):
         of_datasets.load_cached("owner/absent", None)
 
 
-def test_without_the_cache_by_name_load_dataset_is_asked(monkeypatch):
+def test_load_cached_calls_load_dataset_if_datasets_has_no_cache_class(monkeypatch):
     from datasets.packaged_modules.cache import cache
 
     assert hasattr(cache, "Cache"), f"{DATASETS}: packaged_modules.cache.cache.Cache is gone; used without a network"

@@ -14,7 +14,7 @@ EVALUATE = f"evaluate {evaluate.__version__}"
 
 @pytest.fixture
 def no_scripts_imported(monkeypatch):
-    """What this process has imported of the package of scripts is put aside."""
+    """During the test, modules of the package of scripts that this process has imported are removed."""
 
     def take_out():
         names = [name for name in sys.modules if name.partition(".")[0] == of_evaluate.MODULES]
@@ -27,7 +27,7 @@ def no_scripts_imported(monkeypatch):
     sys.modules.update(before)
 
 
-def test_scripts_go_to_the_folder_that_is_set(tmp_path, monkeypatch, no_scripts_imported):
+def test_scripts_are_written_to_the_configured_folder(tmp_path, monkeypatch, no_scripts_imported):
     monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", "/elsewhere")
     metric, rows = METRICS_FOLDER / "accuracy" / "accuracy.py", tmp_path / "rows"
     assert not of_evaluate.has_imported_scripts()
@@ -39,7 +39,7 @@ def test_scripts_go_to_the_folder_that_is_set(tmp_path, monkeypatch, no_scripts_
     )
 
 
-def test_without_the_name_the_folder_is_the_documented_one(monkeypatch):
+def test_without_the_undocumented_name_the_folder_comes_from_the_documented_variable(monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", "/somewhere")
     assert hasattr(evaluate.config, "HF_MODULES_CACHE"), f"{EVALUATE}: evaluate.config.HF_MODULES_CACHE is gone"
     monkeypatch.delattr(evaluate.config, "HF_MODULES_CACHE")

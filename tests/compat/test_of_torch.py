@@ -31,7 +31,7 @@ def tensors():
     return [torch.randn(shape, generator=generator) for shape in ((300, 70), (7,), ())]
 
 
-def test_norms_are_those_of_single_calls(tensors, monkeypatch):
+def test_norms_equal_those_of_single_calls(tensors, monkeypatch):
     assert hasattr(torch, "_foreach_norm"), f"{TORCH}: torch._foreach_norm is gone; used to clip gradients"
     expected = of_torch.norms(tensors)
     found = without(monkeypatch, torch, "_foreach_norm").norms(tensors)
@@ -39,7 +39,7 @@ def test_norms_are_those_of_single_calls(tensors, monkeypatch):
 
 
 @pytest.mark.parametrize("factor", [0.3, torch.tensor(0.3)])
-def test_products_are_those_of_single_calls(tensors, factor, monkeypatch):
+def test_products_equal_those_of_single_calls(tensors, factor, monkeypatch):
     assert hasattr(torch, "_foreach_mul_"), f"{TORCH}: torch._foreach_mul_ is gone; used to clip gradients"
     expected, found = ([tensor.clone() for tensor in tensors] for _ in range(2))
     of_torch.multiply(expected, factor)
@@ -48,7 +48,7 @@ def test_products_are_those_of_single_calls(tensors, factor, monkeypatch):
     assert not torch.equal(found[0], tensors[0])
 
 
-def test_copies_are_those_of_single_calls(tensors, monkeypatch):
+def test_copies_equal_those_of_single_calls(tensors, monkeypatch):
     assert hasattr(torch, "_foreach_copy_"), f"{TORCH}: torch._foreach_copy_ is gone; used to save and to average"
     for module in (of_torch, without(monkeypatch, torch, "_foreach_copy_")):
         found = [torch.zeros_like(tensor) for tensor in tensors]
@@ -57,7 +57,7 @@ def test_copies_are_those_of_single_calls(tensors, monkeypatch):
 
 
 def test_a_write_to_a_tensor_is_counted(tensors):
-    assert of_torch.COUNTS_WRITES, f"{TORCH}: Tensor._version is gone; used to see that a tensor changed during a copy"
+    assert of_torch.COUNTS_WRITES, f"{TORCH}: Tensor._version is gone; used to detect changes of a tensor during a copy"
     before = of_torch.write_counts(tensors)
     assert of_torch.write_counts(tensors) == before
     tensors[1].add_(1)
@@ -65,8 +65,8 @@ def test_a_write_to_a_tensor_is_counted(tensors):
     assert changed == [False, True, False], f"{TORCH}: Tensor._version does not count writes to a tensor"
 
 
-def test_without_counts_of_writes_a_save_copies_everything_at_once(tensors, monkeypatch):
-    monkeypatch.setattr(of_torch, "COUNTS_WRITES", False)  # a name that cannot be taken from Tensor
+def test_without_counts_of_writes_a_save_copies_everything_immediately(tensors, monkeypatch):
+    monkeypatch.setattr(of_torch, "COUNTS_WRITES", False)  # Tensor._version itself cannot be deleted
     state = {str(i): tensor for i, tensor in enumerate(tensors)}
     buffers = Buffers({"model.safetensors": state}, {})
     try:
@@ -84,7 +84,7 @@ def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
         assert hasattr(dist.ProcessGroup, "get_group_store"), (
             f"{TORCH}: ProcessGroup.get_group_store is gone; used for heartbeats and for signals during evaluation"
         )
-        assert of_torch.default_store() is store, f"{TORCH}: each call of get_group_store makes another store"
+        assert of_torch.default_store() is store, f"{TORCH}: each call of get_group_store makes a new store"
         monkeypatch.delattr(dist.ProcessGroup, "get_group_store")
         assert of_torch.default_store() is store, f"{TORCH}: _get_default_store gives another store than the group"
         monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")
@@ -95,16 +95,16 @@ def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
         dist.destroy_process_group()
 
 
-def test_a_module_compiled_in_place_is_known(monkeypatch):
+def test_a_module_compiled_in_place_is_recognized(monkeypatch):
     module = nn.Linear(2, 2)
     assert not of_torch.is_compiled(module), f"{TORCH}: nn.Module._compiled_call_impl is gone; used to count operations"
     module.compile(backend="eager")
     assert of_torch.is_compiled(module), f"{TORCH}: nn.Module.compile does not set _compiled_call_impl"
     monkeypatch.delattr(nn.Module, "_compiled_call_impl")
-    assert of_torch.is_compiled(nn.Linear(2, 2)), "what is not known has to count as compiled"
+    assert of_torch.is_compiled(nn.Linear(2, 2)), "without the private attribute, every module must count as compiled"
 
 
-def test_an_optimizer_that_reads_found_inf_is_known():
+def test_an_optimizer_that_reads_found_inf_is_recognized():
     parameters = [nn.Parameter(torch.zeros(2))]
     fused = torch.optim.AdamW(parameters, fused=True)
     assert of_torch.reads_found_inf(fused), (
@@ -113,7 +113,7 @@ def test_an_optimizer_that_reads_found_inf_is_known():
     assert not of_torch.reads_found_inf(torch.optim.RMSprop(parameters))
 
 
-def test_batch_norms_are_known_by_a_common_class(monkeypatch):
+def test_batch_norms_are_recognized_by_a_common_class(monkeypatch):
     assert (getattr(nn.modules.batchnorm, "_BatchNorm", None),) == of_torch.BATCH_NORMS, (
         f"{TORCH}: torch.nn.modules.batchnorm._BatchNorm is gone; used to find batch norms"
     )
@@ -123,7 +123,7 @@ def test_batch_norms_are_known_by_a_common_class(monkeypatch):
         assert not isinstance(nn.LayerNorm(2), module.BATCH_NORMS)
 
 
-def test_a_module_computes_the_forward_that_replaced_its_own():
+def test_a_module_calls_the_forward_that_replaced_its_own():
     module, other = nn.Linear(2, 2), nn.Linear(2, 2)
     of_torch.replace_forward(module, lambda self, x: (self, x))
     assert module("x") == (module, "x"), f"{TORCH}: nn.Module no longer calls the forward of the instance"
@@ -140,7 +140,7 @@ def test_an_archive_of_another_layout_is_refused(tmp_path, compression):
     os.close(descriptor)
 
 
-def test_the_records_of_an_archive_are_where_torch_puts_them(tmp_path, tensors):
+def test_the_records_of_an_archive_have_the_contents_that_torch_saved(tmp_path, tensors):
     with (tmp_path / "saved").open("wb") as file:
         torch.save(tensors[0], file)
     descriptor = os.open(tmp_path / "saved", os.O_RDONLY)

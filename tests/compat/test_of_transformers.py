@@ -22,19 +22,19 @@ def bert():
     ).eval()
 
 
-def test_the_attention_of_a_model_is_known_by_name():
+def test_the_attention_of_a_model_is_identified_by_its_name():
     model = bert()
     name = of_transformers.attention_name(model.config)
     assert name == "sdpa", f"{TRANSFORMERS}: config._attn_implementation is gone; used to replace the attention"
     model.set_attn_implementation("eager")
     assert of_transformers.attention_name(model.config) == "eager"
     assert of_transformers.takes_registered_attention(model), (
-        f"{TRANSFORMERS}: _supports_attention_backend is gone; used to see whether the attention can be replaced"
+        f"{TRANSFORMERS}: _supports_attention_backend is gone; used to check whether the attention can be replaced"
     )
 
 
 @pytest.mark.parametrize("name", ["attention_name", "takes_registered_attention"])
-def test_a_model_whose_attention_is_unknown_is_left_as_it_is(monkeypatch, name):
+def test_a_model_whose_attention_is_unknown_is_not_changed(monkeypatch, name):
     monkeypatch.setattr(of_transformers, name, lambda _: None)
     model = bert()
     attend_by_products(model)
@@ -54,21 +54,21 @@ def test_attention_and_mask_are_found_in_two_ways(monkeypatch):
     monkeypatch.delattr(modeling_utils, "ALL_ATTENTION_FUNCTIONS")
     monkeypatch.delattr(masking_utils, "sdpa_mask")
     assert (of_transformers.attention_function("sdpa"), of_transformers.sdpa_mask()) == functions, (
-        f"{TRANSFORMERS}: AttentionInterface and AttentionMaskInterface do not have what models call"
+        f"{TRANSFORMERS}: AttentionInterface and AttentionMaskInterface do not have the functions that models call"
     )
 
 
-def test_a_mask_is_not_left_out_where_that_is_forbidden():
+def test_sdpa_mask_returns_a_mask_where_omitting_it_is_forbidden():
     size = {"batch_size": 1, "q_length": 3, "kv_length": 3, "device": "cpu", "dtype": torch.float32}
     size["mask_function"] = masking_utils.bidirectional_mask_function
     ones = torch.ones(1, 3, dtype=torch.bool)
     never = {"allow_is_bidirectional_skip": False, "allow_is_causal_skip": False}
     mask = of_transformers.sdpa_mask()(attention_mask=ones, **size, **never)
-    assert mask is not None, f"{TRANSFORMERS}: sdpa_mask leaves out a mask; used so that the host does not wait"
+    assert mask is not None, f"{TRANSFORMERS}: sdpa_mask omits a mask; used so that the host does not wait"
     assert mask.all()
 
 
-def test_the_named_parameters_are_drawn_anew_and_no_others():
+def test_only_the_named_parameters_are_drawn_anew():
     model = bert()
     before = copy.deepcopy(model.state_dict())
     of_transformers.draw_anew(model, ["classifier.weight", "classifier.bias"])
@@ -79,7 +79,7 @@ def test_the_named_parameters_are_drawn_anew_and_no_others():
 
 
 @pytest.mark.parametrize("drawn", [[], ["bert.pooler.dense.weight", "classifier.weight"]])
-def test_drawing_none_or_others_is_an_error(monkeypatch, drawn):
+def test_drawing_no_parameters_or_others_than_named_is_an_error(monkeypatch, drawn):
     def draw(model):
         for name in drawn:
             model.get_parameter(name).data.normal_()

@@ -10,14 +10,14 @@ COMMAND = re.search(r"^ *(grep .*)$", (ROOT / "CONTRIBUTING.md").read_text(), re
 
 
 def lines(command):
-    """What the command prints."""
+    """The lines that the command prints."""
     done = subprocess.run(shlex.split(command), cwd=ROOT, capture_output=True, text=True, check=False)
     assert not done.stderr
     return done.stdout.splitlines()
 
 
-def test_private_interfaces_are_used_in_one_place():
-    assert lines(COMMAND) == [], "move what was found into a function of shared/compat, with a test"
+def test_private_interfaces_are_used_only_in_shared_compat():
+    assert lines(COMMAND) == [], "move these uses into functions of shared/compat, with tests"
 
 
 def test_the_command_finds_private_uses():

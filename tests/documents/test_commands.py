@@ -1,8 +1,8 @@
 """Each command of README.md and docs/ runs on a small configuration, or is parsed if it cannot run here.
 
 `make test-docs` runs this. A block of commands is one test: its commands run in order in a new folder. A command
-that needs a GPU, the Hub, another machine or files of a user is only parsed: its flags exist and have valid values, and
-the files of the repository that it names exist.
+that needs a GPU, the Hub, another machine or a user's files is only parsed: its flags must exist and have valid values,
+and the files of the repository that it names must exist.
 """
 
 import ast
@@ -29,7 +29,7 @@ from shared.config.command_line import field_types
 PAGES = [runs.ROOT / "README.md", *sorted(runs.ROOT.glob("docs/**/*.md")), runs.ROOT / "accelerate_configs/README.md"]
 PROGRAMS = "accelerate|torchrun|python3?|make|pip|cp|cd|source|export|wait|sbatch|kubectl|docker|sh|bash"
 COMMAND = re.compile(rf"(?:\$ )?((?:[A-Z_]+=\S* )*(?:{PROGRAMS}|clusters/\S+|\.venv/bin/\S+)(?: .*)?)$")
-# Settings that make any recipe small; those that it has, and that the command does not give.
+# Settings that make any recipe small. A command gets those that the recipe has and the command does not set.
 SMALL = {
     "max_train_steps": 2, "logging_steps": 1, "eval_steps": 2, "checkpointing_steps": "no", "global_batch_size": 8,
     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 1000, "max_length": 32,
@@ -46,7 +46,7 @@ def blocks(page, languages):
 
 
 def commands(block):
-    """The commands in a block: lines that begin with a program, joined where they go on; the rest is output."""
+    """The commands in a block: lines that begin with a program, with their continuation lines; the rest is output."""
     lines = re.sub(r" *\\\n\s*", " ", block).splitlines()
     found = [COMMAND.match(line) for line in lines]
     return [one.strip() for match in found if match for one in match[1].split("  #")[0].split(" && ")]
@@ -68,7 +68,7 @@ SCRIPTS = [
 
 @pytest.fixture
 def clone(tmp_path):
-    """A folder that looks like the repository, into which commands may write."""
+    """A folder with links to the files of the repository, into which commands may write."""
     for path in runs.ROOT.iterdir():
         if path.name not in ("out", ".git", ".venv", "wandb"):
             (tmp_path / path.name).symlink_to(path)
@@ -78,7 +78,7 @@ def clone(tmp_path):
 
 
 def split(command):
-    """A command's variables, its words before the recipe, the recipe as it names it, or None, and its flags."""
+    """A command's variables, its words before the recipe, the recipe (None without one), and the flags after it."""
     words = shlex.split(command.removesuffix(" &"))
     variables = [words.pop(0) for _ in range(len(words)) if re.match(r"[A-Z_]+=", words[0])]
     for index, word in enumerate(words):
@@ -88,7 +88,7 @@ def split(command):
 
 
 def recipe_file(word):
-    """The recipe that `recipes/nlp.py`, `nlp.py` or `recipes.nlp` means, or None; it may be a copy."""
+    """The file of a recipe that is written as `recipes/nlp.py`, `nlp.py` or `recipes.nlp`; None for other words."""
     named = re.fullmatch(r"(?:\w+/)?(\w+)\.py|\w+\.(\w+)", word)
     path = runs.ROOT / f"recipes/{named[1] or named[2]}.py" if named else None
     return path if path and path.is_file() else None
@@ -99,7 +99,7 @@ def config_class(recipe):
 
 
 def make_files(flags, folder):
-    """The .csv files that a command names as its input, with the columns that it names, and images that those name."""
+    """Write the .csv files that a command reads, with the columns that it names, and the images that these list."""
     given = {flag.removeprefix("--"): flags[i + 1] for i, flag in enumerate(flags[:-1]) if flag.startswith("--")}
     columns = [given.get("image_column_name") or given.get("text_column_names", "text")]
     columns += [given.get("label_column_name", "label")]
@@ -137,7 +137,7 @@ def out_of_reach(variables, launcher, recipe, flags, folder):
 
 
 def check_launcher(words, recipe, flags):
-    """The words before a recipe are those of a launcher, with flags that it has, or of a script that exists."""
+    """Check that the words before a recipe are a launcher with flags that it has, or a script that exists."""
     if words[:2] == ["accelerate", "launch"]:
         parsed = launch_command_parser().parse_args([*words[2:], str(recipe), *flags])
         assert not parsed.config_file or (runs.ROOT / parsed.config_file).is_file()
@@ -156,7 +156,7 @@ def check_paths(words):
 
 
 def small(words, recipe, flags):
-    """The command with two processes at most, a port of its own, and few steps of a small model."""
+    """The command changed to at most two processes, a free port, and few steps of a small model."""
     words = list(words)
     if words and words[0] == "torchrun":
         words[1:1] = ["--master-port", str(runs.free_port())]
@@ -171,7 +171,7 @@ def small(words, recipe, flags):
 
 
 def prepared(command, folder):
-    """What to run for a command, or None if it can only be checked, which has been done."""
+    """The line to run for a command; None if the command can only be checked, which this function has then done."""
     variables, words, name, flags = split(command)
     if recipe := name and recipe_file(name):
         make_files(flags, folder)
@@ -180,7 +180,7 @@ def prepared(command, folder):
         if words[0] in CHECKED_ONLY or words[0].startswith("clusters/"):
             return None
         if why := out_of_reach(variables, words, recipe, flags, folder):
-            print(f"only checked, for it needs {why}: {command}")
+            print(f"only checked, because it needs {why}: {command}")
             return None
         words, flags = small(words, recipe, flags)
         return " ".join(variables) + " " + shlex.join([*words, name, *flags]) + " &" * command.endswith(" &")
@@ -220,20 +220,20 @@ def test_the_commands_of_a_block_work(block, clone):
 
 @pytest.mark.docs
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_cell_of_a_notebook_starts_two_processes(script, clone):
+def test_a_notebook_cell_starts_two_processes(script, clone):
     settings = ", ".join(f"{name}={value!r}" for name, value in SMALL.items())
     changed = script.replace("Config(", f"Config({settings}, ")
     if "notebook_launcher(" in changed:
         changed = changed.replace("num_processes=2)", f"num_processes=2, use_port='{runs.free_port()}')")
     assert changed.count("max_train_steps") == 1
-    said = runs.succeed([sys.executable, "-c", changed], folder=clone, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert re.search(r"processes +2, DDP over gloo", said)
+    output = runs.succeed([sys.executable, "-c", changed], folder=clone, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    assert re.search(r"processes +2, DDP over gloo", output)
 
 
 @pytest.mark.docs
 @pytest.mark.parametrize("place", ["", "package/"], ids=["empty folder", "package"])
 @pytest.mark.parametrize("recipe", sorted(runs.ROOT.glob("recipes/*.py")), ids=lambda path: path.name)
-def test_a_recipe_copied_with_exactly_what_its_docstring_lists_trains(recipe, place, texts, tmp_path):
+def test_a_recipe_trains_from_a_copy_of_the_files_that_its_docstring_lists(recipe, place, texts, tmp_path):
     listed = re.search(r"^To copy: this file(.*)$", ast.get_docstring(ast.parse(recipe.read_text())), re.MULTILINE)[1]
     paths = re.findall(r"[\w./]+(?:/|\.\w+)(?=[\s,.]|$)", listed)
     assert paths
@@ -254,19 +254,19 @@ def test_a_recipe_copied_with_exactly_what_its_docstring_lists_trains(recipe, pl
     data = [] if "train_dir" in field_types(config_class(recipe)) else texts
     _, flags = small([], recipe, [*map(str, data), "--output_dir", "run"])
     started = f"imported {folder}/shared/errors.py"
-    if place:  # by its path as in a folder; as a module with its folder on the path
+    if place:  # by its path; and as a module, with its folder in PYTHONPATH
         assert started in runs.succeed([sys.executable, f"{place}{recipe.name}", "--help"], folder=tmp_path)
         command = [sys.executable, "-m", f"package.{recipe.stem}", *flags]
     else:
         command = [sys.executable, recipe.name, *flags]
-    said = runs.succeed(command, folder=tmp_path, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
-    assert started in said
-    assert "global batch 8 = 1 process" in said
+    output = runs.succeed(command, folder=tmp_path, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
+    assert started in output
+    assert "global batch 8 = 1 process" in output
     assert (tmp_path / "run/model/model.safetensors").is_file()
     assert [line["step"] for line in runs.training_lines(tmp_path / "run")] == [1, 2]
 
 
-def test_commands_are_found_and_told_from_output():
+def test_commands_are_distinguished_from_output():
     block = "$ python x.py --seed 1  # one\n  processes   1\nRANK=1 torchrun \\\n    x.py &\nstep 1/2\ncd a && make b\n"
     assert commands(block) == ["python x.py --seed 1", "RANK=1 torchrun x.py &", "cd a", "make b"]
     assert len(CASES) > 10

@@ -23,9 +23,9 @@ MODULES = sorted(ROOT.glob("shared/**/*.py"))
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md", "accelerate_configs/*.md", "clusters/**/*.md")
 DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
-# pip's, grep's, and those of shared modules and campaigns.
+# Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "timeout", "kills", "walks"}
-# Those of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
+# Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "follow"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
 MOST_LINES_OF_A_RECIPE, MOST_LINES_OF_MAIN, MOST_LINES_OF_A_MODULE = 200, 50, 400
@@ -99,7 +99,7 @@ def test_every_relative_link_and_anchor_resolves(path):
 
 
 def anchors(document: Path) -> set[str]:
-    """What GitHub makes of the headings: lower case, punctuation dropped, hyphens for spaces."""
+    """The anchors that GitHub makes from the headings: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -111,14 +111,14 @@ def test_every_flag_that_a_document_names_exists(path):
 
 
 def benchmark_flags() -> set[str]:
-    """What the scripts in benchmarks/ add to their parsers."""
+    """The flags that the scripts in benchmarks/ add to their parsers."""
     sources = [path.read_text() for path in (ROOT / "benchmarks").rglob("*.py")]
     return {flag for source in sources for flag in re.findall(r'add_argument\(\s*"--([\w-]+)"', source)}
 
 
 @cache
 def recipe_flags() -> set[str]:
-    """The settings of all recipes, and the flags that every command line has."""
+    """The settings of all recipes, and the flags that every recipe's command line has."""
     flags = {"config", "help"}
     for recipe in RECIPES:
         spec = importlib.util.spec_from_file_location(f"documented_{recipe.stem}", recipe)
@@ -132,7 +132,7 @@ def recipe_flags() -> set[str]:
 
 @cache
 def launcher_flags() -> set[str]:
-    """What `accelerate launch` and `torchrun` take."""
+    """The flags of `accelerate launch` and `torchrun`."""
     parsers: list[argparse.ArgumentParser] = [launch_command_parser(), torchrun_parser()]
     return {
         option.removeprefix("--")
@@ -142,20 +142,20 @@ def launcher_flags() -> set[str]:
     }
 
 
-def test_every_line_of_ours_that_the_troubleshooting_page_quotes_is_in_the_code():
+def test_every_message_of_this_project_that_the_troubleshooting_page_quotes_is_in_the_code():
     page = re.sub(
         r"^## NCCL.*?^## Slow", "", (ROOT / "docs/troubleshooting.md").read_text(), flags=re.DOTALL | re.MULTILINE
     )
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and " | " in line]
     quoted = [line for row in rows if len(row) == 3 for line in re.findall(r"`([^`]+)`", row[1])]
-    spoken = "\n".join(text for path in [*MODULES, *RECIPES] for text in spoken_in(path))
+    messages = "\n".join(text for path in [*MODULES, *RECIPES] for text in strings_in(path))
     pieces = [piece.strip(" ,:") for line in quoted for piece in line.split("…")]
     assert len(pieces) > 30
-    assert not [piece for piece in pieces if piece not in spoken]
+    assert not [piece for piece in pieces if piece not in messages]
 
 
-def spoken_in(path):
-    """Every string in the code of a module, as one text where values are filled in."""
+def strings_in(path):
+    """Every string in the code of a module. In an f-string, … takes the place of each value."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.JoinedStr):
             yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
@@ -180,7 +180,7 @@ def test_a_document_has_no_placeholder(path):
 
 
 @by_name(RECIPES)
-def test_a_recipe_is_short_and_its_loop_in_view(path):
+def test_a_recipe_is_short_and_main_contains_its_training_loop(path):
     source = path.read_text()
     assert len(source.splitlines()) <= MOST_LINES_OF_A_RECIPE
     main = next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "main")
@@ -190,21 +190,21 @@ def test_a_recipe_is_short_and_its_loop_in_view(path):
 
 
 @by_name(RECIPES)
-def test_a_recipe_says_how_it_is_started_what_to_expect_and_what_to_copy(path):
-    said = ast.get_docstring(ast.parse(path.read_text()))
-    assert f"accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/{path.name}" in said
-    assert re.search(r"^Expected: .*\d", said, re.MULTILINE), "a number, and not a promise of one"
-    assert re.search(r"^To copy: ", said, re.MULTILINE)
+def test_a_recipes_docstring_has_its_launch_command_expected_result_and_files_to_copy(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert f"accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/{path.name}" in docstring
+    assert re.search(r"^Expected: .*\d", docstring, re.MULTILINE), "the expected result needs a number"
+    assert re.search(r"^To copy: ", docstring, re.MULTILINE)
 
 
 @by_name(MODULES)
-def test_a_module_is_short_and_says_what_it_holds(path):
+def test_a_module_is_short_and_has_a_docstring(path):
     source = path.read_text()
     assert len(source.splitlines()) <= MOST_LINES_OF_A_MODULE
     assert not source or ast.get_docstring(ast.parse(source))
 
 
-def test_nothing_in_shared_imports_a_recipe_or_by_a_relative_name():
+def test_no_module_imports_a_recipe_or_has_a_relative_import():
     for path in [*MODULES, *RECIPES]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
@@ -247,7 +247,7 @@ sys.stdout.write(json.dumps([changed, sorted(heavy)]))
 
 
 def test_importing_all_of_shared_and_the_recipes_does_nothing_visible(tmp_path):
-    # The metrics are loaded by path, by `evaluate`, which they have to import: tests/monitoring/test_metrics.py.
+    # `evaluate` loads the metrics by their paths, and they import it: tests/monitoring/test_metrics.py tests them.
     paths = [path for path in [*MODULES, *RECIPES] if "metrics" not in path.parts]
     modules = [name(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths]
     done = subprocess.run(
@@ -260,8 +260,8 @@ def test_importing_all_of_shared_and_the_recipes_does_nothing_visible(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    changed, heavy = json.loads(done.stdout)  # which fails if a module printed anything
+    changed, heavy = json.loads(done.stdout)  # json.loads fails if a module printed anything
     assert not changed
-    assert not heavy, "these are imported where they are used"
+    assert not heavy, "import these in the functions that use them"
     assert not done.stderr
     assert not list(tmp_path.iterdir()), "importing wrote files"

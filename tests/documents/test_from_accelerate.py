@@ -17,8 +17,8 @@ PAGE = (runs.ROOT / "docs/from_accelerate.md").read_text()
 
 
 @pytest.fixture(autouse=True)
-def a_process_alone(monkeypatch):
-    """Accelerate keeps its state in the class, for as long as the process lives."""
+def fresh_accelerate_state(monkeypatch):
+    """One process on a CPU. Accelerate's state is reset, because it lives in class attributes."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -28,7 +28,7 @@ def a_process_alone(monkeypatch):
 
 
 def linear(accelerator, micro_batches):
-    """A model whose gradient is 1 for every micro-batch, its optimizer, and a loader of so many of them."""
+    """A model whose gradient is 1 for every micro-batch, its optimizer, and a loader of this many micro-batches."""
     model = torch.nn.Linear(1, 1, bias=False)
     return accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(torch.ones(micro_batches, 1), batch_size=1)
@@ -50,7 +50,7 @@ def test_accumulate_divides_the_last_short_window_by_the_nominal_count():
 
 
 @pytest.mark.parametrize(("batches", "pattern"), [(1, "0011111111"), (3, "0001000100")])
-def test_a_break_out_of_an_evaluation_loses_updates_of_accumulate(batches, pattern):
+def test_a_break_in_an_evaluation_loop_loses_updates_of_accumulate(batches, pattern):
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model, optimizer, loader = linear(accelerator, 10)
     evaluation = accelerator.prepare(DataLoader(torch.ones(batches, 1), batch_size=1))
@@ -64,11 +64,11 @@ def test_a_break_out_of_an_evaluation_loses_updates_of_accumulate(batches, patte
         if index == 1:
             for _ in evaluation:
                 break
-    assert synced == pattern  # and not 0001000101
+    assert synced == pattern  # without the evaluation it is 0001000101
 
 
 def rest_of_epoch(setup, tmp_path):
-    """The samples of the rest of epoch 1, in a run that goes through and in one that was saved after 3 batches."""
+    """The samples of the rest of epoch 1, in an uninterrupted run and in one resumed after 3 batches."""
 
     def build():
         from accelerate.utils import DataLoaderConfiguration
@@ -100,7 +100,7 @@ def test_skip_first_batches_does_not_replay_the_order_of_a_shuffled_loader(tmp_p
     assert not any(batch in whole for batch in resumed)
 
 
-def test_a_stateful_loader_does_not_replay_it_either(tmp_path):
+def test_a_stateful_loader_does_not_replay_the_order_either(tmp_path):
     whole, resumed = rest_of_epoch({"use_stateful_dataloader": True}, tmp_path)
     assert len(whole) == 13
     assert not any(batch in whole for batch in resumed)
@@ -117,7 +117,7 @@ def test_non_finite_gradients_reach_the_weights():
     assert model.weight.isnan().all()
 
 
-def test_a_lost_random_state_is_no_error_of_load_state(tmp_path):
+def test_load_state_accepts_a_missing_random_state(tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(torch.nn.Linear(1, 1))
     accelerator.save_state(tmp_path)
@@ -125,7 +125,7 @@ def test_a_lost_random_state_is_no_error_of_load_state(tmp_path):
     accelerator.load_state(tmp_path)
 
 
-def test_fp16_on_a_cpu_is_float32_without_a_word(recwarn):
+def test_fp16_on_a_cpu_is_float32_without_a_warning(recwarn):
     accelerator = Accelerator(cpu=True, mixed_precision="fp16")
     model = accelerator.prepare(torch.nn.Linear(1, 1))
     assert model(torch.ones(1, 1)).dtype == torch.float32
@@ -135,7 +135,7 @@ def test_fp16_on_a_cpu_is_float32_without_a_word(recwarn):
 
 
 def two_processes(accelerator, folder):
-    """What a prepared schedule does, and how many samples gather_for_metrics returns, on 2 processes."""
+    """On 2 processes: learning rates of a prepared schedule, samples from gather_for_metrics and a prepared loader."""
     from torch.optim.lr_scheduler import LambdaLR
 
     model = torch.nn.Linear(1, 1)
@@ -178,7 +178,7 @@ def on_two(tmp_path_factory):
     return runs.in_group(two_processes, 2, tmp_path_factory.mktemp("two"))[0]
 
 
-def test_a_prepared_schedule_runs_as_many_times_too_fast_as_there_are_processes(on_two):
+def test_a_prepared_schedule_advances_once_per_process_in_each_step(on_two):
     assert on_two["rates"] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -190,15 +190,15 @@ def test_a_prepared_loader_feeds_samples_twice_to_make_batches_even(on_two):
     assert on_two["fed"] == 12  # of 9
 
 
-def test_accelerate_launch_starts_one_process_where_two_on_the_cpu_are_asked_for(tmp_path):
+def test_accelerate_launch_with_cpu_starts_one_process_instead_of_two(tmp_path):
     script = tmp_path / "count.py"
     script.write_text("import os\nprint('started', os.environ.get('WORLD_SIZE', '1'))\n")
     command = [runs.BIN / "accelerate", "launch", "--cpu", "--num_processes", 2, script]
     assert re.findall(r"started (\d)", runs.succeed(command)) == ["1"]
 
 
-def test_every_probe_of_the_page_is_a_test_here_and_every_test_is_on_the_page():
+def test_the_page_names_every_test_of_this_file_and_no_others():
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     tests = {name for name in globals() if name.startswith("test_")}
-    assert tests - named == {"test_every_probe_of_the_page_is_a_test_here_and_every_test_is_on_the_page"}
+    assert tests - named == {"test_the_page_names_every_test_of_this_file_and_no_others"}
     assert named <= tests

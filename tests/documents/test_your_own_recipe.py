@@ -8,7 +8,7 @@ RECIPE = runs.ROOT / "docs/examples/diabetes.py"
 MOST_LINES = 80  # of code
 
 
-def test_it_is_short():
+def test_the_recipe_is_short():
     source = RECIPE.read_text()
     assert len([line for line in source.splitlines() if line.strip()]) < MOST_LINES
 
@@ -27,11 +27,11 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize("other", ["two", "resumed"])
-def test_it_is_the_same_run_on_two_processes_and_resumed(finished, other):
+def test_a_run_on_two_processes_and_a_resumed_run_have_the_same_weights(finished, other):
     assert runs.training_lines(finished[other])[-1]["step"] == 40
     assert torch.allclose(runs.weights(finished["one"]), runs.weights(finished[other]), rtol=0, atol=1e-6)
 
 
-def test_it_learns(finished):
+def test_the_model_learns(finished):
     scores = [line["eval_r2"] for line in runs.metrics(finished["one"]) if "eval_r2" in line]
     assert scores[-1] > 0.3

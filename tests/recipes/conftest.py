@@ -15,7 +15,7 @@ def nlp():
 
 @pytest.fixture
 def train(nlp, texts):
-    """A function that trains on the small data set; more flags come behind."""
+    """A function that trains on the small data set, with further flags."""
 
     def call(output, *flags):
         return nlp.main(
@@ -27,7 +27,7 @@ def train(nlp, texts):
 
 @pytest.fixture(scope="module")
 def models(alone, tmp_path_factory):
-    """Folders that are no text classifier, or a broken one."""
+    """A folder with a working text classifier, damaged copies of it, and folders that hold other things."""
     from transformers import AutoTokenizer, ResNetConfig
 
     folder = tmp_path_factory.mktemp("models")

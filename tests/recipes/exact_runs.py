@@ -1,4 +1,4 @@
-"""The runs behind the numbers of docs/exactness.md: their flags and their references, for tests."""
+"""The runs that give the numbers in docs/exactness.md: their flags, and reference implementations for tests."""
 
 import call_recipe
 import runs
@@ -11,19 +11,19 @@ from shared.optimization.optimizers import make_schedule
 from shared.plan.batches import Plan
 from shared.plan.seeding import seed_dropout
 
-BUDGETS = (48, 96, 576)  # rows x longest row, at most 12 x 48: a step in twelve, eight and one micro-batches
+BUDGETS = (48, 96, 576)  # rows x longest row, at most 12 x 48: a step has twelve, eight or one micro-batches
 TWENTY_STEPS = ["--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", "no"]
-# The first step of SGD with Nesterov momentum moves the weights by 1.9 x learning rate x gradient; with this rate the
-# move is so large beside the weights that their difference gives the gradient to nearly all its digits.
+# The first step of SGD with Nesterov momentum moves the weights by 1.9 x learning rate x gradient; at this
+# rate the move is so much larger than the weights that it gives nearly all digits of the gradient.
 SGD_RATE = 100.0
 ONE_STEP = [
     *("--optim", "sgd", "--learning_rate", SGD_RATE, "--weight_decay", 0, "--max_grad_norm", 0, "--warmup_steps", 0),
     *("--lr_scheduler_type", "constant", "--max_train_steps", 1, "--checkpointing_steps", "no"),
 ]
 CLASS_WEIGHTS = (0.5, 2.5, 1.0, 3.7)
-EPOCHS_ROWS, EPOCHS_BATCH = 23, 5  # two epochs are nine steps of 5 and one of a single row, whatever the processes
+EPOCHS_ROWS, EPOCHS_BATCH = 23, 5  # on any number of processes, two epochs are nine steps of 5 rows and one of 1 row
 IMAGE_STEPS = 20
-# Crops, mirroring and mixing are on, because their draws, too, must not depend on the number of processes.
+# Crops, mirroring and mixing are on: their random draws must not depend on the number of processes either.
 IMAGES = [
     *(*runs.TINY_IMAGES, "--max_train_steps", IMAGE_STEPS, "--eval_steps", IMAGE_STEPS, "--logging_steps", 1),
     *("--horizontal_flip", "--mixup", 0.2, "--cutmix", 1, "--max_grad_norm", 0),
@@ -64,7 +64,7 @@ def mlm_runs(texts):
 
 
 def write_numbered_texts(folder):
-    """23 rows of different lengths, each with a text of its own, and 7 to validate."""
+    """Write 23 different training rows of several lengths and 7 validation rows; return the flags that name both."""
     flags = []
     for flag, rows in (("train", range(EPOCHS_ROWS)), ("validation", range(100, 107))):
         lines = [f"{'even' if i % 2 == 0 else 'odd'},{' '.join([f'row number {i}'] * (1 + i % 4))}" for i in rows]
@@ -75,7 +75,7 @@ def write_numbered_texts(folder):
 
 
 def train_images_in_one_process():
-    """The image recipe's run, written out anew for one process: {parameters and running statistics by name}."""
+    """A second implementation of the image recipe, for one process: ({name: parameter}, {name: running statistic})."""
     recipe = runs.load_recipe("image_classification")
     config = options.parse(recipe.Config, [*map(str, IMAGES)])
     train, _, _, augmentation = recipe.load_data(config)
@@ -90,7 +90,7 @@ def train_images_in_one_process():
     norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     seen = {norm: [] for norm in norms}
     for norm in norms:
-        norm.track_running_stats = False  # only the hook looks
+        norm.track_running_stats = False  # only the hook measures
         norm.register_forward_pre_hook(lambda norm, args: seen[norm].append(torch.var_mean(args[0], (0, 2, 3))))
     running = {norm: [norm.running_mean.clone(), norm.running_var.clone()] for norm in norms}
     for step in range(IMAGE_STEPS):

@@ -1,4 +1,4 @@
-"""Check the errors of a recipe and the outputs of a run, for tests."""
+"""Helpers for tests of error messages and of output files."""
 
 import csv
 import hashlib
@@ -10,10 +10,10 @@ from shared.processes import folder_lock
 
 
 def refusal(train, output, *flags):
-    """The one line with which a recipe refuses these flags."""
+    """The one-line error with which a recipe refuses these flags."""
     with pytest.raises(UserError) as caught:
         train(output, *flags)
-    folder_lock.release_all()  # the end of the process would do that
+    folder_lock.release_all()  # as the end of the process would
     message = str(caught.value)
     assert "\n" not in message
     assert len(message) < 500
@@ -21,7 +21,7 @@ def refusal(train, output, *flags):
 
 
 def files(folder):
-    """Every file's digest and time."""
+    """{path: (digest, time of the last change)} of every file in a folder."""
     return {
         path.relative_to(folder): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in folder.rglob("*")

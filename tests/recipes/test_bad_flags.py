@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
         (["--max_tokens_per_micro_batch", 20], "--max_tokens_per_micro_batch 20 is smaller than sample "),
         (
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
         (["--metric_name", "pearson"], "--metric_name pearson does not fit classification"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(train, tmp_path, flags, said):
-    assert refusal(train, tmp_path, *flags).startswith(said)
+def test_flags_that_conflict_are_refused(train, tmp_path, flags, expected):
+    assert refusal(train, tmp_path, *flags).startswith(expected)
     assert not files(tmp_path)
 
 
@@ -45,7 +45,7 @@ def test_flags_that_do_not_go_together_are_refused(train, tmp_path, flags, said)
 
 @pytest.fixture
 def attempts(monkeypatch):
-    """Connections that were tried while there is no network."""
+    """The addresses of attempted connections; each attempt fails, as without a network."""
     tried = []
 
     def fail(address, *_, **__):
@@ -70,7 +70,7 @@ def test_a_hub_name_without_a_network_is_tried_once(nlp, texts, attempts, tmp_pa
     assert not files(tmp_path)
 
 
-def test_an_upload_that_could_not_happen_is_refused_before_training(train, attempts, monkeypatch, tmp_path):
+def test_an_upload_that_cannot_succeed_is_refused_before_training(train, attempts, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_something")
     message = refusal(train, tmp_path, "--push_to_hub")
     assert message.startswith("--push_to_hub: there is no network to ")
@@ -104,10 +104,10 @@ def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path
 @pytest.mark.parametrize(
     ("flags", "what"), [([], "checkpoints/step_00000008"), (["--checkpointing_steps", "no"], "model")]
 )
-def test_a_disk_that_fills_up_during_the_run_ends_it_in_one_line(train, tmp_path, monkeypatch, flags, what):
+def test_a_run_ends_with_a_one_line_error_if_the_disk_fills_up(train, tmp_path, monkeypatch, flags, what):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights have 138 kB
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights take 138 kB
     try:
         message = refusal(train, tmp_path, *flags)
     finally:

@@ -1,7 +1,7 @@
 """Bad data cause a one-line error before the first step.
 
-The functions that check data, labels, tokens, options and Hub names have tests of their own. Here a whole recipe is
-called, which shows that it calls each of them early enough.
+The functions that check data, labels, tokens, options and Hub names have their own tests. The tests here run a whole
+recipe, to show that it calls these functions before the first step.
 """
 
 import csv
@@ -24,18 +24,18 @@ def test_data_that_cannot_be_learned_from_are_refused(train, tmp_path):
     one_class = rows(tmp_path / "one.csv", ("a text", "x"), ("another", "x"), ("a third", "x"))
     new_label = rows(tmp_path / "new.csv", ("a text", "x"), ("another", "z"))
     no_text = rows(tmp_path / "empty.csv", ("a text", "x"), ("", "y"))
-    for training, validation, said in (
+    for training, validation, expected in (
         (tmp_path / "none.csv", good, f"--train_file {tmp_path / 'none.csv'}"),
         (one_class, good, f"--train_file {one_class} has fewer than two classes (x)"),
         (good, new_label, f"--validation_file {new_label} has a label in label that training does not have"),
         (no_text, good, f"--train_file {no_text}"),
     ):
         message = refusal(train, tmp_path / "run", "--train_file", training, "--validation_file", validation)
-        assert said in message
+        assert expected in message
     assert not files(tmp_path / "run")
 
 
-def test_labels_of_every_form_and_file_are_the_same_run(train, nlp, tmp_path, capsys):
+def test_every_label_format_and_file_format_gives_the_same_run(train, nlp, tmp_path, capsys):
     several = [["news"], ["news", "sport"], ["art"], [], ["sport"]] * 8
     texts = [f"text number {i} about {' and '.join(labels) or 'nothing'}" for i, labels in enumerate(several)]
     names = ["art", "news", "sport"]
@@ -58,7 +58,7 @@ def test_labels_of_every_form_and_file_are_the_same_run(train, nlp, tmp_path, ca
             elif suffix == "jsonl":
                 path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
             elif form in ("lists", "vectors"):
-                continue  # which separated values cannot hold
+                continue  # CSV and TSV cannot hold these
             else:
                 with path.open("w", newline="") as file:
                     lines = csv.writer(file, delimiter="," if suffix == "csv" else "\t")
@@ -78,7 +78,7 @@ def test_labels_of_every_form_and_file_are_the_same_run(train, nlp, tmp_path, ca
     assert json.loads((tmp_path / "run/model/config.json").read_text())["label2id"] == {"art": 0, "news": 1, "sport": 2}
 
 
-def test_a_rare_class_does_not_end_a_run(train, tmp_path):
+def test_a_class_with_a_single_row_does_not_cause_an_error(train, tmp_path):
     lines = [(f"text number {i} of some", "ab"[i % 2]) for i in range(40)]
     data = rows(tmp_path / "data.csv", *lines, ("the only one", "rare"))
     for seed in (0, 1, 2):
@@ -86,7 +86,7 @@ def test_a_rare_class_does_not_end_a_run(train, tmp_path):
         train(tmp_path / f"run{seed}", *flags, "--dry_run")
 
 
-def test_a_dataset_that_cannot_be_indexed_or_lacks_what_a_run_asks_for_is_refused_at_once(
+def test_a_dataset_without_an_index_or_the_required_attributes_is_refused_before_training(
     train, nlp, monkeypatch, tmp_path
 ):
     import datasets
@@ -97,7 +97,7 @@ def test_a_dataset_that_cannot_be_indexed_or_lacks_what_a_run_asks_for_is_refuse
 
     rows = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 9})
     load_data = nlp.load_data
-    for data, said in (
+    for data, expected in (
         (
             Stream(),
             "Stream can only be read sequentially, so a run on it could not be resumed exactly: store",
@@ -109,5 +109,5 @@ def test_a_dataset_that_cannot_be_indexed_or_lacks_what_a_run_asks_for_is_refuse
         ),
     ):
         monkeypatch.setattr(nlp, "load_data", lambda config, data=data: (data, *load_data(config)[1:]))
-        assert refusal(train, tmp_path).startswith(said)
+        assert refusal(train, tmp_path).startswith(expected)
     assert not files(tmp_path)

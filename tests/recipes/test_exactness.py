@@ -1,6 +1,6 @@
 """The same config, data and seed give the same numbers on 1, 2 and 3 processes and with any budget.
 
-Each recipe is launched once per number of processes and runs all configs in that launch; the tests compare the outputs.
+Each recipe is launched once for each number of processes. A launch runs all configs; the tests compare the outputs.
 The tolerances are those of docs/exactness.md, in float32.
 """
 
@@ -43,7 +43,7 @@ def nlp_outputs(configs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mlm_outputs(configs, tmp_path_factory):
-    """The same of the MLM recipe."""
+    """The same for the MLM recipe."""
     folder = tmp_path_factory.mktemp("mlm")
     shared = {name: flags for name, flags in configs["mlm"].items() if name != "rows"}
     chosen = {world: configs["mlm"] if world == 1 else shared for world in WORLDS}
@@ -52,7 +52,7 @@ def mlm_outputs(configs, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def image_outputs(tmp_path_factory):
-    """The same of the image recipe, where the run that moves has begun on two processes when three take it up."""
+    """The same for the image recipe. The run "moved" begins on two processes and resumes on three."""
     folder = tmp_path_factory.mktemp("images")
     recipe, modes = "recipes/image_classification.py", {"dropout": "dropout"}
     half, whole = [*GROWS, "--max_train_steps", 6], [*GROWS, "--max_train_steps", 12]
@@ -71,7 +71,7 @@ def image_outputs(tmp_path_factory):
 
 @pytest.fixture
 def outputs(request, recipe):
-    """Of the recipe that the test is about."""
+    """The output folders of the recipe in the test's parameters."""
     return request.getfixturevalue(f"{recipe}_outputs")
 
 
@@ -83,7 +83,7 @@ ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "row
 
 
 @pytest.mark.parametrize(("recipe", "world", "name", "reference"), ADAM)
-def test_weights_after_twenty_steps_are_those_of_one_process_and_one_budget_packed_or_not(
+def test_weights_after_twenty_steps_are_equal_for_all_numbers_of_processes_budgets_and_packing(
     outputs, world, name, reference
 ):
     assert runs.distance(runs.weights(outputs[world][name]), runs.weights(outputs[1][reference])) < 1e-5
@@ -94,7 +94,7 @@ STORIES += [("mlm", "adam"), ("image", "dropout")]
 
 
 @pytest.mark.parametrize(("recipe", "name"), STORIES)
-def test_metrics_tell_the_same_story_on_any_number_of_processes(outputs, recipe, name):
+def test_metrics_are_equal_on_any_number_of_processes(outputs, recipe, name):
     def values(world, key):
         return [line[key] for line in runs.metrics(outputs[world][name]) if key in line]
 
@@ -129,7 +129,7 @@ def plan_of(nlp, flags, **processes):
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_gradient_of_a_step_is_that_of_one_full_batch_pass(nlp, configs, nlp_outputs, budget):
+def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_full_batch(nlp, configs, nlp_outputs, budget):
     config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"][f"gradient-{budget}"])
     model = nlp.build_model(config, labels, tokenizer)
     before = state_vector(model)
@@ -145,7 +145,7 @@ def test_the_gradient_of_a_step_is_that_of_one_full_batch_pass(nlp, configs, nlp
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
 
 
-def test_the_gradient_under_class_weights_is_that_of_torchs_loss_on_the_full_batch(nlp, configs, nlp_outputs):
+def test_the_gradient_with_class_weights_equals_that_of_the_torch_loss_on_the_full_batch(nlp, configs, nlp_outputs):
     config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"]["weighted"])
     model = nlp.build_model(config, labels, tokenizer)
     before = state_vector(model)
@@ -173,8 +173,8 @@ def test_with_dropout_the_weights_do_not_depend_on_the_number_of_processes(nlp, 
     assert runs.distance(three, one) < 1e-5
 
 
-def test_dropout_is_on_and_other_masks_would_be_seen(nlp_outputs):
-    """The same samples in the same steps, cut otherwise: all that differs are the masks."""
+def test_dropout_is_on_and_other_masks_change_the_weights(nlp_outputs):
+    """The same samples in the same steps, in other micro-batches: only the dropout masks differ."""
     same, otherwise = nlp_outputs[1]["dropout"], nlp_outputs[1]["dropout-cut-otherwise"]
     assert runs.distance(runs.weights(otherwise), runs.weights(same)) > 1e-3
     samples = [[line["samples"] for line in runs.training_lines(output)] for output in (same, otherwise)]
@@ -182,14 +182,14 @@ def test_dropout_is_on_and_other_masks_would_be_seen(nlp_outputs):
 
 
 def said_of(outputs, world, name):
-    """The launch card of a run, out of what its launch printed."""
+    """The launch card of a run, from the output of its launch."""
     folder = outputs[world][name]
-    cards = (folder.parent / f"said-{world}.txt").read_text().split("  processes ")
+    cards = (folder.parent / f"output-{world}.txt").read_text().split("  processes ")
     return next(card for card in cards if f"{folder}, " in card)
 
 
 def test_every_row_enters_the_model_once_per_epoch(nlp, configs, nlp_outputs):
-    """Read back from the token ids that went into forward passes, in training and in evaluation."""
+    """In training and in evaluation; the rows are known by the token ids that enter the forward passes."""
     for world in WORLDS:
         _, train, validation, *_, plan = plan_of(nlp, configs["nlp"]["epochs"], num_processes=world)
         rows = {tuple(train[i][0].tolist()): i for i in range(len(train))}
@@ -200,9 +200,8 @@ def test_every_row_enters_the_model_once_per_epoch(nlp, configs, nlp_outputs):
             training = [p["rows"] for p in passes if p["training"]]
             trained.update(rows[tuple(ids)] for batch in training[2:] for ids in batch)  # two are discarded
             evaluation = [p["rows"] for p in passes if not p["training"]]
-            evaluated.update(
-                tuple(ids) for batch in evaluation[2:] for ids in batch
-            )  # two look whether padding is seen
+            # The first two passes check whether padding affects the model.
+            evaluated.update(tuple(ids) for batch in evaluation[2:] for ids in batch)
             processes += 1
         assert processes == world
         (alone,), _ = plan.global_batch(plan.total_steps - 1)
@@ -213,14 +212,14 @@ def test_every_row_enters_the_model_once_per_epoch(nlp, configs, nlp_outputs):
 
 
 def mean_auc(truth, probabilities):
-    """Mean over the classes that some of the rows are of, and some are not."""
+    """The mean over the classes that some rows have and others do not."""
     from sklearn.metrics import roc_auc_score
 
     found = {label for label in truth if len(set(truth)) > 1}
     return np.mean([roc_auc_score(truth == label, probabilities[:, label]) for label in found]) if found else math.nan
 
 
-@pytest.mark.filterwarnings("ignore:A single label was found")  # scikit-learn's remark on data sets of one row
+@pytest.mark.filterwarnings("ignore:A single label was found")  # scikit-learn's warning about data sets of one row
 def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(nlp, configs, nlp_outputs):
     from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
@@ -231,18 +230,18 @@ def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(nl
         batches = [collate([validation[i]]) for i in range(len(validation))]
         logits = torch.cat([model(**{k: v for k, v in b.items() if k != "labels"}).logits for b in batches])
     predictions, probabilities = logits.argmax(1).numpy(), logits.double().softmax(1).numpy()
-    assert len(set(predictions[:25])) > 2, "predictions that are all alike prove little"
+    assert len(set(predictions[:25])) > 2, "the test needs at least three predicted classes"
     for world in WORLDS:
         found = json.loads((nlp_outputs[world]["evaluation"] / "evaluations.json").read_text())
         assert list(map(int, found)) == list(range(1, 2 * world * 4 + 2))
         for size, results in ((int(size), results) for size, results in found.items()):
-            truth, said = validation.targets[:size], predictions[:size]
+            truth, predicted = validation.targets[:size], predictions[:size]
             assert results == pytest.approx(
                 {
                     "eval_loss": log_loss(truth, probabilities[:size], labels=range(labels.num_labels)),
-                    "eval_accuracy": accuracy_score(truth, said),
-                    "eval_macro_f1": f1_score(truth, said, average="macro"),
-                    "eval_matthews_correlation": matthews_corrcoef(truth, said),
+                    "eval_accuracy": accuracy_score(truth, predicted),
+                    "eval_macro_f1": f1_score(truth, predicted, average="macro"),
+                    "eval_matthews_correlation": matthews_corrcoef(truth, predicted),
                     "eval_roc_auc": mean_auc(truth, probabilities[:size]),
                 },
                 nan_ok=True,
@@ -267,14 +266,14 @@ def prepared(mlm, flags):
 
 
 def dense_losses(model, data, sample, epoch):
-    """Loss and hits [hidden] of one piece by itself through the dense head, and how many are hidden."""
+    """Loss and correctness [masked tokens] of one piece in a batch of its own, with logits for every token."""
     tokens, _, masked, labels = data.read_micro_batch(np.array([sample]), np.array([epoch]))
     logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0][torch.from_numpy(masked)]
     targets = torch.from_numpy(labels)
     return F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
 
 
-def test_the_gradient_of_a_step_is_that_of_each_piece_alone_through_the_dense_head(mlm, configs, mlm_outputs):
+def test_the_gradient_of_an_mlm_step_equals_that_of_its_pieces_one_at_a_time_with_all_logits(mlm, configs, mlm_outputs):
     config, train, _, tokenizer = prepared(mlm, configs["mlm"]["gradient"])
     model = mlm.build_model(config, tokenizer)
     before = vector(model.state_dict())
@@ -294,11 +293,11 @@ def test_the_gradient_of_a_step_is_that_of_each_piece_alone_through_the_dense_he
 
 
 def vector(tensors):
-    """All tensors by name as one vector, without the decoder's weight, which is that of the embedding."""
+    """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
-def test_the_evaluation_is_that_of_each_piece_alone(mlm, configs, mlm_outputs):
+def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs, mlm_outputs):
     config, _, validation, tokenizer = prepared(mlm, configs["mlm"]["adam"])
     model = mlm.build_model(config, tokenizer)
     weights = load_file(mlm_outputs[1]["adam"] / "model/model.safetensors")
@@ -344,8 +343,8 @@ def test_micro_batches_of_one_step_are_counted_as_one_step(image_outputs):
         assert {int(value) for name, value in saved.items() if "num_batches" in name} == {exact_runs.IMAGE_STEPS}
 
 
-def test_a_run_that_moves_from_two_processes_to_three_ends_as_one_that_stayed(image_outputs):
-    """Halfway, with a moving average of weights and statistics, which is what is exported."""
+def test_a_run_resumed_on_three_processes_instead_of_two_ends_like_one_on_a_single_process(image_outputs):
+    """It resumes halfway. The run exports a moving average of the weights and statistics."""
     for statistics in (False, True):
         stayed, moved = tensors(image_outputs[1]["stayed"], statistics), tensors(image_outputs[3]["moved"], statistics)
         assert runs.distance(moved, stayed) < 1e-5

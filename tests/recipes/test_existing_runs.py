@@ -17,7 +17,7 @@ from shared.config import options
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 
-def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_out(train, alone):
+def test_other_settings_in_an_existing_folder_are_refused_with_the_difference_and_two_solutions(train, alone):
     before = files(alone)
     message = refusal(train, alone, "--hidden_size", 64, "--seed", 3)
     assert "holds a run with other settings (--seed was 0, is 3, --hidden_size was 32, is 64)" in message
@@ -27,7 +27,7 @@ def test_another_run_in_the_folder_is_refused_with_the_difference_and_both_ways_
     assert files(alone) == before
 
 
-def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(train, tmp_path, capsys):
+def test_other_data_are_refused_during_a_run_and_after_its_end(train, tmp_path, capsys):
     lines = [(f"text number {i} of {'few' if i % 3 else 'some'}", "xy"[i % 2]) for i in range(40)]
     data, run = tmp_path / "data.csv", tmp_path / "run"
     flags = ["--train_file", data, "--validation_file", rows(tmp_path / "valid.csv", *lines[:9])]
@@ -43,7 +43,7 @@ def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(
     result = train(run, *flags, 4)
     assert runs.training_lines(run)[-1]["step"] == 4
 
-    shutil.rmtree(run / "checkpoints")  # the finished run is compared all the same
+    shutil.rmtree(run / "checkpoints")  # the data of a finished run are still compared
     before = files(run)
     assert train(run, *flags, 4) == result
     assert capsys.readouterr().out.endswith(f"{run} holds this run, finished: {result}\n")
@@ -61,7 +61,7 @@ def test_other_data_are_refused_in_the_middle_of_a_run_and_when_it_has_finished(
     assert "its data was not compared, because the run was made by an older version" in capsys.readouterr().out
 
 
-def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path, monkeypatch, capsys):
+def test_moved_data_are_accepted_and_changed_data_are_refused(train, models, texts, tmp_path, monkeypatch, capsys):
     for name in ("train.csv", "valid.csv"):
         shutil.copy(texts[1].with_name(name), tmp_path)
     shutil.copytree(models / "good", tmp_path / "bert")
@@ -80,7 +80,7 @@ def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path,
     assert capsys.readouterr().out.splitlines()[-1].startswith("run holds this run, finished: {")
     (tmp_path / "other.csv").write_text((tmp_path / "moved/train.csv").read_text().replace(" the ", " a "))
     other = [*moved[:-1], "--train_file", "other.csv", moved[-1]]
-    for steps in (2, 4):  # of the finished run and of one that goes on
+    for steps in (2, 4):  # the finished run, and a run that resumes
         assert "the data have changed since this run began" in refusal(train, "run", *other, steps)
         gone = refusal(train, "run", *moved[:-1], "--train_file", "gone.csv", moved[-1], steps)
         assert "--train_file was train.csv, is gone.csv" in gone
@@ -97,7 +97,7 @@ def test_the_data_decides_and_not_the_path_to_it(train, models, texts, tmp_path,
     assert runs.training_lines(tmp_path / "run")[-1]["step"] == 4
 
 
-def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_path):
+def test_a_run_with_other_settings_cannot_start_from_a_checkpoint(train, tmp_path):
     constant = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
     train(tmp_path / "run", *constant, 2)
     flags = [*constant, 4, "--resume_from_checkpoint", tmp_path / "run/checkpoints/step_00000002"]
@@ -109,7 +109,7 @@ def test_a_checkpoint_given_by_its_path_is_no_start_of_another_run(train, tmp_pa
     )
 
 
-def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, tmp_path, monkeypatch):
+def test_refusing_a_longer_run_leaves_the_finished_one_unchanged(train, tmp_path, monkeypatch):
     flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
     train(tmp_path, *flags, 2)
     before = files(tmp_path)
@@ -122,22 +122,22 @@ def test_a_longer_run_that_is_refused_leaves_the_finished_one_as_it_was(train, t
 
 
 def test_files_of_other_programs_are_not_overwritten(train, tmp_path):
-    for name, content, said in (
+    for name, content, expected in (
         ("config.yaml", "window: 3\n", "was not written by a recipe"),
         ("metrics.jsonl", "loss 1.0\n{}\n", "line 1: not a JSON object with a step"),
     ):
         (tmp_path / name).write_text(content)
-        assert said in refusal(train, tmp_path)
+        assert expected in refusal(train, tmp_path)
         assert (tmp_path / name).read_text() == content
         (tmp_path / name).unlink()
 
 
-def test_a_run_without_a_checkpoint_is_replaced_and_that_is_said(train, tmp_path, capsys):
+def test_a_run_without_a_checkpoint_is_replaced_and_the_output_mentions_it(train, tmp_path, capsys):
     train(tmp_path, "--checkpointing_steps", "no")
     shutil.rmtree(tmp_path / "model")
     train(tmp_path, "--seed", 7)
-    said = f"{tmp_path} holds a run without a checkpoint (--seed was 0, is 7): the new run replaces it"
-    assert said in capsys.readouterr().out
+    expected = f"{tmp_path} holds a run without a checkpoint (--seed was 0, is 7): the new run replaces it"
+    assert expected in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_model_is_refused(train, nlp, tmp_path, monkeypatch):
@@ -145,21 +145,21 @@ def test_a_checkpoint_of_another_model_is_refused(train, nlp, tmp_path, monkeypa
     train(tmp_path, *flags, 2)
     build_model = nlp.build_model
 
-    def build_a_wider_one(config, *args):
+    def build_a_wider_model(config, *args):
         return build_model(dataclasses.replace(config, hidden_size=64), *args)
 
-    monkeypatch.setattr(nlp, "build_model", build_a_wider_one)
+    monkeypatch.setattr(nlp, "build_model", build_a_wider_model)
     assert "step_00000002 does not fit this model (" in refusal(train, tmp_path, *flags, 4)
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(train, tmp_path):
+def test_a_missing_checkpoint_is_refused(train, tmp_path):
     message = refusal(train, tmp_path, "--resume_from_checkpoint", tmp_path / "step_00000004")
     assert message.startswith(
         f"--resume_from_checkpoint {tmp_path / 'step_00000004'}: there is no such folder; use auto"
     )
 
 
-def test_a_model_that_no_run_left_is_not_overwritten(train, tmp_path):
+def test_a_model_folder_without_a_config_is_not_overwritten(train, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/weights").write_text("mine")
     message = refusal(train, tmp_path)
@@ -168,24 +168,24 @@ def test_a_model_that_no_run_left_is_not_overwritten(train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("of_training", "said"),
+    ("of_training", "expected"),
     [(True, "the gradients of 9 steps in a row were not finite"), (False, "its evaluation loss is nan: lower")],
 )
-def test_a_run_whose_losses_are_no_numbers_leaves_no_model(train, nlp, monkeypatch, tmp_path, of_training, said):
+def test_a_run_whose_losses_are_nan_exports_no_model(train, nlp, monkeypatch, tmp_path, of_training, expected):
     losses = nlp.item_losses
     monkeypatch.setattr(
         nlp, "item_losses", lambda *a: losses(*a) * (math.nan if torch.is_grad_enabled() == of_training else 1.0)
     )
     flags = ["--max_train_steps", 9, "--logging_steps", 100, "--eval_steps", 100]
-    for _ in range(2):  # and its last checkpoint does not make it better
-        assert said in refusal(train, tmp_path, *flags)
+    for _ in range(2):  # resuming from its last checkpoint fails in the same way
+        assert expected in refusal(train, tmp_path, *flags)
         assert not list(tmp_path.glob("model*"))
 
 
-# What is no mistake
+# What is allowed
 
 
-def test_a_finished_run_says_so_and_returns_its_result_and_changes_nothing(train, alone, capsys):
+def test_a_finished_run_prints_and_returns_its_result_and_changes_nothing(train, alone, capsys):
     before = files(alone)
     for flags in ([], ["--logging_steps", 5, "--save_total_limit", 1], ["--dry_run"]):
         result = train(alone, *flags)
@@ -201,23 +201,23 @@ def test_a_run_under_a_constant_schedule_can_be_made_longer(train, tmp_path, cap
     before = files(tmp_path / "grown")
     capsys.readouterr()
 
-    train(tmp_path / "grown", *constant, "--dry_run")  # shows what would run, and changes nothing
-    said = capsys.readouterr().out
-    assert "8 of 12 samples" in said
-    assert "resumed from step_00000004" in said
+    train(tmp_path / "grown", *constant, "--dry_run")  # prints what would run, and changes nothing
+    output = capsys.readouterr().out
+    assert "8 of 12 samples" in output
+    assert "resumed from step_00000004" in output
     assert files(tmp_path / "grown") == before
     assert "--max_train_steps was 4, is 3" in refusal(train, tmp_path / "grown", *constant, "--max_train_steps", 3)
 
     train(tmp_path / "grown", *constant)
-    train(tmp_path / "at once", *constant)
-    assert runs.weights(tmp_path / "grown").equal(runs.weights(tmp_path / "at once"))
+    train(tmp_path / "in one go", *constant)
+    assert runs.weights(tmp_path / "grown").equal(runs.weights(tmp_path / "in one go"))
     steps = [line["step"] for line in runs.training_lines(tmp_path / "grown")]
     assert steps == [2, 4, 6, 8]
     settings = options.load(tmp_path / "grown/config.yaml")
     assert settings["max_train_steps"] == 8
 
 
-def test_config_and_state_of_a_run_hold_no_token(train, monkeypatch, tmp_path):
+def test_the_files_of_a_run_contain_no_access_token(train, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecret")
     monkeypatch.setenv("WANDB_API_KEY", "hf_secretsecret")
     train(tmp_path, "--max_train_steps", 1)

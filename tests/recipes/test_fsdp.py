@@ -1,4 +1,4 @@
-"""FSDP2, step by step: the loop of a recipe on a sharded model over gloo, on two processes, with an overflow.
+"""FSDP2, step by step: a recipe's loop with a sharded model on two processes over gloo, with an overflow in one step.
 
 Each forward and backward pass communicates, so both processes need the same number of micro-batches. Whole runs of the
 recipes are in test_fsdp_recipes.py; `make gpu` runs accelerate_configs/fsdp.yaml on GPUs.
@@ -26,13 +26,13 @@ from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed
 
 CONFIG = Options(learning_rate=0.01, weight_decay=0.1, global_batch_size=8, max_grad_norm=0.2)
-SAMPLES, UNSEEN, OVERFLOW_AT = 41, 27, 2  # six steps of 8 samples and less; the last has a single one
+SAMPLES, UNSEEN, OVERFLOW_AT = 41, 27, 2  # five steps of 8 samples and one of a single sample
 LENGTHS = np.random.default_rng(0).integers(1, 30, SAMPLES + UNSEEN)
-LENGTHS[:3] = 30  # micro-batches of one row among others of many
+LENGTHS[:3] = 30  # long rows, so that some micro-batches have few rows and others many
 
 
 class Classifier(nn.Module):
-    """Mean of embeddings, two layers; none is repeated, so the model is sharded as a whole."""
+    """Mean of embeddings, then two layers. No layer is repeated, so the model is sharded as a whole."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ def collate(rows):
 
 
 def train_and_evaluate(accelerator, model, sync, equal_counts):
-    """The loop of a recipe, one epoch; `sync(last)` tells the model whether this backward pass is to communicate."""
+    """The loop of a recipe, one epoch; `sync(last)` tells the model whether this backward pass communicates."""
     plan = Plan(
         lengths=LENGTHS[:SAMPLES],
         seed=0,
@@ -136,14 +136,14 @@ def train_sharded(accelerator, folder):
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """(what two processes said, the weights they saved)."""
+    """(the results of two processes, the weights they saved)."""
     folder = tmp_path_factory.mktemp("fsdp")
     return runs.in_group(train_sharded, 2, folder), load_file(folder / "model.safetensors")
 
 
 @pytest.fixture(scope="module")
 def alone():
-    """(what one process said, its weights)."""
+    """(the result of one process, its weights)."""
     from accelerate import Accelerator
 
     torch.manual_seed(0)
@@ -151,7 +151,7 @@ def alone():
     return train_and_evaluate(Accelerator(cpu=True), model, lambda last: None, equal_counts=False), model.state_dict()
 
 
-def test_both_processes_pass_through_the_model_equally_often(sharded):
+def test_both_processes_have_equally_many_forward_passes(sharded):
     (main, second), _ = sharded
     assert main["sharded"]
     assert second["sharded"]
@@ -162,16 +162,16 @@ def test_both_processes_pass_through_the_model_equally_often(sharded):
     assert not all(main["evaluated"] + second["evaluated"]), "no process had to repeat a sample in evaluation"
 
 
-def test_losses_norms_and_samples_are_those_of_one_process(sharded, alone):
+def test_losses_norms_and_samples_equal_those_of_one_process(sharded, alone):
     (main, second), _ = sharded
     assert main["steps"] == second["steps"]
     assert [step["samples"] for step in main["steps"]] == [step["samples"] for step in alone[0]["steps"]]
     for key in ("loss", "grad_norm"):
-        ours, expected = ([float(step[key]) for step in said["steps"]] for said in (main, alone[0]))
+        ours, expected = ([float(step[key]) for step in result["steps"]] for result in (main, alone[0]))
         assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True), key
 
 
-def test_a_gradient_that_is_not_finite_skips_the_update_on_both(sharded, alone):
+def test_both_processes_skip_the_update_of_a_gradient_that_is_not_finite(sharded, alone):
     (main, second), _ = sharded
     assert main["skipped"] == second["skipped"] == alone[0]["skipped"] == 1
     finite = [np.isfinite(float(step["grad_norm"])) for step in main["steps"]]
@@ -185,7 +185,7 @@ def test_the_full_weights_are_gathered_and_saved(sharded, alone):
     assert runs.distance(*vectors) < 1e-6
 
 
-def test_evaluation_counts_each_sample_once_and_repeats_never(sharded, alone):
-    for said in sharded[0]:
-        assert said["predictions"] == alone[0]["predictions"]
-        assert said["eval_losses"] == pytest.approx(alone[0]["eval_losses"], rel=1e-5)
+def test_evaluation_counts_each_sample_exactly_once(sharded, alone):
+    for result in sharded[0]:
+        assert result["predictions"] == alone[0]["predictions"]
+        assert result["eval_losses"] == pytest.approx(alone[0]["eval_losses"], rel=1e-5)

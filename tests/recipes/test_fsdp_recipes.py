@@ -1,4 +1,4 @@
-"""The recipes under FSDP2 on a CPU, over gloo: each kind of model that they make or load, against one process."""
+"""Recipes with FSDP2 on CPUs over gloo equal runs of one process, for each kind of model that they make or load."""
 
 import re
 
@@ -26,11 +26,11 @@ PICTURE = SIZES | {"image_size": 16, "patch_size": 4, "num_labels": 10}
 PICTURE |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 LOADED_TEXT = {"distilbert": ("DistilBert", DISTILBERT), "electra": ("Electra", ELECTRA)}
 LOADED_IMAGES = {"vit": ("ViT", PICTURE), "deit": ("DeiT", PICTURE)}
-NOISE = re.compile(r"(key|k_lin|k_proj)\.bias$")  # their gradients are rounding noise, of which Adam makes steps
+NOISE = re.compile(r"(key|k_lin|k_proj)\.bias$")  # their gradients are rounding noise, which Adam scales up
 
 
 def write_models(folder, head, loaded, processor=None, **more):
-    """Folders with models of random weights, by name, as flags."""
+    """Write models with random weights; {name: the flags that load the model}."""
     flags = {}
     for name, (prefix, sizes) in loaded.items():
         torch.manual_seed(0)
@@ -73,10 +73,10 @@ HEADS = {"nlp": "SequenceClassification", "mlm": "MaskedLM", "image_classificati
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def trained(request, texts, tmp_path_factory):
-    """(recipe, {how: {kind of model: output folder}}, folder of what was printed).
+    """(recipe, {how: {kind of model: output folder}}, folder of the printed output).
 
-    "alone" and "two" are whole runs of one process without FSDP and of two with it. "three" and "unsharded" resume in
-    the middle of "two": three processes with FSDP, one without.
+    "alone" is a whole run on one process without FSDP, and "two" on two processes with it. "three" and "unsharded"
+    resume "two" from the middle: "three" on three processes with FSDP, "unsharded" on one process without it.
     """
     folder, path = tmp_path_factory.mktemp("fsdp"), f"recipes/{request.param}.py"
     configs = CONFIGS[request.param](folder, texts)
@@ -95,17 +95,17 @@ def weights(output):
     return torch.cat([tensors[name].flatten().double() for name in sorted(tensors) if not NOISE.search(name)])
 
 
-def test_the_processes_share_a_model_and_save_their_parts_of_it(trained):
+def test_each_process_saves_its_part_of_the_sharded_model(trained):
     _, outputs, folder = trained
     for how, processes in (("two", 2), ("three", 3)):
-        assert (folder / f"said-{processes}.txt").read_text().count("FSDP2 over gloo") == len(outputs[how])
+        assert (folder / f"output-{processes}.txt").read_text().count("FSDP2 over gloo") == len(outputs[how])
     for output in outputs["two"].values():
         files = {file.name for file in (output / "checkpoints/step_00000020/pytorch_model_fsdp_0").iterdir()}
         assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
 
 
 @pytest.mark.parametrize("how", ["two", "three", "unsharded"])
-def test_weights_losses_and_scores_are_those_of_one_process_without_fsdp(trained, how):
+def test_weights_losses_and_scores_equal_those_of_one_process_without_fsdp(trained, how):
     _, outputs, _ = trained
     for name, output in outputs[how].items():
         alone = outputs["alone"][name]
@@ -116,7 +116,7 @@ def test_weights_losses_and_scores_are_those_of_one_process_without_fsdp(trained
         assert scores[0] == pytest.approx(scores[1], rel=1e-5), name
 
 
-def test_transformers_loads_what_is_exported(trained):
+def test_transformers_loads_the_exported_model(trained):
     recipe, outputs, _ = trained
     auto = getattr(transformers, f"AutoModelFor{HEADS[recipe]}")
     for name, output in outputs["two"].items():

@@ -26,14 +26,14 @@ from shared.monitoring import evaluation, tracking
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 COMPILED = {"eager": [], "compiled": ["--torch_compile"]}
 BF16 = ["--mixed_precision", "bf16"]
-# What a recipe is told so that attention in half precision has heads of a width that the kernel takes.
+# Heads of a width that the attention kernels in half precision support.
 TEXT = [*runs.TINY, "--hidden_size", "64", "--max_train_steps", "40", "--eval_steps", "40"]
 IMAGES = [*runs.TINY_IMAGES, "--max_train_steps", "40", "--eval_steps", "40", "--cutmix", "1", "--color_jitter", "0.2"]
 
 
 @pytest.fixture
 def train(texts, tmp_path, monkeypatch):
-    """Call a recipe's main in this process, on the GPU; the folder it leaves."""
+    """A function that calls a recipe's main in this process, on the GPU, and returns its output folder."""
     monkeypatch.setattr(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
 
@@ -85,7 +85,7 @@ def noting(skipped):
 
 
 def skipping(skipped):
-    """A change of a recipe that skips the updates that `skipped` names, as a gradient that is not finite does."""
+    """A change of a recipe that makes the gradient norm nan, which skips the update, where `skipped` is true."""
 
     def change(module):
         step, places = module.step_if_finite, iter(skipped)
@@ -97,19 +97,19 @@ def skipping(skipped):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_fp16_matches_full_precision_without_the_updates_that_its_loss_scale_skips(train, recipe, capsys):
-    """The scale begins at 65,536, and is halved at each update whose gradients overflow, which is skipped."""
+def test_fp16_matches_full_precision_with_the_same_updates_skipped(train, recipe, capsys):
+    """The loss scale begins at 65,536. An update whose gradients overflow is skipped, and halves the scale."""
     flags = []
     half = train("half", "--mixed_precision", "fp16", recipe=recipe, change=noting(flags))
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     skipped = [bool(flag) for flag in flags]
     count = sum(skipped)
     assert len(skipped) == 40
-    assert skipped == [True] * count + [False] * (40 - count), "only until the scale fits"
+    assert skipped == [True] * count + [False] * (40 - count), "updates are skipped only until the scale fits"
     assert count < 10
     assert runs.training_lines(half)[-1]["skipped_updates"] == count
     scale = f"{count} of 40 updates were skipped, because their gradients were not finite (loss scale at the end "
-    assert (f"{scale}{65536 / 2**count:,.0f})" in said) == (count > 0)
+    assert (f"{scale}{65536 / 2**count:,.0f})" in printed) == (count > 0)
     full = train("full", "--mixed_precision", "no", recipe=recipe, change=skipping(skipped))
     assert losses(half) == pytest.approx(losses(full), rel=0.05)
     assert runs.training_lines(half)[-1]["samples"] == runs.training_lines(full)[-1]["samples"]
@@ -134,8 +134,8 @@ def test_no_step_waits_in_other_precisions(train, recipe, precision):
     train("watched", "--mixed_precision", precision, recipe=recipe, watch="error")
 
 
-def test_what_makes_the_host_wait_is_found(train, monkeypatch):
-    """Else the tests above could pass because nothing is counted."""
+def test_a_host_wait_is_found(train, monkeypatch):
+    """Without this, the tests above could pass because nothing is counted."""
     load = runs.load_recipe
 
     def reading(name):
@@ -151,7 +151,7 @@ def test_what_makes_the_host_wait_is_found(train, monkeypatch):
         train("stopped", watch="error")
 
 
-def test_batches_reach_the_gpu_from_pinned_memory_with_workers_and_without(train, monkeypatch):
+def test_batches_are_in_pinned_memory_with_and_without_workers(train, monkeypatch):
     from shared.plan import loading
 
     pinned, send = [], loading.send_to_device
@@ -184,7 +184,7 @@ def test_checkpoints_are_copied_into_pinned_memory(train, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_compiled_it_trains_the_same(train, recipe):
+def test_a_compiled_run_has_the_losses_of_an_eager_one(train, recipe):
     eager, compiled = (train(name, *BF16, *flags, recipe=recipe) for name, flags in COMPILED.items())
     assert losses(compiled) == pytest.approx(losses(eager), rel=0.05)
     assert set(runs.load_file(compiled / "model/model.safetensors")) == set(
@@ -194,7 +194,7 @@ def test_compiled_it_trains_the_same(train, recipe):
 
 @pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize("lengths", [[60, 37, 12, 3, 1], [64, 64], [5]])
-def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, window):
+def test_varlen_attention_equals_attention_over_documents_padded_to_the_longest(lengths, window):
     torch.manual_seed(0)
     total, heads, width = sum(lengths), 4, 32
     q, k, v = (torch.randn(1, heads, total, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
@@ -223,21 +223,21 @@ def test_with_deterministic_a_killed_and_resumed_run_is_bit_identical(texts, tmp
     try:
         deadline = time.monotonic() + 90
         while not list(output.glob("checkpoints/step_????????/manifest.json")):  # complete: not step_*.partial
-            assert process.is_alive(), (tmp_path / "said-1.txt").read_text()[-3000:]
+            assert process.is_alive(), (tmp_path / "output-1.txt").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert process.is_alive(), "it was to be killed before its end"
+        assert process.is_alive(), "the run ended before it was killed"
         os.killpg(process.pid, signal.SIGKILL)  # with its loader's workers
     finally:
         process.kill()
         process.join()
     runs.run_many(1, {"killed": flags}, tmp_path, file)
-    assert "resumed from" in (tmp_path / "said-1.txt").read_text()
+    assert "resumed from" in (tmp_path / "output-1.txt").read_text()
     assert torch.equal(runs.weights(output), runs.weights(whole))
 
 
-def test_auto_micro_batch_finds_what_fits_and_trains_with_it(train):
-    """Under a real limit of CUDA's allocator, which the whole batch in one pass is far beyond."""
+def test_auto_micro_batch_finds_a_size_that_fits_and_trains_with_it(train):
+    """CUDA's allocator has a limit, which one pass over the whole batch would far exceed."""
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(3 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     sizes = ["--hidden_sizes", 64, 128, "--embedding_size", 64, "--image_size", 128, "--global_batch_size", 1024]
@@ -251,7 +251,7 @@ def test_auto_micro_batch_finds_what_fits_and_trains_with_it(train):
 
 
 def synchronized_norm(rank, world, folder):
-    """One step of SyncBatchNorm on a share of a batch, over gloo, all processes on one GPU."""
+    """One step of SyncBatchNorm over gloo: each process has a share of the batch, all on one GPU."""
     store = f"file://{folder / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     torch.manual_seed(0)
@@ -269,7 +269,7 @@ def synchronized_norm(rank, world, folder):
     torch.distributed.destroy_process_group()
 
 
-def test_synchronized_batch_norm_on_two_processes_is_that_of_the_whole_batch(tmp_path):
+def test_synchronized_batch_norm_on_two_processes_equals_batch_norm_of_the_whole_batch(tmp_path):
     for world in (1, 2):
         (tmp_path / "store").unlink(missing_ok=True)
         runs.fork(synchronized_norm, (world, tmp_path), world)
@@ -280,31 +280,30 @@ def test_synchronized_batch_norm_on_two_processes_is_that_of_the_whole_batch(tmp
 
 @pytest.fixture(scope="module", params=["nlp", "mlm", "image_classification"])
 def shared_gpu(request, texts, tmp_path_factory):
-    """Folders of runs on one process, and on two that share a GPU over gloo; and what the two printed.
+    """The folders of runs on one process and on two that share a GPU over gloo, and the output of the two.
 
-    A step's micro-batches are uneven in size, and so is their number per process.
+    The micro-batches of a step differ in size, and the processes have different numbers of them.
     """
     recipe, folder = request.param, tmp_path_factory.mktemp("shared_gpu")
     data = [*runs.TINY_IMAGES, "--global_batch_size", 36] if recipe == "image_classification" else [*texts, *runs.TINY]
     plain = [*data, "--checkpointing_steps", 4, "--eval_steps", 4, "--mixed_precision", "no"]
-    other = (
-        BF16 if recipe == "mlm" else ["--gradient_compression", "bf16"]
-    )  # with bf16, attention by the documents' ends
+    # With bf16, packed documents use varlen attention.
+    other = BF16 if recipe == "mlm" else ["--gradient_compression", "bf16"]
     jobs = {"plain": plain, "in bf16": [*plain, *other]}
     file = f"recipes/{recipe}.py"
     found = {"alone": runs.run_many(1, jobs, folder, file)}
     found["together"] = runs.run_many(2, jobs, folder, file, **{starting.SHARE_GPU: "1"})
-    said = (folder / "said-2.txt").read_text()
+    printed = (folder / "output-2.txt").read_text()
     shutil.copytree(found["together"]["plain"], folder / "resumed-2")
     shutil.rmtree(folder / "resumed-2/checkpoints/step_00000008")
     shutil.rmtree(folder / "resumed-2/model")
     runs.run_many(2, {"resumed": plain}, folder, file, **{starting.SHARE_GPU: "1"})
-    assert "resumed from step_00000004" in (folder / "said-2.txt").read_text()
-    return found | {"said": said, "resumed": folder / "resumed-2"}
+    assert "resumed from step_00000004" in (folder / "output-2.txt").read_text()
+    return found | {"printed": printed, "resumed": folder / "resumed-2"}
 
 
-def test_two_processes_on_one_gpu_train_the_run_of_one_process(shared_gpu):
-    assert "DDP over gloo" in shared_gpu["said"]
+def test_two_processes_on_one_gpu_give_the_run_of_one_process(shared_gpu):
+    assert "DDP over gloo" in shared_gpu["printed"]
     for name, bound in (("plain", 1e-4), ("in bf16", 0.05)):
         one, two = (shared_gpu[where][name] for where in ("alone", "together"))
         assert [line["samples"] for line in runs.training_lines(two)] == [
@@ -333,7 +332,7 @@ def test_nccl_trains(texts, tmp_path, processes):
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
     found = runs.run_many(processes, {"run": [*texts, *TEXT, *BF16]}, tmp_path, **environment)
     assert torch.isfinite(runs.weights(found["run"])).all()
-    assert processes == 1 or "over nccl" in (tmp_path / f"said-{processes}.txt").read_text()
+    assert processes == 1 or "over nccl" in (tmp_path / f"output-{processes}.txt").read_text()
 
 
 @pytest.mark.parametrize("processes", [1, 2])

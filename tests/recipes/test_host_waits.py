@@ -1,4 +1,4 @@
-"""No step of a recipe makes the host wait for the device; operations that would are counted on a CPU."""
+"""No step of a recipe makes the host wait for the device. On a CPU, the operations that would wait are counted."""
 
 import sys
 
@@ -24,7 +24,7 @@ ON_CPU_ONLY = ("masking_utils.py",)  # transformers looks for padding there (sha
 
 @pytest.fixture
 def train(texts, tmp_path, monkeypatch):
-    """Train with a recipe in this process on one CPU, counting."""
+    """A function that trains with a recipe in this process on one CPU and returns the counted waits."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
@@ -49,14 +49,14 @@ def test_no_step_waits(train, name):
     assert not {where: count for where, count in waits.where.items() if not where.split(":")[0].endswith(ON_CPU_ONLY)}
 
 
-def test_a_loss_that_is_read_in_each_step_is_found(train):
-    def read_losses(recipe):
+def test_a_norm_that_is_read_in_each_step_is_found(train):
+    def read_norms(recipe):
         step_if_finite = recipe.step_if_finite
         recipe.step_if_finite = lambda accelerator, optimizer, norm: (
             norm.item() and step_if_finite(accelerator, optimizer, norm)
         )
 
-    waits = train("image_classification", read_losses)
+    waits = train("image_classification", read_norms)
     assert waits.steps == [1, 1, 1]
     assert [where for where in waits.where if where.startswith("_local_scalar_dense at")]
 

@@ -33,7 +33,7 @@ def one_cpu_process(monkeypatch, tmp_path):
 
 @pytest.fixture
 def train(recipe):
-    """A function that trains a tiny classifier; more flags come behind."""
+    """A function that trains a tiny classifier, with further flags."""
 
     def call(output, *flags):
         return recipe.main(config_of(recipe, *flags, "--output_dir", output))
@@ -61,7 +61,7 @@ def trained(recipe, tmp_path_factory):
     return output
 
 
-def test_a_run_leaves_what_every_recipe_leaves_and_a_picture(trained):
+def test_a_run_writes_the_files_of_every_recipe_and_a_picture(trained):
     left = {path.name for path in trained.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"} <= left
     results = [line for line in runs.metrics(trained) if "eval_loss" in line][-1]
@@ -71,7 +71,7 @@ def test_a_run_leaves_what_every_recipe_leaves_and_a_picture(trained):
     assert "train_samples_per_second" in runs.metrics(trained)[-1]
 
 
-def test_the_picture_shows_wrong_images_below_the_curves(trained, tmp_path):
+def test_the_picture_shows_misclassified_images_below_the_curves(trained, tmp_path):
     shown = [pictures.Picture(np.full((8, 8, 3), 20 * i, np.uint8), str(i), "7") for i in range(10)]
     lines = tracking.read_metrics(trained / "metrics.jsonl")
     curves.draw_curves(lines, tmp_path / "without.png")
@@ -82,19 +82,19 @@ def test_the_picture_shows_wrong_images_below_the_curves(trained, tmp_path):
     assert Image.open(trained / "curves.png").height > without.height
 
 
-def test_the_exported_model_classifies_in_a_pipeline_as_the_evaluation_did(recipe, trained):
+def test_the_exported_model_has_the_evaluated_accuracy_in_a_pipeline(recipe, trained):
     from transformers import pipeline
 
     config = config_of(recipe)
     _, validation, _, _ = recipe.load_data(config)
     classify = pipeline("image-classification", model=str(trained / "model"), top_k=1)
     pictures = [Image.fromarray(validation[i][0]) for i in range(len(validation))]
-    said = np.array([int(answer[0]["label"]) for answer in classify(pictures, batch_size=64)])
+    predicted = np.array([int(answer[0]["label"]) for answer in classify(pictures, batch_size=64)])
     results = [line for line in runs.metrics(trained) if "eval_loss" in line][-1]
-    assert np.mean(said == validation.targets) == pytest.approx(results["eval_accuracy"], abs=1e-9)
+    assert np.mean(predicted == validation.targets) == pytest.approx(results["eval_accuracy"], abs=1e-9)
 
 
-def test_a_classifier_with_its_classes_in_another_order_answers_as_before(train, trained, tmp_path):
+def test_a_classifier_with_its_classes_in_another_order_has_the_same_scores(train, trained, tmp_path):
     model = runs.write_in_another_order(trained / "model", tmp_path / "model")
     frozen = ["--freeze_backbone", "--learning_rate", 1e-30, "--max_train_steps", 1, "--eval_steps", 1]
     results = train(tmp_path / "run", "--model_name_or_path", model, *frozen)
@@ -102,7 +102,7 @@ def test_a_classifier_with_its_classes_in_another_order_answers_as_before(train,
     assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
 
 
-def test_killed_and_resumed_the_weights_are_equal_bit_for_bit(train, tmp_path):
+def test_a_killed_and_resumed_run_has_the_same_weights_bit_for_bit(train, tmp_path):
     flags = ["--checkpointing_steps", 3, "--max_train_steps", 7, "--ema_decay", 0.8, "--mixup", 0.2, "--optim", "muon"]
     for name in ("whole", "killed"):
         train(tmp_path / name, *flags)
@@ -114,7 +114,7 @@ def test_killed_and_resumed_the_weights_are_equal_bit_for_bit(train, tmp_path):
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
-def test_the_average_of_the_weights_is_what_is_evaluated_and_exported(recipe, train, tmp_path, monkeypatch):
+def test_the_average_of_the_weights_is_exported(recipe, train, tmp_path, monkeypatch):
     seen = []
     update = recipe.WeightAverage.end_step
 
@@ -134,7 +134,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_exported(recipe, tr
             assert not torch.equal(value, seen[-1][name]), name
 
 
-def test_a_frozen_backbone_has_no_gradient_no_state_and_does_not_drift(recipe, train, trained, tmp_path):
+def test_a_frozen_backbone_has_no_gradient_and_no_optimizer_state_and_does_not_change(recipe, train, trained, tmp_path):
     pretrained = ["--model_name_or_path", trained / "model", "--freeze_backbone"]
     train(tmp_path, *pretrained, "--optim", "adamw", "--mixup", 0.1)
     before, after = (load_file(path / "model/model.safetensors") for path in (trained, tmp_path))
@@ -148,7 +148,7 @@ def test_a_frozen_backbone_has_no_gradient_no_state_and_does_not_drift(recipe, t
     assert [name for name, p in model.named_parameters() if p.grad is not None] == sorted(moved, reverse=True)
 
 
-def test_a_pretrained_model_keeps_its_processor_and_from_scratch_only_its_config(recipe, trained):
+def test_a_pretrained_model_keeps_its_weights_and_image_size_and_from_scratch_only_its_config(recipe, trained):
     pretrained = ["--model_name_or_path", trained / "model"]
     config = options.parse(recipe.Config, [str(word) for word in pretrained])
     _, _, _, augmentation = recipe.load_data(config)
@@ -161,8 +161,8 @@ def test_a_pretrained_model_keeps_its_processor_and_from_scratch_only_its_config
 
 
 @pytest.mark.parametrize("kind", ["ConvNext", "ViT"])
-def test_other_architectures_train_and_go_on_from_what_they_export(train, recipe, tmp_path, kind):
-    """From a folder with a config and a processor, as of a model on the Hub."""
+def test_other_architectures_train_and_their_export_keeps_the_image_size(train, recipe, tmp_path, kind):
+    """They start from a folder with a config and a processor, like that of a model on the Hub."""
     import transformers
 
     sizes = {
@@ -199,7 +199,7 @@ def test_new_residual_blocks_start_as_the_identity(recipe):
 
 
 @pytest.mark.parametrize("optim", ["adamw", "sgd", "lars", "muon"])
-def test_every_optimizer_decays_matrices_only_and_has_each_parameter_once(recipe, optim):
+def test_every_optimizer_has_each_parameter_once_and_decays_only_matrices(recipe, optim):
     model = model_of(recipe)
     optimizer = make_optimizer(model, config_of(recipe, "--optim", optim, "--weight_decay", 0.1))
     found = [(p, group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]]
@@ -207,13 +207,13 @@ def test_every_optimizer_decays_matrices_only_and_has_each_parameter_once(recipe
     assert len(found) == len(list(model.parameters()))
     assert all((decay > 0) == (p.ndim >= 2) for p, decay in found)
     if optim == "muon":
-        hidden = next(group["params"] for group in optimizer.param_groups if group["use_muon"])
+        by_muon = next(group["params"] for group in optimizer.param_groups if group["use_muon"])
         names = {id(p): name for name, p in model.named_parameters()}
-        assert {names[id(p)].split(".")[1] for p in hidden} == {"encoder"}
+        assert {names[id(p)].split(".")[1] for p in by_muon} == {"encoder"}
 
 
 def test_lars_scales_each_matrix_by_its_norm_over_that_of_its_gradient(recipe):
-    """You et al. 2017, equation 6; against the formula, first step without momentum's past."""
+    """The first step, in which momentum has no effect, equals equation 6 of You et al. 2017."""
     model = model_of(recipe)
     optimizer = make_optimizer(model, config_of(recipe, "--optim", "lars", "--weight_decay", 0.01))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -230,12 +230,12 @@ def test_lars_scales_each_matrix_by_its_norm_over_that_of_its_gradient(recipe):
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("linear", 0.4), ("sqrt", 0.2), ("none", 0.1)])
-def test_the_learning_rate_scales_from_a_batch_of_256(recipe, rule, expected):
+def test_the_learning_rate_scales_with_the_batch_size_relative_to_256(recipe, rule, expected):
     config = config_of(recipe, "--scale_learning_rate", rule, "--global_batch_size", 1024, "--learning_rate", 0.1)
     assert peak_learning_rate(config) == pytest.approx(expected)
 
 
-def test_label_smoothing_enters_the_training_loss_and_not_the_evaluation(train, tmp_path):
+def test_label_smoothing_changes_the_training_loss_and_not_the_evaluation(train, tmp_path):
     one_step = ["--max_train_steps", 1, "--logging_steps", 1, "--learning_rate", 1e-30]
     losses = {}
     for share in (0, 0.3):
@@ -246,7 +246,7 @@ def test_label_smoothing_enters_the_training_loss_and_not_the_evaluation(train, 
     assert losses[0][1] == losses[0.3][1]
 
 
-def test_images_of_a_users_folders_are_trained_on_in_worker_processes(train, tmp_path):
+def test_images_in_a_users_folders_are_read_in_worker_processes(train, tmp_path):
     for label, color in (("dark", 20), ("light", 220)):
         (tmp_path / "images" / label).mkdir(parents=True)
         for i in range(12):
@@ -269,7 +269,7 @@ def test_images_of_a_users_folders_are_trained_on_in_worker_processes(train, tmp
         assert "\n" not in str(caught.value)
 
 
-def test_a_run_goes_on_with_the_same_images_cached_or_not_and_with_no_others(train, tmp_path, capsys):
+def test_a_run_resumes_with_or_without_a_cache_and_only_with_the_same_images(train, tmp_path, capsys):
     def write(colors):
         for label, color in colors.items():
             (tmp_path / "images" / label).mkdir(parents=True, exist_ok=True)
@@ -307,8 +307,8 @@ def test_the_launch_card_names_the_first_ten_classes(train, tmp_path, capsys):
     assert f"12 training and 12 validation images, 12 classes: {names}, ...\n" in capsys.readouterr().out
 
 
-def test_what_a_user_can_get_wrong_is_refused_in_one_line(train, trained, tmp_path):
-    for flags, said in (
+def test_invalid_flags_are_refused_in_one_line(train, trained, tmp_path):
+    for flags, expected in (
         (["--validation_dir", "x"], "--validation_dir x has no effect without --train_dir"),
         (["--freeze_backbone"], "--freeze_backbone True has no effect without --model_name_or_path"),
         (["--from_scratch"], "--from_scratch True has no effect without --model_name_or_path"),
@@ -325,12 +325,12 @@ def test_what_a_user_can_get_wrong_is_refused_in_one_line(train, trained, tmp_pa
     ):
         with pytest.raises(UserError) as caught:
             train(tmp_path / "refused", *flags)
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
         assert "\n" not in str(caught.value)
     assert not any((tmp_path / "refused").glob("*"))
 
 
-def test_new_classifier_is_drawn_from_the_seed(recipe):
+def test_a_new_classifier_depends_on_the_seed(recipe):
     first, again, other = (model_of(recipe, "--seed", seed).state_dict() for seed in (0, 0, 1))
     name = "classifier.1.weight"
     assert torch.equal(first[name], again[name])

@@ -1,6 +1,6 @@
 """The recipe for masked language models: resuming, export and errors.
 
-test_exactness.py tests that it is exact on any number of processes.
+test_exactness.py tests that runs on any number of processes are equal.
 """
 
 import json
@@ -46,11 +46,11 @@ def prepared(mlm, flags):
 
 
 def vector(tensors):
-    """All tensors by name as one vector, without the decoder's weight, which is that of the embedding."""
+    """All tensors by name as one vector, without the decoder's weight, which is tied to the embedding."""
     return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name != "decoder.weight"])
 
 
-def test_held_out_text_is_hidden_the_same_way_whatever_the_training_masks(mlm, texts):
+def test_the_masks_of_validation_text_do_not_depend_on_the_masking_flags_or_the_seed(mlm, texts):
     usual, *other = (
         prepared(mlm, [*texts, *runs.TINY, *flags])[2]
         for flags in ([], ["--mlm_probability", "0.5"], ["--seed", "5"], ["--mask_replace_prob", "0.2"])
@@ -67,7 +67,7 @@ def test_held_out_text_is_hidden_the_same_way_whatever_the_training_masks(mlm, t
 
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_resumed_run_ends_with_the_same_bytes(mlm, texts, tmp_path, kind):
-    """Whole words and random tokens included: all of it is drawn from what the step says."""
+    """With masks of whole words and random replacement tokens, which depend only on the seed and the step."""
     dropout = ["--model_type", kind, "--whole_word_masking", "--max_train_steps", 8, "--checkpointing_steps", 4]
     flags = list(map(str, [*texts, *runs.TINY, *dropout]))
     mlm.main(options.parse(mlm.Config, [*flags, "--output_dir", str(tmp_path / "whole")]))
@@ -81,7 +81,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(mlm, texts, tmp_path, kind):
     assert last[0]["loss"] == last[1]["loss"]
 
 
-def test_the_export_fills_masks_and_is_fine_tuned_by_the_other_recipe(trained, texts, tmp_path):
+def test_the_exported_model_fills_masks_and_the_nlp_recipe_fine_tunes_it(trained, texts, tmp_path):
     from transformers import pipeline
 
     folder = trained / "model"
@@ -98,28 +98,28 @@ def test_the_export_fills_masks_and_is_fine_tuned_by_the_other_recipe(trained, t
     model = nlp.build_model(config, labels, tokenizer)
     pretrained = load_file(folder / "model.safetensors")
     own = model.state_dict()
-    taken = [name for name in pretrained if name in own and torch.equal(own[name], pretrained[name])]
-    assert set(own) - set(taken) == {"classifier.weight", "classifier.bias"}, "only the classifier is new"
+    loaded = [name for name in pretrained if name in own and torch.equal(own[name], pretrained[name])]
+    assert set(own) - set(loaded) == {"classifier.weight", "classifier.bias"}, "only the classifier is new"
     assert nlp.main(config)["eval_loss"] > 0
 
 
-def test_a_run_goes_on_from_a_model_that_was_exported(mlm, trained, texts, tmp_path):
+def test_a_run_starts_from_an_exported_model(mlm, trained, texts, tmp_path):
     folder = trained / "model"
     flags = [*texts, *runs.TINY, "--model_name_or_path", folder, "--max_train_steps", 1, "--warmup_steps", 0]
-    mlm.main(options.parse(mlm.Config, [*map(str, flags), "--output_dir", str(tmp_path / "on")]))
+    mlm.main(options.parse(mlm.Config, [*map(str, flags), "--output_dir", str(tmp_path / "second")]))
     before = runs.metrics(trained)
-    (first,) = runs.training_lines(tmp_path / "on")
+    (first,) = runs.training_lines(tmp_path / "second")
     assert first["loss"] < next(line["loss"] for line in before if "loss" in line) - 0.3
 
 
 @pytest.mark.parametrize("name", ["modernbert_base", "bert_base"])
-def test_the_full_size_configs_load_and_step_with_tiny_dimensions(mlm, texts, tmp_path, name):
+def test_the_full_size_configs_load_and_train_with_tiny_dimensions(mlm, texts, tmp_path, name):
     file = str(runs.ROOT / f"recipes/configs/{name}.yaml")
     full = options.parse(mlm.Config, ["--config", file])
     assert full.hidden_size == 768
     assert full.vocab_size % 64 == 0
-    decay_per_step = full.weight_decay * full.learning_rate  # as torch's AdamW has it
-    assert decay_per_step == pytest.approx(1e-5), "as in the sources, whose optimizers leave the rate out"
+    decay_per_step = full.weight_decay * full.learning_rate  # torch's AdamW multiplies the two
+    assert decay_per_step == pytest.approx(1e-5), "as in the sources, whose weight decay leaves out the learning rate"
     tiny = [*texts, *runs.TINY, "--intermediate_size", 48, "--max_train_steps", 2, "--mixed_precision", "no"]
     config = options.parse(mlm.Config, ["--config", file, *map(str, tiny), "--output_dir", str(tmp_path / "run")])
     assert config.model_type == full.model_type
@@ -128,7 +128,7 @@ def test_the_full_size_configs_load_and_step_with_tiny_dimensions(mlm, texts, tm
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_a_new_model_has_the_positions_and_the_rotary_base_that_were_asked_for(kind):
+def test_a_new_model_has_the_requested_positions_and_rotary_base(kind):
     tokenizer = SimpleNamespace(pad_token_id=3, cls_token_id=1, sep_token_id=2)
     given = {"model_type": kind, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}
     given |= {"intermediate_size": None, "max_length": 512, "rope_theta": None}
@@ -140,18 +140,18 @@ def test_a_new_model_has_the_positions_and_the_rotary_base_that_were_asked_for(k
     sizes = sizes_of(SimpleNamespace(**given))
     assert sizes.vocab_size == 128
     assert sizes.max_position_embeddings == (516 if kind == "roberta" else 512)
-    wanted = SimpleNamespace(**given | {"rope_theta": 1e4})
+    requested = SimpleNamespace(**given | {"rope_theta": 1e4})
     if kind != "modernbert":
         with pytest.raises(UserError, match="--rope_theta 10000 has no effect on --model_type"):
-            sizes_of(wanted)
+            sizes_of(requested)
         return
-    for chosen, theta in ((sizes, 160_000), (sizes_of(wanted), 10_000)):
+    for chosen, theta in ((sizes, 160_000), (sizes_of(requested), 10_000)):
         found = {name: part["rope_theta"] for name, part in chosen.rope_parameters.items()}
         assert found == {"full_attention": theta, "sliding_attention": 10_000}
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_muon_has_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
+def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
     flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--max_train_steps", 2]
     flags += ["--adam_beta2", 0.98]
     config, _, _, tokenizer = prepared(mlm, [*flags, "--output_dir", tmp_path / "run"])
@@ -188,20 +188,20 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "said"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
-def test_what_a_user_can_get_wrong_is_refused_in_one_line(mlm, texts, tmp_path, flags, said):
+@pytest.mark.parametrize(("flags", "expected"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
+def test_invalid_flags_are_refused_in_one_line(mlm, texts, tmp_path, flags, expected):
     everything = [*map(str, [*texts, *runs.TINY]), *flags, "--output_dir", str(tmp_path / "out")]
 
     def start():
         mlm.main(options.parse(mlm.Config, everything))
 
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=expected) as caught:
         start()
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out/config.yaml").exists()
 
 
-def test_the_best_model_by_perplexity_is_the_one_with_the_lowest(mlm):
+def test_the_best_model_by_perplexity_has_the_lowest_perplexity(mlm):
     from shared.monitoring import evaluation
 
     config = options.parse(mlm.Config, ["--metric_for_best_model", "perplexity"])
@@ -211,7 +211,7 @@ def test_the_best_model_by_perplexity_is_the_one_with_the_lowest(mlm):
 
 @pytest.mark.campaign
 def test_a_pretrained_model_beats_one_from_scratch(tmp_path):
-    """The means of three seeds after 50, 100 and 200 steps of fine-tuning; docs/pretraining.md shows each."""
+    """The means of three seeds after 50, 100 and 200 steps of fine-tuning; docs/pretraining.md lists them."""
     command = [sys.executable, "benchmarks/pretraining.py", "--output_dir", tmp_path]
     runs.succeed(command, timeout=7200, CUDA_VISIBLE_DEVICES="")
     rows = json.loads((tmp_path / "pretraining.json").read_text())["rows"]

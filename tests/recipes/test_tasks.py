@@ -1,6 +1,7 @@
-"""Tasks of the NLP recipe other than one class per text: they train, and their scores equal scikit-learn's.
+"""The tasks of the NLP recipe train, and their scores equal those of scikit-learn and scipy.
 
-The reference is the exported model, loaded by transformers and applied to one text at a time, without padding.
+The scores are computed again with the exported model, which transformers loads and applies to one text at a time,
+without padding.
 """
 
 import csv
@@ -19,19 +20,19 @@ FLAGS = [*runs.TINY, "--max_train_steps", "24", "--eval_steps", "24", "--learnin
 
 
 def several_labels(text):
-    """Each of these words is one label."""
+    """A row with several labels: each of these words in the text is one."""
     return {"text": text, "label": [word for word in ("the", "return", "of", "test") if word in text.lower()] or ["no"]}
 
 
 def one_number(text):
-    """A pair of texts; the number is how much the first one has of both."""
+    """A row with a pair of texts and a number, which depends on their lengths and on the first text."""
     first, second = text[: len(text) // 3], text[len(text) // 4 :]
     return {"first": first, "second": second, "label": len(first) / (len(first) + len(second)) + first.count("t") / 5}
 
 
 @pytest.fixture
 def train(texts, tmp_path, one_cpu_process_without_a_picture):
-    """Trains on rows made of the texts; the flags of its data, the rows for validation, and the folder of the run."""
+    """A function that trains on rows made from the texts; it returns the validation rows and the folder of the run."""
 
     def call(row_of, *flags):
         files = []
@@ -49,7 +50,7 @@ def train(texts, tmp_path, one_cpu_process_without_a_picture):
 
 
 def logits_of(output, rows, columns):
-    """What the exported model says of each row by itself: [rows, labels]."""
+    """The logits [rows, labels] of the exported model, computed one row at a time, and its config."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(output / "model")
@@ -63,28 +64,28 @@ def logits_of(output, rows, columns):
 
 
 def scores_of(output):
-    """The evaluation's numbers in metrics.jsonl."""
+    """The scores of the evaluation in metrics.jsonl."""
     (line,) = [line for line in runs.metrics(output) if "eval_loss" in line]
     return {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
 
 
-def test_several_labels_per_text(train):
+def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
     several = ["micro_f1", "macro_f1", "accuracy", "roc_auc", "recall_of_class"]
     rows, output = train(several_labels, "--metric_name", *several, "--positive_label", "the")
     logits, config = logits_of(output, rows, ["text"])
     assert config.problem_type == "multi_label_classification"
     names = [config.id2label[i] for i in range(config.num_labels)]
     true = np.array([[name in row["label"] for name in names] for row in rows], int)
-    said = (logits > 0).int().numpy()
-    assert 0 < said.mean() < 1
-    assert (said != true).any()
+    predicted = (logits > 0).int().numpy()
+    assert 0 < predicted.mean() < 1
+    assert (predicted != true).any()
     scores = scores_of(output)
     expected = {
-        "micro_f1": f1_score(true, said, average="micro"),
-        "macro_f1": f1_score(true, said, average="macro", zero_division=0),
-        "accuracy": accuracy_score(true, said),
+        "micro_f1": f1_score(true, predicted, average="micro"),
+        "macro_f1": f1_score(true, predicted, average="macro", zero_division=0),
+        "accuracy": accuracy_score(true, predicted),
         "roc_auc": np.mean([roc_auc_score(t, s) for t, s in zip(true.T, logits.T.numpy(), strict=True) if np.ptp(t)]),
-        "recall_of_class": recall_score(true[:, names.index("the")], said[:, names.index("the")]),
+        "recall_of_class": recall_score(true[:, names.index("the")], predicted[:, names.index("the")]),
         "loss": torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor(true, dtype=torch.float32)),
     }
     assert [*scores] == ["loss", *several]
@@ -94,17 +95,17 @@ def test_several_labels_per_text(train):
     assert last["loss"] < first["loss"]
 
 
-def test_a_number_for_a_pair_of_texts(train):
+def test_scores_of_a_number_for_a_pair_of_texts_equal_those_of_scipy(train):
     rows, output = train(one_number, "--text_column_names", "first", "second")
     logits, config = logits_of(output, rows, ["first", "second"])
     assert (config.problem_type, config.num_labels) == ("regression", 1)
-    said, true = logits[:, 0].numpy(), np.array([row["label"] for row in rows])
+    predicted, true = logits[:, 0].numpy(), np.array([row["label"] for row in rows])
     scores = scores_of(output)
     expected = {
-        "pearson": pearsonr(said, true).statistic,
-        "spearman": spearmanr(said, true).statistic,
-        "mean_squared_error": mean_squared_error(true, said),
-        "loss": mean_squared_error(true, said),
+        "pearson": pearsonr(predicted, true).statistic,
+        "spearman": spearmanr(predicted, true).statistic,
+        "mean_squared_error": mean_squared_error(true, predicted),
+        "loss": mean_squared_error(true, predicted),
     }
     for name, value in expected.items():
         assert scores[name] == pytest.approx(float(value), abs=1e-4), name
@@ -126,12 +127,12 @@ def test_a_new_encoder_of_another_architecture_learns_pairs(train, model_type):
 
 
 def two_classes(text):
-    """Whether a text returns something."""
+    """A row of two classes: whether the text contains "return"."""
     return {"text": text, "label": "yes" if "return" in text.lower() else "no"}
 
 
 def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
-    """Those of one class and of its probabilities, too; in metrics.jsonl, the model card and the result of main."""
+    """Scores of one class and of probabilities, as reported in metrics.jsonl and in the model card."""
     from transformers import pipeline
 
     names = ["f1_of_class", "accuracy", "roc_auc", "precision_of_class", "recall_of_class"]
@@ -139,15 +140,15 @@ def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
     classify = pipeline("text-classification", model=str(output / "model"), top_k=None, max_length=48, truncation=True)
     yes = [{one["label"]: one["score"] for one in answer}["yes"] for answer in classify([row["text"] for row in rows])]
     true, probability = np.array([row["label"] == "yes" for row in rows]), np.array(yes)
-    said = probability > 0.5
-    assert 0 < said.mean() < 1
-    assert (said != true).any()
+    predicted = probability > 0.5
+    assert 0 < predicted.mean() < 1
+    assert (predicted != true).any()
     expected = {
-        "f1_of_class": f1_score(true, said),
-        "accuracy": accuracy_score(true, said),
+        "f1_of_class": f1_score(true, predicted),
+        "accuracy": accuracy_score(true, predicted),
         "roc_auc": roc_auc_score(true, probability),
-        "precision_of_class": precision_score(true, said),
-        "recall_of_class": recall_score(true, said),
+        "precision_of_class": precision_score(true, predicted),
+        "recall_of_class": recall_score(true, predicted),
     }
     scores = scores_of(output)
     assert [*scores] == ["loss", *names]
@@ -158,30 +159,30 @@ def test_the_exported_model_gives_every_reported_score_in_a_pipeline(train):
 
 
 def a_large_number(text):
-    """What a text is worth, far from 0 and far apart."""
+    """A row with a number. The numbers are far from 0 and from each other."""
     return {"text": text, "label": 5e8 + 4e6 * (len(text) - 60) + 1e7 * text.count("t")}
 
 
-def test_numbers_of_any_size_are_learned_and_given_back_by_the_exported_model(train, tmp_path):
+def test_large_numbers_are_learned_and_the_exported_model_answers_in_their_units(train, tmp_path):
     from transformers import pipeline
 
     rows, output = train(a_large_number)
     logits, _ = logits_of(output, rows, ["text"])
-    said, true = logits[:, 0].double().numpy(), np.array([row["label"] for row in rows])
+    predicted, true = logits[:, 0].double().numpy(), np.array([row["label"] for row in rows])
     scores = scores_of(output)
-    assert scores["pearson"] == pytest.approx(pearsonr(said, true).statistic, abs=1e-5)
+    assert scores["pearson"] == pytest.approx(pearsonr(predicted, true).statistic, abs=1e-5)
     for name in ("loss", "mean_squared_error"):
-        assert scores[name] == pytest.approx(mean_squared_error(true, said), rel=1e-4)
-    assert abs(said.mean() - true.mean()) < true.std()
+        assert scores[name] == pytest.approx(mean_squared_error(true, predicted), rel=1e-4)
+    assert abs(predicted.mean() - true.mean()) < true.std()
     *_, last = runs.training_lines(output)
-    assert last["loss"] < 0.8  # of a variance of 1
+    assert last["loss"] < 0.8  # the scaled numbers have a variance of 1
     (answer,) = pipeline("text-classification", model=str(output / "model"))(rows[0]["text"])
-    assert answer["score"] == pytest.approx(said[0], rel=1e-6)
+    assert answer["score"] == pytest.approx(predicted[0], rel=1e-6)
     card = (output / "model/README.md").read_text()
     assert "It answers in units of `label`. It was trained on (value - " in card
 
     frozen = ["--learning_rate", "1e-30", "--max_train_steps", "1", "--eval_steps", "1"]
-    (tmp_path / "run").rename(tmp_path / "first")  # trained onwards, it begins where it was
+    (tmp_path / "run").rename(tmp_path / "first")  # a run that starts from this model has its scores
     _, output = train(a_large_number, "--model_name_or_path", str(tmp_path / "first/model"), *frozen)
     assert scores_of(output) == {name: pytest.approx(value, rel=1e-3) for name, value in scores.items()}
 
@@ -194,7 +195,7 @@ def test_the_exported_classifier_answers_in_a_pipeline(alone):
     assert 0.25 <= answer["score"] <= 1
 
 
-def test_a_classifier_with_its_labels_in_another_order_answers_as_before(alone, texts, tmp_path, request):
+def test_a_classifier_with_its_labels_in_another_order_has_the_same_scores(alone, texts, tmp_path, request):
     request.getfixturevalue("one_cpu_process_without_a_picture")
     model = runs.write_in_another_order(alone / "model", tmp_path / "model")
     nlp = runs.load_recipe("nlp")

@@ -99,7 +99,7 @@ def test_what_else_is_done_to_layers_goes_with_it(how, kind, monkeypatch):
 
 def test_image_classifiers_are_shortened_with_the_rest():
     accelerator = SimpleNamespace(device=torch.device("cpu"))
-    config = SimpleNamespace(sync_batchnorm=False, channels_last=True, torch_compile=False)
+    config = SimpleNamespace(sync_batchnorm=False, channels_last=True, activation_dtype=None, torch_compile=False)
     model = image_models.adapt_to_device(accelerator, config, tiny("vit"))
     assert is_short(model)
     assert model.base_model(**batch(True, "vit")).last_hidden_state.shape == (3, 1, 32)

@@ -125,7 +125,8 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: 
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     if torch.is_grad_enabled():
-        return Losses(*SumOfCrossEntropies.apply(hidden, weight, bias, targets, dtype), None)
+        total, each = SumOfCrossEntropies.apply(hidden, weight, bias, targets, dtype)
+        return Losses(total, each, None)
     hidden, weight = hidden.to(dtype), weight.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     losses, hits = [], []

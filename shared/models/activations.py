@@ -36,12 +36,14 @@ class FollowingLayerNorm(nn.LayerNorm):
     """A layer norm that returns the dtype of its input and computes in float32 inside, as torch's kernels do."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.layer_norm(input, self.normalized_shape, *cast(self, input.dtype), self.eps)
+        weight, bias = cast(self, input.dtype)
+        return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
-def cast(layer: Any, dtype: torch.dtype) -> list[Any]:
+def cast(layer: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     """The weight and bias of a layer in this dtype."""
-    return [None if each is None else each.to(dtype) for each in (layer.weight, layer.bias)]
+    weight, bias = (None if each is None else each.to(dtype) for each in (layer.weight, layer.bias))
+    return weight, bias
 
 
 FOLLOWING: dict[type, type] = {nn.Linear: FollowingLinear, nn.LayerNorm: FollowingLayerNorm}

@@ -95,6 +95,7 @@ def test_all_ways_to_compute_the_loss_of_a_masked_language_model_measure_the_sam
     monkeypatch.setattr(mlm_head, "LARGE", {**mlm_head.LARGE, "vocab_size": 300, "hidden_size": 24})
     kinds = [kind for kind in mlm_head.KINDS["losses"] if kind != "linear_cross_entropy" or hasattr(F, kind)]
     rows = [{"kind": kind, "round": 0, **mlm_head.measure(kind, 1)} for kind in kinds]
+    rows = [row | {"peak_mib": row["peak_mib"] or 1.0} for row in rows]  # this process may have had a higher peak
     for kind in kinds[1:]:
         assert mlm_head.compare(rows, kinds[0], kind)["loss_difference"] < 1e-6
 

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from shared.config.options import Limits, ScheduleType, Share
 from shared.config.text_options import TextOptions
 from shared.datasets.documents import first_texts, load_documents
+from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
@@ -63,6 +64,8 @@ class Config(TextOptions):
     """Fraction of the masked tokens that is replaced by a random token; the rest is not changed."""
     whole_word_masking: bool = False
     """Mask whole words. The last one in a document may be masked in part, to keep the exact number of tokens."""
+    chunked_loss: bool = False
+    """Compute logits and loss for a chunk of tokens at a time: saves memory with a large vocabulary, other rounding."""
     global_batch_size: int | None = 64
     """Documents, or pieces of long ones, per optimizer step, over all processes and micro-batches."""
     num_train_epochs: int = 1
@@ -98,6 +101,8 @@ def main(config: Config) -> dict[str, float]:
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of its global batch."""
+            if config.chunked_loss:
+                return model(**batch).total / micro_batch.normalizer
             targets = batch.pop("labels")
             losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
@@ -105,7 +110,7 @@ def main(config: Config) -> dict[str, float]:
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
-        score = partial(evaluate, accelerator, model, plan, validation, collate)
+        score = partial(evaluate, accelerator, config, model, plan, validation, collate)
         card = {"data": data, "sequences": sequences}
         run.start(score, best_by, lengths=train.lengths, card=card)
         for step in run.steps():
@@ -125,16 +130,21 @@ def main(config: Config) -> dict[str, float]:
         return run.finish(model, tokenizer)
 
 
-def evaluate(accelerator: Any, model: Any, plan: Plan, data: MaskedDocuments, collate: Any) -> dict[str, float]:
+def evaluate(
+    accelerator: Any, config: Config, model: Any, plan: Plan, data: MaskedDocuments, collate: Any
+) -> dict[str, float]:
     """Loss, accuracy and pseudo-perplexity at the masked tokens of `data`; {} if a signal interrupted it."""
 
     def predict(model: Any, micro_batch: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """The number of correct predictions and the sum of the losses of each piece."""
-        targets = batch.pop("labels")
-        logits = model(**batch).logits
-        losses, hits = F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(1) == targets).float()
+        if config.chunked_loss:
+            _, losses, hits = model(**batch)
+        else:
+            targets = batch.pop("labels")
+            logits = model(**batch).logits
+            losses, hits = F.cross_entropy(logits, targets, reduction="none"), logits.argmax(1) == targets
         counts = torch.from_numpy(data.masked[micro_batch.samples]).to(accelerator.device)  # of each piece
-        return torch.segment_reduce(hits, "sum", lengths=counts), torch.segment_reduce(losses, "sum", lengths=counts)
+        return tuple(torch.segment_reduce(each.float(), "sum", lengths=counts) for each in (hits, losses))
 
     batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
     if (found := evaluation.collect(accelerator, model, batches, predict, (len(data),))) is None:
@@ -174,6 +184,8 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     check_vocabulary(tokenizer, model.config.vocab_size)
     check_max_length(config.max_length, model.config)
     predict_only_masked(model)
+    if config.chunked_loss:
+        use_chunked_loss(model)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
     return model

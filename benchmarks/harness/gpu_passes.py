@@ -1,15 +1,15 @@
 """Forward and backward pass of BERT-base on random documents: what each choice of attention, precision and compiling
 costs, without data, optimizer and loop.
 
-These are choices that no flag of a recipe has, beside those of the recipe.
+Most are choices that no flag of a recipe has, beside those of the recipe.
 """
 
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shared.config.options import Options
+from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import use_packed_attention
+from shared.models.activations import use_activation_dtype
 from shared.models.compiling import repeated_layers
 
 MASKED = 0.15
@@ -33,6 +36,10 @@ class Pass:
     name: str
     all_bf16: bool = False
     """Weights and hidden states in bf16; otherwise float32 under autocast."""
+    bf16_activations: bool = False
+    """--activation_dtype bf16: weights in float32, hidden states in bf16, no autocast."""
+    chunked: bool = False
+    """--chunked_loss."""
     packed: bool = True
     """Documents end to end, with attention by their ends; otherwise one per row, which no document fills short."""
     cudnn: bool = False
@@ -51,17 +58,23 @@ PASSES = (
     Pass("fixed sizes", dynamic=False),
     Pass("rows, attention of cuDNN, fixed sizes", packed=False, cudnn=True, dynamic=False),
     Pass("FlashAttention-3", flash_3=True),
+    Pass("activations in bf16 (--activation_dtype bf16)", bf16_activations=True),
+    Pass("activations in bf16, fixed sizes", bf16_activations=True, dynamic=False),
+    Pass("loss in chunks (--chunked_loss)", chunked=True),
     Pass("all in bf16", all_bf16=True),
     Pass("all in bf16, fixed sizes", all_bf16=True, dynamic=False),
-    Pass("all in bf16, rows, attention of cuDNN, fixed sizes", True, False, True, dynamic=False),
+    Pass("all in bf16, rows, attention of cuDNN, fixed sizes", True, packed=False, cudnn=True, dynamic=False),
     Pass("whole model compiled, fixed sizes", compiled="whole", dynamic=False),
     Pass("all in bf16, whole model compiled, fixed sizes", True, compiled="whole", dynamic=False),
 )
+# What a machine without a GPU computes, not compiled.
+TOY = [each for each in PASSES if each.compiled == "nothing" or each.bf16_activations or each.chunked]
 
 
 def run(folder: Path, toy: bool) -> None:
     """Measure PASSES, and write FOLDER/passes.json after each, so that an interrupted run keeps its results."""
-    documents, length, few = (2, 16, PASSES[1:2]) if toy else (64, 512, PASSES)
+    few: Sequence[Pass]
+    documents, length, few = (2, 16, [replace(each, compiled="nothing") for each in TOY]) if toy else (64, 512, PASSES)
     found: list[dict[str, Any]] = []
     for each in few:
         try:
@@ -87,9 +100,13 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
     torch.manual_seed(0)
     model = BertForMaskedLM(BertConfig(**sizes, **without_dropout))
     predict_only_masked(model)
+    if how.chunked:
+        use_chunked_loss(model)
     model.to(device, torch.bfloat16 if how.all_bf16 else torch.float32).train()
     if how.packed:
         use_packed_attention(model, device, "bf16")
+    if how.bf16_activations:
+        use_activation_dtype(Options(activation_dtype="bf16"), model)
     if how.flash_3:
         torch.nn.attention.activate_flash_attention_impl("FA3")
     try:
@@ -118,9 +135,13 @@ def times(
     for i in range(WARMUP + TIMED):
         wait(kind)
         started = time.perf_counter()
-        autocast = nullcontext() if how.all_bf16 else torch.autocast(kind, torch.bfloat16)
+        without = how.all_bf16 or how.bf16_activations
+        autocast = nullcontext() if without else torch.autocast(kind, torch.bfloat16)
         with autocast, sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if how.cudnn else nullcontext():
-            loss = F.cross_entropy(called(**inputs).logits.float(), labels)
+            if how.chunked:
+                loss = called(**inputs, labels=labels).total / len(labels)
+            else:
+                loss = F.cross_entropy(called(**inputs).logits.float(), labels)
         loss.backward()
         wait(kind)
         if i >= WARMUP:

@@ -95,6 +95,8 @@ class Options:
     # Precision
     mixed_precision: Literal["launcher", "no", "fp16", "bf16"] = "launcher"
     """Precision of the forward and backward passes. launcher: that of accelerate launch. Weights stay float32."""
+    activation_dtype: Literal["bf16"] | None = None
+    """Number format of activations, without autocast; weights stay float32. None: given by --mixed_precision."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: saves memory, takes about a third more time."""
     torch_compile: bool = False

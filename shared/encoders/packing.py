@@ -101,7 +101,7 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     """
     how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
     if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows]):
-        attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
+        attention = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
         return Packing.for_model(model.config), attention
     if config.packing:
         how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
@@ -130,24 +130,24 @@ def packing_is_exact(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
     return same(together[0], torch.cat(alone))
 
 
-def use_packed_attention(model: Any, device: torch.device, mixed_precision: str) -> str:
+def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:
     """Make `model` attend only within documents; returns a description of the method for the user."""
     from transformers import AttentionInterface
 
     AttentionInterface.register("packed_varlen", varlen_attention)
     AttentionInterface.register("packed_padded", padded_attention)
-    if why_not := why_not_varlen(model.config, device, mixed_precision):
+    if why_not := why_not_varlen(model.config, device, precision):
         model.set_attn_implementation("packed_padded")
         return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
     model.set_attn_implementation("packed_varlen")
     return "packed without padding, attention by torch.nn.attention.varlen"
 
 
-def why_not_varlen(config: Any, device: torch.device, mixed_precision: str) -> str:
+def why_not_varlen(config: Any, device: torch.device, precision: str) -> str:
     """Why a model with this `PretrainedConfig` cannot use torch.nn.attention.varlen; empty if it can."""
     if device.type != "cuda":
         return "no GPU"
-    if mixed_precision == "no":
+    if precision == "no":
         return "full precision"
     if any(isinstance(value := getattr(config, name, 0.0), float) and value > 0 for name in DROPOUTS):
         return "dropout of attention"

@@ -63,7 +63,7 @@ def padding_for(
     Raises:
         UserError: the model cannot compute rows of --max_length.
     """
-    usual, longest = 8 if config.mixed_precision != "no" else 1, config.max_length
+    usual, longest = 8 if config.activation_dtype or config.mixed_precision != "no" else 1, config.max_length
     if longest <= TRIAL_PADDING + 1:
         return usual, ""
     most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)

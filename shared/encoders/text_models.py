@@ -1,4 +1,4 @@
-"""Adapting text encoders to a device: no computation of unused outputs, fast attention, --torch_compile."""
+"""Adapting text encoders to a device: no unused outputs, fast attention, --activation_dtype, --torch_compile."""
 
 from functools import partial
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from shared.compat import of_transformers
 from shared.config.options import Options
 from shared.encoders.attention import attend
+from shared.models.activations import use_activation_dtype
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
 from shared.models.loadable import check_names
@@ -17,18 +18,19 @@ ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
 
 
 def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
-    """Adapt the model to its device and to --torch_compile; call it before creating the optimizer and `prepare`.
+    """Adapt the model to its device and the flags; call it before creating the optimizer and `prepare`.
 
     Raises:
-        UserError: see `check_names` and `compile_layers`.
+        UserError: see `check_names`, `use_activation_dtype` and `compile_layers`.
     """
     check_names(model)
     shorten_last_layer(model)
     attend_to_all(accelerator, model)
     if accelerator.device.type == "cuda":
         mask_on_device(model)
-    elif accelerator.device.type == "cpu" and accelerator.mixed_precision == "bf16":
+    elif accelerator.device.type == "cpu" and "bf16" in (accelerator.mixed_precision, config.activation_dtype):
         attend_by_products(model)
+    use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model)
 
 

@@ -185,6 +185,16 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave "
             "one of them out"
         )
+    if config.activation_dtype and precision != "no":
+        raise UserError(
+            f"--activation_dtype {config.activation_dtype} computes without autocast, but mixed_precision is "
+            f"{precision}: add --mixed_precision no, or leave it out"
+        )
+    if precision == "fp16" and getattr(config, "chunked_loss", False):
+        raise UserError(
+            "--chunked_loss does not work with mixed_precision fp16, whose loss is scaled too late for it: use "
+            "--mixed_precision bf16 or no"
+        )
     if precision == "fp8":
         raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
     if sharded:
@@ -225,13 +235,14 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"
         )
-    if precision == "bf16" and torch.version.cuda and torch.cuda.is_available():
+    bf16 = "--activation_dtype bf16" if config.activation_dtype else "mixed_precision bf16" * (precision == "bf16")
+    if bf16 and torch.version.cuda and torch.cuda.is_available():
         # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
         for index in range(min(processes, gpus)):
             if (found := torch.cuda.get_device_capability(index)) < BF16_SINCE:
                 raise UserError(
-                    f"mixed_precision bf16 needs a GPU of compute capability {dotted(BF16_SINCE)} or newer, and "
-                    f"{torch.cuda.get_device_name(index)} has {dotted(found)}: use --mixed_precision fp16 or no"
+                    f"{bf16} needs a GPU of compute capability {dotted(BF16_SINCE)} or newer, and "
+                    f"{torch.cuda.get_device_name(index)} has {dotted(found)}: use --mixed_precision fp16 or no instead"
                 )
 
 

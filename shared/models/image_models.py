@@ -9,6 +9,7 @@ from torch import nn
 
 from shared.augmentation.geometry import Geometry
 from shared.errors import UserError, say
+from shared.models.activations import use_activation_dtype
 from shared.models.batch_norm import synchronize
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
@@ -182,13 +183,14 @@ def zero_last_norms(model: nn.Module) -> None:
 
 
 def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:
-    """Apply --sync_batchnorm, --channels_last and --torch_compile. Call it before the optimizer and `prepare`.
+    """Apply --sync_batchnorm, --channels_last, --activation_dtype and --torch_compile, before optimizer and `prepare`.
 
     The last layer is shortened if the head reads only one token. A pretrained model is first tested on images of the
     `geometry`.
 
     Raises:
-        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize` and `compile_layers`.
+        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
+            `compile_layers`.
     """
     if geometry and config.model_name_or_path:
         require_logits(model, geometry.size, f"--model_name_or_path {config.model_name_or_path}")
@@ -198,6 +200,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model, fixed_shapes=True)
 
 

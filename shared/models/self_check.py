@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import say
+from shared.models.activations import in_float32
 from shared.models.requirements import checked
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
@@ -113,14 +114,15 @@ def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run `model` in eval mode and uncompiled in this context; restore modes and random state at its end.
+    """Run `model` in eval mode, in float32 and uncompiled in this context; restore modes and random state at its end.
 
     Raises:
         UserError: see `requirements.checked`.
     """
     modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"), checked(model):
+        eager = torch.compiler.set_stance("force_eager")
+        with torch.random.fork_rng(devices=[]), eager, in_float32(model), checked(model):
             model.eval()
             yield
     finally:

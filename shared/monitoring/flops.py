@@ -85,12 +85,12 @@ def attention_flops(model: nn.Module) -> int:
     return 4 * PASSES * layers * getattr(config, "hidden_size", 0)
 
 
-def measure_peak(device: torch.device, mixed_precision: str) -> float:
+def measure_peak(device: torch.device, precision: str) -> float:
     """Operations per second of the device in a large matrix product: the best of several measurements.
 
     The matrices are random, since zeros take less power and run faster.
     """
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision, torch.float32)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     generator = torch.Generator(device).manual_seed(0)  # leaves the generators of the run unchanged
     rate, begun = 0.0, time.perf_counter()
     for side in SIDES.get(device.type, SIDES["cuda"]):

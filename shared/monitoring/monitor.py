@@ -71,7 +71,8 @@ class Monitor:
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
         self.profiler = Profiler(accelerator, config)
         given = config.peak_tflops and config.peak_tflops * 1e12
-        self.peak_flops = given or measure_peak(accelerator.device, accelerator.mixed_precision)
+        precision = config.activation_dtype or accelerator.mixed_precision
+        self.peak_flops = given or measure_peak(accelerator.device, precision)
         self.flops_per_position = 0.0  # of forward and backward pass; known after the first micro-batch
         self.flops_per_token_squared = 0 if lengths is None else attention_flops(accelerator.unwrap_model(model))
         self.flop_counter = FlopCounter(model)

@@ -39,7 +39,7 @@ def launch_card(
     if multi_machine:  # `run_folder.open_run` has checked that the flag is right
         folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
-        **hardware(accelerator),
+        **hardware(accelerator, config.activation_dtype),
         **({"machines": machines(hosts)} if multi_machine else {}),
         **gradients(config.gradient_compression, accelerator.num_processes),
         "batch": batch_equation(plan, progress.step),
@@ -74,7 +74,7 @@ def sizes_without_effect(config: Options) -> str:
     return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 
-def hardware(accelerator: Any) -> dict[str, str]:
+def hardware(accelerator: Any, activation_dtype: str | None) -> dict[str, str]:
     """The rows on processes, device and precision."""
     device, processes = accelerator.device, accelerator.num_processes
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
@@ -82,7 +82,7 @@ def hardware(accelerator: Any) -> dict[str, str]:
     return {
         "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else "1",
         "device": f"{device.type}, {name}",
-        "precision": precision(accelerator),
+        "precision": precision(accelerator, activation_dtype),
     }
 
 
@@ -103,8 +103,10 @@ def gradients(compression: str, processes: int) -> dict[str, str]:
     return {"gradients": f"{effect} in {compression}"}
 
 
-def precision(accelerator: Any) -> str:
+def precision(accelerator: Any, activation_dtype: str | None) -> str:
     """The precision of the forward and backward passes; the weights are always float32."""
+    if activation_dtype:
+        return f"{activation_dtype} activations without autocast, weights fp32"
     return {"no": "fp32"}.get(accelerator.mixed_precision, f"{accelerator.mixed_precision}, weights fp32")
 
 

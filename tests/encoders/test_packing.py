@@ -239,7 +239,7 @@ def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
     assert packing_is_exact(model, [np.arange(5, 5 + n) for n in (11, 7, 16)]) == packed
     assert model.config._attn_implementation == before
     data = [np.arange(5, 25), np.arange(5, 9)]
-    config = SimpleNamespace(packing=True, mixed_precision="no", max_length=60)
+    config = SimpleNamespace(packing=True, mixed_precision="no", activation_dtype=None, max_length=60)
     collate, note = pack_or_pad(model, data, SimpleNamespace(pad_token_id=PAD), SimpleNamespace(device=CPU), config)
     assert collate.packed == packed
     assert ("packed without padding" in note) == packed

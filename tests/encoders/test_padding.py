@@ -24,7 +24,7 @@ def padding_of(model, precision="no", length=13, max_length=48):
     row, types = np.arange(5, 5 + length), (np.arange(length) > 8).astype(int)
     tokenizer, config = (
         SimpleNamespace(pad_token_id=0),
-        SimpleNamespace(mixed_precision=precision, max_length=max_length),
+        SimpleNamespace(mixed_precision=precision, activation_dtype=None, max_length=max_length),
     )
     return padding_for(model, row, tokenizer, config, types)
 

@@ -1,0 +1,187 @@
+"""`--chunked_loss`: the cross entropy of a masked language model without all of its logits in memory at once.
+
+With a large vocabulary the logits are the largest tensors of a step, and a forward and backward pass holds them several
+times. Here they exist for one chunk of tokens at a time. The forward pass also computes the gradients of the last
+layer, so that no product is computed twice (Hsu et al., "Liger Kernel", arXiv:2410.10989).
+
+`F.linear_cross_entropy` of torch 2.13 works in the same way. It is not used, because under bf16 it rounds the loss and
+the factor of all gradients to bf16, and because older versions of torch lack it.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from shared.compat import of_torch
+from shared.errors import UserError
+from shared.models.self_check import GRADIENT_TOLERANCE, in_eval_mode, same, text_batch
+
+LOGITS_OF_CHUNK = {"cpu": 1 << 23, "gpu": 1 << 26}  # 32 and 256 MiB in float32; a GPU needs large products
+
+
+class Losses(NamedTuple):
+    """The losses of n masked tokens."""
+
+    total: Tensor
+    """Their sum, float32, a scalar. Only this has a gradient."""
+    each: Tensor
+    """[n], float32."""
+    hits: Tensor | None
+    """[n], bool: whether the most likely token is the right one. None while gradients are computed."""
+
+
+def use_chunked_loss(model: Any) -> None:
+    """Make `model`, adapted by `predict_only_masked`, return `Losses` when it is called with `labels` [n].
+
+    `labels` are the ids of the tokens at `masked`. A call without `labels` is unchanged.
+
+    Raises:
+        UserError: the logits are not the output of one linear layer, or the losses or gradients differ by more than
+            rounding from those of the whole logits.
+    """
+    kind, decoder = type(model).__name__, output_layer(model)
+    if decoder is None:
+        raise UserError(f"--chunked_loss: a {kind} has no linear layer that makes its logits: leave it out")
+    forward = model.forward
+    masked: Tensor | None = None  # of the current call, as the two below
+    labels: Tensor | None = None
+    losses: Losses | None = None
+
+    def decode(layer: Any, hidden: Tensor) -> Tensor:
+        nonlocal losses
+        if labels is None:
+            return type(layer).forward(layer, hidden)
+        if hidden.ndim > 2:  # a model without a separate encoder: `masked` indexes the flattened rows
+            assert masked is not None
+            hidden = hidden.flatten(0, -2).index_select(0, masked)
+        losses = cross_entropy(hidden, layer.weight, layer.bias, labels)
+        # Not read. It has the shape of the logits, from which operations are counted, and takes no memory.
+        return losses.each.detach()[:, None].expand(-1, len(layer.weight))
+
+    def forward_to_losses(_: nn.Module, *args: Any, **arguments: Any) -> Any:
+        nonlocal masked, labels, losses
+        masked, labels = arguments.get("masked"), arguments.pop("labels", None)
+        if labels is None:
+            return forward(*args, **arguments)
+        try:
+            forward(*args, **arguments)
+            assert losses is not None, "the check below found the layer in use"
+            return losses
+        finally:
+            masked = labels = losses = None
+
+    of_torch.replace_forward(decoder, decode)
+    of_torch.replace_forward(model, forward_to_losses)
+    try:
+        equal = equals_whole_logits(model)
+    except Exception as error:  # any model, any version of transformers
+        raise UserError(f"--chunked_loss does not work with a {kind} ({error!r}): leave it out") from None
+    if not equal:
+        raise UserError(f"--chunked_loss changes the losses or gradients of a {kind}: leave it out")
+
+
+def output_layer(model: Any) -> nn.Linear | None:
+    """The linear layer that makes the logits; None if the model does not name one."""
+    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return layer if isinstance(layer, nn.Linear) else None
+
+
+def equals_whole_logits(model: Any) -> bool:
+    """Whether `Losses.total` and its gradients are those of the whole logits, on a tiny random batch.
+
+    As in `keep_if_equal`, gradients are compared for parameters of one dimension.
+    """
+    device = next(model.parameters()).device
+    masked = torch.tensor([1, 2, 4], device=device)  # in the first row
+    batch = {name: value.to(device) for name, value in text_batch(model.config).items()} | {"masked": masked}
+    labels = batch["input_ids"].flatten()[masked]
+    parameters = [p for p in model.parameters() if p.ndim == 1 and p.requires_grad]
+    totals, gradients = [], []
+    with torch.enable_grad(), in_eval_mode(model):
+        for total in (
+            lambda: F.cross_entropy(model(**batch).logits, labels, reduction="sum"),
+            lambda: model(**batch, labels=labels).total,
+        ):
+            totals.append(total())
+            parts = torch.autograd.grad(totals[-1], parameters, allow_unused=True, materialize_grads=True)
+            gradients.append(torch.cat([part.flatten() for part in parts]))
+    return same(totals[1], totals[0]) and same(gradients[1], gradients[0], GRADIENT_TOLERANCE)
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Losses:
+    """The losses of the logits `hidden @ weight.T + bias` for `targets`.
+
+    Products are computed in the dtype of autocast or, without it, of `hidden`; everything else in float32.
+
+    Args:
+        hidden: [n, width].
+        weight: [classes, width].
+        bias: [classes].
+        targets: int64 [n], without ignored ones.
+    """
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if torch.is_grad_enabled():
+        total, each = SumOfCrossEntropies.apply(hidden, weight, bias, targets, dtype)
+        return Losses(total, each, None)
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    losses, hits = [], []
+    for part in chunks(len(targets), len(weight), kind):
+        logits = F.linear(hidden[part], weight, bias)
+        losses.append(F.cross_entropy(logits.float(), targets[part], reduction="none"))
+        hits.append(logits.argmax(1) == targets[part])
+    each = torch.cat(losses)
+    return Losses(each.sum(), each, torch.cat(hits))
+
+
+class SumOfCrossEntropies(torch.autograd.Function):
+    """The sum and each of the losses of `cross_entropy`. The sum has a gradient, which the forward pass computes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        of_hidden = hidden.new_empty(hidden.shape, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        of_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        inputs, matrix = hidden.to(dtype), weight.to(dtype)
+        offset = None if bias is None else bias.to(dtype)
+        each = hidden.new_empty(len(targets), dtype=torch.float32)
+        for part in chunks(len(targets), len(weight), hidden.device.type):
+            logits = F.linear(inputs[part], matrix, offset)
+            logs = F.log_softmax(logits, 1, dtype=torch.float32)
+            del logits
+            right = targets[part, None]
+            each[part] = -logs.gather(1, right)[:, 0]
+            gradient = logs.exp_().scatter_add_(1, right, logs.new_full(right.shape, -1.0))  # of the logits
+            if of_bias is not None:
+                of_bias += gradient.sum(0)
+            gradient = gradient.to(dtype)
+            if of_hidden is not None:
+                of_hidden[part] = gradient @ matrix
+            if of_weight is not None and dtype == of_weight.dtype:
+                of_weight.addmm_(gradient.T, inputs[part])
+            elif of_weight is not None:
+                of_weight += gradient.T @ inputs[part]
+            del logs, gradient  # before the next chunk needs the memory
+        ctx.gradients, ctx.dtype = (of_hidden, of_weight, of_bias), hidden.dtype
+        ctx.mark_non_differentiable(each)
+        return each.sum(), each
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        assert gradients is not None, "a second backward pass would need the gradients again"
+        scaled = [None if each is None else each.mul_(factor) for each in gradients]
+        return scaled[0] if scaled[0] is None else scaled[0].to(ctx.dtype), scaled[1], scaled[2], None, None
+
+
+def chunks(tokens: int, classes: int, device_type: str) -> list[slice]:
+    """Slices of `tokens` rows of logits, each of about LOGITS_OF_CHUNK numbers."""
+    size = max(1, LOGITS_OF_CHUNK["cpu" if device_type == "cpu" else "gpu"] // classes)
+    return [slice(begin, begin + size) for begin in range(0, tokens, size)]

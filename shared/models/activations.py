@@ -1,0 +1,115 @@
+"""`--activation_dtype bf16`: activations in bf16 from the embeddings to the logits, weights in float32, no autocast.
+
+Under autocast norms return float32. The residual stream between the layers is then float32 as well, and elementwise
+operations read and write four bytes per number. With this flag they read and write two.
+
+A linear layer or norm casts its weights to the dtype of its input, as nanochat's linear layers do. Norms and softmax
+compute in float32 inside and return bf16, as the norms of MosaicBERT (Portes et al., 2023, arXiv:2312.17482).
+Embeddings are summed in float32, rotary positions are computed in float32, and the loss gets float32 logits. Gradients,
+optimizer, checkpoints and the exported model are float32.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shared.config.options import Options
+from shared.errors import UserError
+
+FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "modernbert", "roberta", "vit", "xlm-roberta")
+DTYPES = {"bf16": torch.bfloat16}
+DTYPE = "activation_dtype"  # attribute of the embeddings and of the whole model; None while they compute in float32
+
+
+class FollowingLinear(nn.Linear):
+    """A linear layer that computes in the dtype of its input."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, *cast(self, input.dtype))
+
+
+class FollowingLayerNorm(nn.LayerNorm):
+    """A layer norm that returns the dtype of its input and computes in float32 inside, as torch's kernels do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight, bias = cast(self, input.dtype)
+        return F.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
+
+
+def cast(layer: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The weight and bias of a layer in this dtype."""
+    weight, bias = (None if each is None else each.to(dtype) for each in (layer.weight, layer.bias))
+    return weight, bias
+
+
+FOLLOWING: dict[type, type] = {nn.Linear: FollowingLinear, nn.LayerNorm: FollowingLayerNorm}
+
+
+def use_activation_dtype(config: Options, model: Any) -> None:
+    """Apply --activation_dtype to a model, in place. Names of weights stay the same.
+
+    Raises:
+        UserError: the model is not of one of FAMILIES, as transformers makes it.
+    """
+    if config.activation_dtype is None:
+        return
+    known = type(model).__module__.startswith("transformers.models.")  # a head of one's own may not follow
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    if not known or family not in FAMILIES:
+        raise UserError(
+            f"--activation_dtype {config.activation_dtype} does not suit a {type(model).__name__}: it is for models "
+            f"of transformers of the types {', '.join(FAMILIES)}; leave it out, or use --mixed_precision bf16"
+        )
+    for module in model.modules():
+        if type(module) in FOLLOWING:
+            module.__class__ = FOLLOWING[type(module)]
+        elif type(module).__name__.endswith("RotaryEmbedding"):
+            module.register_forward_pre_hook(in_float32_whatever_the_input)
+    embeddings = model.base_model.embeddings
+    for module, hook in ((embeddings, begin), (model, end)):
+        setattr(module, DTYPE, DTYPES[config.activation_dtype])
+        module.register_forward_hook(hook)
+
+
+def in_float32_whatever_the_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Hook of rotary embeddings: their first argument only tells them the device and the dtype of their result."""
+    return args[0].new_empty(0, dtype=torch.float32), *args[1:]
+
+
+def begin(embeddings: nn.Module, _: tuple[Any, ...], output: Tensor) -> Tensor:
+    """Hook of the embeddings: the activations begin with their sum."""
+    return output.to(getattr(embeddings, DTYPE) or output.dtype)
+
+
+def end(model: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+    """Hook of the whole model: the loss gets float32 logits.
+
+    Raises:
+        UserError: the logits have another dtype, because a layer left that of the activations.
+    """
+    logits, dtype = getattr(output, "logits", None), getattr(model, DTYPE)
+    if not isinstance(logits, Tensor) or dtype is None:
+        return
+    if logits.dtype != dtype:
+        raise UserError(
+            f"--activation_dtype: a layer of a {type(model).__name__} returns {logits.dtype} for {dtype} in this "
+            "version of transformers: leave it out, or use --mixed_precision bf16"
+        )
+    output["logits"] = logits.float()
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Compute in float32 in this context, as checks of equality need it; without effect on other models."""
+    before = [(module, dtype) for module in model.modules() if (dtype := getattr(module, DTYPE, None)) is not None]
+    try:
+        for module, _ in before:
+            setattr(module, DTYPE, None)
+        yield
+    finally:
+        for module, dtype in before:
+            setattr(module, DTYPE, dtype)

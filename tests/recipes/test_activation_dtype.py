@@ -1,0 +1,128 @@
+"""--activation_dtype and --chunked_loss in whole runs: on several processes, under FSDP, resumed, exported."""
+
+import pytest
+import runs
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from shared.config import options
+
+BF16 = ["--activation_dtype", "bf16", "--mixed_precision", "no"]
+CHUNKED = ["--chunked_loss"]
+FLAGS = {"plain": [], "bf16": BF16, "chunked": CHUNKED, "both": [*BF16, *CHUNKED]}
+SEVERAL = ("bf16", "chunked")
+SHARDED = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+SHARDED |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
+FEW = ["--max_train_steps", 6, "--checkpointing_steps", 3]
+
+
+@pytest.fixture(scope="module")
+def gradients(texts, tmp_path_factory):
+    """{how: {name: move of the weights by one step}}, on one process, on two under DDP, on two under FSDP.
+
+    One step, because rounding to bf16 makes of the last bit of a weight a much larger difference in the next step.
+    """
+    # FSDP trains with AdamW only, whose first step is the sign of the gradient; DDP shows the gradient itself.
+    adam = ["--max_train_steps", 1, "--warmup_steps", 0, "--adam_epsilon", 1.0, "--learning_rate", 1.0]
+    adam += [
+        "--weight_decay",
+        0,
+        "--max_grad_norm",
+        0,
+        "--lr_scheduler_type",
+        "constant",
+        "--checkpointing_steps",
+        "no",
+    ]
+    folder = tmp_path_factory.mktemp("gradients")
+    configs = {name: [*texts, *runs.TINY, *adam, "--model_type", "bert", *flags] for name, flags in FLAGS.items()}
+    found = {"one": runs.run_many(1, configs, folder, "recipes/mlm.py")}
+    several = {name: configs[name] for name in SEVERAL}
+    found["two"] = runs.run_many(2, several, folder, "recipes/mlm.py")
+    (folder / "sharded").mkdir()
+    found["sharded"] = runs.run_many(2, several, folder / "sharded", "recipes/mlm.py", **SHARDED)
+    start = start_of("mlm", configs["plain"])
+    return {how: {name: moved(output, start) for name, output in each.items()} for how, each in found.items()}
+
+
+def start_of(name, flags):
+    """The weights before the first step."""
+    recipe = runs.load_recipe(name)
+    config = options.parse(recipe.Config, list(map(str, flags)))
+    return recipe.build_model(config, recipe.load_data(config)[-1]).state_dict()
+
+
+def moved(output, start):
+    """By how much the step moved the weights: with an epsilon of 1 AdamW's move is nearly the gradient."""
+    tensors = load_file(output / "model/model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    return torch.cat([(tensors[name] - start[name]).flatten().double() for name in sorted(tensors)])
+
+
+@pytest.mark.parametrize("how", ["two", "sharded"])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_the_gradient_of_a_step_is_that_of_one_process(gradients, how, name):
+    assert runs.distance(gradients[how][name], gradients["one"][name]) < 1e-4
+
+
+def test_the_gradient_of_chunks_is_that_of_all_logits(gradients):
+    assert runs.distance(gradients["one"]["chunked"], gradients["one"]["plain"]) < 1e-4
+    assert 1e-4 < runs.distance(gradients["one"]["bf16"], gradients["one"]["plain"]) < 0.05
+    assert runs.distance(gradients["one"]["both"], gradients["one"]["bf16"]) < 0.02
+
+
+@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+def test_a_resumed_run_ends_with_the_same_bytes(texts, tmp_path):
+    mlm = runs.load_recipe("mlm")
+    flags = list(map(str, [*texts, *runs.TINY, *FEW, *FLAGS["both"]]))
+    whole = mlm.main(options.parse(mlm.Config, [*flags, "--output_dir", str(tmp_path / "whole")]))
+    middle = tmp_path / "whole/checkpoints/step_00000003"
+    again = [*flags, "--output_dir", str(tmp_path / "again"), "--resume_from_checkpoint", str(middle)]
+    assert mlm.main(options.parse(mlm.Config, again)) == whole
+    one, other = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "again"))
+    assert one == other
+    plain = mlm.main(
+        options.parse(mlm.Config, [*flags[: -len(FLAGS["both"])], "--output_dir", str(tmp_path / "plain")])
+    )
+    assert whole["eval_loss"] == pytest.approx(plain["eval_loss"], rel=0.01)
+    assert whole["eval_loss"] != plain["eval_loss"]
+
+
+@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+def test_chunks_change_no_score_by_more_than_rounding(texts, tmp_path):
+    mlm, found = runs.load_recipe("mlm"), []
+    for name in ("plain", "chunked"):
+        flags = [*texts, *runs.TINY, *FEW, *FLAGS[name], "--output_dir", tmp_path / name]
+        found.append(mlm.main(options.parse(mlm.Config, list(map(str, flags)))))
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+def test_a_classifier_trains_in_bf16_and_is_exported_in_float32(texts, tmp_path):
+    nlp, losses = runs.load_recipe("nlp"), []
+    for name in ("plain", "bf16"):
+        flags = [*texts, *runs.TINY, *FEW, "--logging_steps", 1, *FLAGS[name], "--output_dir", tmp_path / name]
+        nlp.main(options.parse(nlp.Config, list(map(str, flags))))
+        losses.append([line["loss"] for line in runs.training_lines(tmp_path / name)])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1] != losses[0]
+    stored = load_file(tmp_path / "bf16/model/model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+
+
+@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+def test_a_vision_transformer_trains_in_bf16_and_its_average_is_evaluated_in_bf16(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    transformers.ViTForImageClassification(
+        transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=10)
+    ).save_pretrained(tmp_path / "vit")
+    transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    recipe, scores = runs.load_recipe("image_classification"), []
+    for name in ("plain", "bf16"):
+        flags = [*runs.TINY_IMAGES, "--model_name_or_path", tmp_path / "vit", "--ema_decay", 0.9, *FLAGS[name]]
+        flags += ["--output_dir", tmp_path / name]
+        scores.append(recipe.main(options.parse(recipe.Config, list(map(str, flags)))))
+    assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=0.02)
+    assert scores[1]["eval_loss"] != scores[0]["eval_loss"]

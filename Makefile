@@ -105,7 +105,7 @@ LATE := --late_bytes 4527636
 LINKS := 1000 300 100
 BENCHMARKS := utilisation mlm_cpu peers_eval loop_cost independent_runs barrier_cost launch_to_first_step \
 	bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head tokenizing checkpoints_cpu \
-	peers_bf16 peers_fp32
+	peers_bf16 peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
@@ -113,6 +113,7 @@ measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_independent_runs := python benchmarks/independent_runs.py --rounds $(ROUNDS)
+measure_host_operations := python benchmarks/host_operations.py --rounds $(ROUNDS)
 measure_barrier_cost := torchrun --nproc-per-node 2 benchmarks/barrier_cost.py --rounds $(ROUNDS)
 measure_launch_to_first_step := python benchmarks/launch_to_first_step.py --rounds $(ROUNDS)
 measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)

@@ -121,7 +121,7 @@ def always_masked(**arguments: Any) -> Tensor | None:
     """transformers' mask interface: the mask of scaled-dot-product attention; None only without an attention mask.
 
     transformers allows `allow_is_bidirectional_skip` where only padding and a window limit attention. In rows shorter
-    than the window, the mask is then the attention mask, which takes 2 operators instead of 15.
+    than the window, the mask is then the attention mask, which takes 2 operators instead of 26 to 34.
     """
     mask, queries, keys = (arguments.get(name) for name in ("attention_mask", "q_length", "kv_length"))
     if mask is None:

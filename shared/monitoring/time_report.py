@@ -15,6 +15,7 @@ NAMES = {
     "rest": "rest",
 }
 SHORT = 60.0  # seconds; a shorter run spends its time on one-time work, such as imports for the first evaluation
+HOST_BOUND = 0.5  # of the GPU's computing time; above this share it mostly waits for the host
 SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
 
 
@@ -37,8 +38,8 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
 def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) -> str:
     """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed.
 
-    A run of less than a minute gets no advice. `compressed`: whether its gradients were sent in half the bytes.
-    `compiled`: whether its layers were compiled.
+    A run of less than a minute gets advice only if its GPU mostly waited for the host. `compressed`: whether its
+    gradients were sent in half the bytes. `compiled`: whether its layers were compiled.
     """
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
@@ -53,6 +54,7 @@ def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) ->
         "padding": ("padding", lambda values: f"{sum(values) / len(values):.1%}".replace("%", " %")),
         "peak_memory_bytes": ("peak memory", lambda values: f"{max(values) / 2**20:,.0f} MiB per process"),
         "gpu_utilization": ("GPU busy", lambda values: f"{sum(values) / len(values):.0%}".replace("%", " %")),
+        "host_bound": ("host-bound", lambda values: f"{settled(values):.0%}".replace("%", " %")),
     }
     told = {
         name: say([line[key] for line in timed if key in line])
@@ -69,7 +71,7 @@ def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) ->
         scale = f" (loss scale at the end {lines[-1]['loss_scale']:,.0f})" if "loss_scale" in lines[-1] else ""
         steps = f"{skipped:,.0f} of {lines[-1]['step']:,} updates"
         rows.append(f"{steps} were skipped, because their gradients were not finite{scale}")
-    rows += advice(shares, timed, compressed, compiled) if total >= SHORT else []
+    rows += advice(shares, timed, compressed, compiled) if total >= SHORT else advice_on_host(timed, compiled)
     return "\n".join(f"  {row}" for row in rows)
 
 
@@ -87,17 +89,35 @@ def mean(timed: Lines, key: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def settled(values: Sequence[float]) -> float:
+    """Mean over the readings without the first, if there are others: its steps load kernels and make the optimizer."""
+    values = values[1:] or values
+    return sum(values) / len(values)
+
+
+def flag_of_micro_batch(timed: Lines) -> str:
+    """The flag for the size of a micro-batch: in tokens if the samples are sequences, else in samples."""
+    text = any("tokens_per_second" in line for line in timed)
+    return "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
+
+
+def advice_on_host(timed: Lines, compiled: bool = False) -> list[str]:
+    """A line that names the flags if the GPU waited for the host in more than half of its computing time, else []."""
+    values = [line["host_bound"] for line in timed if "host_bound" in line]  # measured on a GPU only
+    if not values or settled(values) <= HOST_BOUND:
+        return []
+    return [
+        "advice: the GPU waits for the host to launch its kernels: a larger "
+        f"{flag_of_micro_batch(timed)} gives each kernel more work"
+        + ", --torch_compile launches fewer kernels"
+        * (not compiled)
+    ]
+
+
 def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False, compiled: bool = False) -> list[str]:
     """One line for each share that is large, naming the flag."""
     found = []
-    text = any("tokens_per_second" in line for line in timed)
-    larger = "--max_tokens_per_micro_batch" if text else "--per_device_train_batch_size"
-    host_bound = (mean(timed, "host_bound") or 0) > 0.5  # measured on a GPU only
-    if host_bound:
-        found.append(
-            f"the GPU waits for the host to launch its kernels: a larger {larger} gives each kernel more work"
-            + ", --torch_compile launches fewer kernels" * (not compiled)
-        )
+    on_host = advice_on_host(timed, compiled)
     if shares["data_wait"] > 0.1:
         found.append("the steps wait for data: a larger --dataloader_num_workers reads ahead with more processes")
     if shares["communication"] > 0.2:
@@ -111,10 +131,11 @@ def advice(shares: Mapping[str, float], timed: Lines, compressed: bool = False, 
         found.append("checkpoints delay the steps: save less often with a larger --checkpointing_steps")
     if shares["evaluation"] > 0.3:
         found.append("evaluation takes a large share of the time: evaluate less often with a larger --eval_steps")
-    if shares["rest"] > 0.2 and not host_bound:
+    if shares["rest"] > 0.2 and not on_host:
+        larger = flag_of_micro_batch(timed)
         found.append(f"much time is spent outside the computation: make the micro-batches larger with {larger}")
     if (mean(timed, "padding") or 0) > 0.15:
         found.append(
             "much of the computation is on padding: a larger --global_batch_size has more samples of similar length"
         )
-    return [f"advice: {line}" for line in found]
+    return on_host + [f"advice: {line}" for line in found]

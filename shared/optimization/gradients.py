@@ -50,7 +50,7 @@ def clip(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: flo
         # The host can read the norm: use cheaper NumPy arithmetic, and do not multiply short gradients by 1.
         factor = np.float32(1) / (np.float32(norm.item()) + np.float32(1e-6)) * np.float32(max_norm)
         if not factor >= 1:
-            of_torch.multiply(gradients, float(factor))
+            of_torch.multiply(gradients, torch.tensor(factor))  # a Python float would be converted for each gradient
     elif max_norm:
         of_torch.multiply(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm

@@ -7,6 +7,11 @@ import pytest
 import runs
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    sdpa_mask,
+    sliding_window_bidirectional_mask_function,
+)
 
 sys.path.insert(0, str(runs.ROOT))
 
@@ -111,3 +116,19 @@ def test_a_decoder_keeps_its_own_attention():
     expected = model(**inputs).logits
     attend_by_products(model)
     assert torch.equal(model(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize(("window", "cheap"), [(8, False), (20, False), (21, True), (None, True)])
+def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_transformers(padded, window, cheap):
+    mask = batch(padded)["attention_mask"].bool()
+    function = bidirectional_mask_function if window is None else sliding_window_bidirectional_mask_function(window)
+    arguments = {"batch_size": 3, "q_length": 20, "kv_length": 20, "mask_function": function, "local_size": window}
+    arguments |= {"attention_mask": mask, "allow_is_causal_skip": False}
+    expected = sdpa_mask(**arguments)
+    given = text_models.always_masked(**arguments, allow_is_bidirectional_skip=True)
+    assert torch.equal(given, expected)
+    assert (given.data_ptr() == mask.data_ptr()) == cheap
+    unlike_any = text_models.always_masked(**arguments)  # transformers does not say that only padding matters
+    assert torch.equal(unlike_any, expected)
+    assert unlike_any.data_ptr() != mask.data_ptr()

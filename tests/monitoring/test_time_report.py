@@ -124,3 +124,20 @@ def test_a_gpu_that_mostly_waits_for_the_host_is_reported_with_the_flags_that_he
         assert (flag in " ".join(given)) == (flag in flags)
     whole = breakdown([{"step": 200, **line}], compiled=compiled)
     assert ("the GPU waits for the host" in whole) == bool(flags)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((0.9, 0.7), "host-bound 70 %"),  # the first reading has what is done once
+        ((0.7,), "host-bound 70 %"),
+        ((0.9, 0.4, 0.5), None),
+    ],
+)
+def test_a_run_of_seconds_is_told_that_its_gpu_waits_for_the_host_and_nothing_else(values, said):
+    lines = [LINE | {"step": i, "host_bound": value, "tokens_per_second": 9.0} for i, value in enumerate(values, 1)]
+    first, facts, *advised = breakdown([line | {"data_wait": 0.3, "communication": 0.0} for line in lines]).splitlines()
+    assert first.startswith(f"  where {len(values) / 2:.1f} s went")
+    assert facts == f"  {said or 'host-bound 45 %'}"
+    assert len(advised) == (said is not None)
+    assert all("--max_tokens_per_micro_batch" in line and "--torch_compile" in line for line in advised)

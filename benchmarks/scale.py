@@ -8,16 +8,17 @@ first step, and then STEPS more. A step has 4,096 samples, and the process is on
 
 - first_step_ms, resume_ms: from opening the file to the micro-batches of the first step, or of the one in the middle
 - step_ms: each further step, median
+- the same with cpu: time on a processor, for a machine that has other work
 - private_mib: memory that belongs to the process alone after all steps, above that of a bare interpreter
 - mapped_mib: pages of the file that the process has mapped; the page cache holds them once for all processes
 
-Then a step of 4,096 processes is planned for every one of them, for three global batches of a billion samples. Writes
-scale.json and scale.md into the output folder. The file takes 2 bytes per sample there and is removed at the end.
+Then a step of 4,096 processes is planned for every one of them, for three global batches of a billion samples. 16 of
+them are timed, each with a plan of its own, which gives the same micro-batches. Writes scale.json and scale.md into the
+output folder. The file takes 2 bytes per sample there and is removed at the end.
 """
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -30,11 +31,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import rounds
 from benchmarks.harness.launching import ROOT
+from shared.plan import permutation
 from shared.plan.batches import Plan
 
 SIZES = (10**5, 10**6, 10**7, 10**8, 10**9)
 TILE = 10**6  # lengths that the file repeats
-FIGURES = ("first_step_ms", "resume_ms", "step_ms", "private_mib")
+FIGURES = ("first_step_cpu_ms", "resume_cpu_ms", "step_cpu_ms", "private_mib")  # that are compared
+TIMED = 16  # processes of a large launch whose own plans are timed
 BATCHES = (2, 4, 8)  # samples of a step per process
 
 
@@ -57,27 +60,31 @@ def figures_of(lengths: Path, samples: int, arguments: argparse.Namespace) -> di
         done = subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
         return json.loads(done.stdout)
 
-    return {"samples": samples, **child(0), "resume_ms": child(samples // 2 // batch)["first_step_ms"]}
+    start, middle = child(0), child(samples // 2 // batch)
+    resumed = {"resume_ms": middle["first_step_ms"], "resume_cpu_ms": middle["first_step_cpu_ms"]}
+    return {"samples": samples, **start, **resumed}
 
 
 def plan_of_all(lengths: Path, samples: int, processes: int, batch: int) -> dict[str, Any]:
-    """Milliseconds of each process for its own plan of a step, and how often they read each sample of it, together."""
+    """Milliseconds on a processor of one process for its plan of a step, and whether all read each sample once."""
     mapped = np.memmap(lengths, np.uint16, "r", shape=(samples,)).view(np.ndarray)
     sizes = {"seed": 0, "global_batch_size": batch, "num_epochs": 1, "max_tokens": 16_384, "num_processes": processes}
     plan = Plan(lengths=mapped, longest=0, **sizes)
-    step, taken, read = plan.total_steps // 2, [], []
-    for rank in range(processes):
-        begun = time.perf_counter()
-        mine = plan.micro_batches(step, rank)
-        taken.append(1000 * (time.perf_counter() - begun))
-        read += [micro_batch.samples for micro_batch in mine if micro_batch.counted]
+    step, taken = plan.total_steps // 2, []
+    everyone = plan.micro_batches_of_all(step)
+    for rank in range(0, processes, -(-processes // TIMED)):
+        own = Plan(lengths=mapped, longest=0, **sizes, process_index=rank)
+        permutation._block.cache_clear()  # another process would not have it
+        begun = time.process_time()
+        mine = own.micro_batches(step)
+        taken.append(1000 * (time.process_time() - begun))
+        assert [m.samples.tolist() for m in mine] == [m.samples.tolist() for m in everyone[rank]]
+    found = np.sort(np.concatenate([m.samples for mine in everyone for m in mine if m.counted]))
     asked = np.sort(plan.global_batch(step)[0])
-    found = np.sort(np.concatenate(read))
     return {
         "processes": processes,
         "global_batch_size": batch,
-        "median_ms": statistics.median(taken),
-        "largest_ms": max(taken),
+        "cpu_ms": taken,
         "each_sample_once": bool(len(found) == batch and np.array_equal(found, asked)),
     }
 
@@ -107,8 +114,8 @@ def main() -> None:
             found = plan_of_all(lengths, largest, arguments.processes, each * arguments.processes)
             print(found, flush=True)
             once = "each sample once" if found["each_sample_once"] else "SAMPLES MISSING OR READ TWICE"
-            name = f"ms of one of {arguments.processes:,} processes, {found['global_batch_size']:,} samples ({once})"
-            comparisons[name] = rounds.summary([found["median_ms"]]) | found
+            of = f"{arguments.processes:,} processes, {found['global_batch_size']:,} samples"
+            comparisons[f"CPU ms of one of {of} ({once})"] = rounds.summary(found["cpu_ms"]) | found
     finally:
         lengths.unlink(missing_ok=True)
     rounds.save(arguments, "scale", 1, rows, comparisons)

@@ -221,7 +221,16 @@ class Plan:
         """The micro-batches of a step for this process, or `process_index`: at least one; the last one is marked."""
         pieces, costs = self._cut(step)
         rank = self.process_index if process_index is None else process_index
-        mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
+        return self._of_process(pieces, share(costs, self.num_processes, self.equal_counts)[rank])
+
+    def micro_batches_of_all(self, step: int) -> list[list[MicroBatch]]:
+        """The micro-batches of a step for each process: the cut and the shares are computed once."""
+        pieces, costs = self._cut(step)
+        return [self._of_process(pieces, mine) for mine in share(costs, self.num_processes, self.equal_counts)]
+
+    def _of_process(self, pieces: list[MicroBatch], indices: list[int]) -> list[MicroBatch]:
+        """The pieces at `indices`, with repeats if they are too few; the last one is marked."""
+        mine = [pieces[i] for i in indices]
         while len(mine) < (-(-len(pieces) // self.num_processes) if self.equal_counts else 1):
             mine.append(_repeat(pieces))
         return [*mine[:-1], replace(mine[-1], last=True)]

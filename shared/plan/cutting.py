@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import UserError
-from shared.plan.hashing import Ints
 
 MOST_ROWS_CUT_BEST = 256  # rows of a step; for more, the search is slow and saves less than half a percent
 
@@ -115,7 +115,7 @@ def fill_in_order(lengths: list[int], area: int, row_limit: int, packed: bool = 
     return starts
 
 
-def costs_of(lengths: Ints, starts: Sequence[int], packed: bool) -> list[int]:
+def costs_of(lengths: NDArray[np.integer], starts: Sequence[int], packed: bool) -> list[int]:
     """The relative cost of each micro-batch: linear layers, and attention, which grows with the square of the length.
 
     Both cost the same at a length of 6 times the width of an encoder, 2,048 for small ones. The estimate only affects

@@ -40,7 +40,7 @@ def size_of(lengths, packed):
 
 
 def shares(plan, step):
-    return [plan.micro_batches(step, rank) for rank in range(plan.num_processes)]
+    return plan.micro_batches_of_all(step)
 
 
 @settings(max_examples=150, deadline=None)

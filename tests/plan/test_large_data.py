@@ -110,5 +110,11 @@ def test_hundreds_of_processes_read_each_sample_once(packed):
     lengths = np.random.default_rng(0).integers(1, 200, 5000)
     sizes = {"global_batch_size": 700, "num_epochs": 1, "max_tokens": 400, "num_processes": 300}
     plan = Plan(lengths=lengths, seed=0, packed=packed, **sizes)
-    read = [m.samples for rank in range(300) for m in plan.micro_batches(2, rank)]
+    everyone = plan.micro_batches_of_all(2)
+    for rank in (0, 17, 299):
+        alone = Plan(lengths=lengths, seed=0, packed=packed, **sizes, process_index=rank).micro_batches(2)
+        assert [(m.index, m.samples.tolist(), m.last) for m in alone] == [
+            (m.index, m.samples.tolist(), m.last) for m in everyone[rank]
+        ]
+    read = [m.samples for mine in everyone for m in mine]
     assert sorted(np.concatenate(read).tolist()) == sorted(plan.global_batch(2)[0].tolist())

@@ -94,8 +94,8 @@ def main(config: Config) -> dict[str, float]:
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
         collate, sequences = pack_or_pad(model, train, tokenizer, accelerator, config)
-        lengths = collate.padded_lengths(train.lengths)
-        plan = Plan.of_run(config, accelerator, lengths=lengths, weights=train.masked, packed=collate.packed)
+        sizes = {"lengths": train.lengths, "longest": train.longest, "padded": collate.padded_lengths}
+        plan = Plan.of_run(config, accelerator, **sizes, weights=train.masked, packed=collate.packed)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
@@ -109,7 +109,7 @@ def main(config: Config) -> dict[str, float]:
 
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
-        data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.lengths.sum():,} tokens"
+        data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.num_tokens:,} tokens"
         score = partial(evaluate, accelerator, config, model, plan, validation, collate)
         card = {"data": data, "sequences": sequences}
         run.start(score, best_by, lengths=train.lengths, card=card)

@@ -80,8 +80,8 @@ def main(config: Config) -> dict[str, float]:
         scale = Scale.of_run(labels, train.targets, model)
         collate, padding = pad_rows(model, train, validation, tokenizer, config)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
-        lengths = collate.padded_lengths(train.lengths)
-        plan = Plan.of_run(config, accelerator, lengths=lengths, weights=shape.sample_weights)
+        lengths, padded = train.lengths, collate.padded_lengths
+        plan = Plan.of_run(config, accelerator, lengths=lengths, padded=padded, weights=shape.sample_weights)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 

@@ -208,6 +208,7 @@ class Resident(Loader):
 def random_documents(config: Any) -> tuple[Any, Any, Any]:
     """Random documents of --max_length tokens, for training and for validation, and a tokenizer for them."""
     from shared.text.masking import masking_for
+    from shared.text.pieces import Selection
     from shared.text.token_files import MaskedDocuments, TokenFile, special_tokens_around
 
     tokenizer = word_tokenizer(config.vocab_size)
@@ -218,7 +219,7 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     (np.arange(documents + 1) * room).tofile(folder / "offsets")
     (folder / "digest").write_text("random")
     masking = masking_for(tokenizer, config.mlm_probability)
-    parts = [np.arange(4, documents), np.arange(4)]
+    parts = [Selection(np.arange(4)), Selection(np.arange(4), excluded=False)]
     arguments = (config.max_length, around, masking, config.seed)
     train, held_out = (MaskedDocuments(TokenFile(folder), part, *arguments) for part in parts)
     return train, held_out, tokenizer

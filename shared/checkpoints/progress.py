@@ -5,6 +5,8 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from shared.plan import permutation
+
 
 @dataclass(frozen=True)
 class BestBy:
@@ -39,6 +41,7 @@ class Progress:
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
     model: str | None = None  # digest of the config in a local --model_name_or_path
+    order: int = permutation.VERSION  # of the order of samples in which the run began
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
 
@@ -71,4 +74,5 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
         """The progress in a checkpoint's state; other entries of the state are ignored."""
+        state = {"order": 1} | state  # the first version of the order was not recorded
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

@@ -15,7 +15,7 @@ from shared.datasets.files import find_files, kind_of
 from shared.datasets.rows import joined, named, numbered, skip_incomplete, source_of, unlabeled, with_labels
 from shared.errors import UserError, say
 from shared.plan.hashing import hash64
-from shared.plan.splits import share_of_each
+from shared.plan.splits import chosen_by_hash, share_of_each
 from shared.pretrained.hub import require_hub
 
 TRAIN_SPLITS = ("train", "training")
@@ -97,8 +97,7 @@ def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | N
         if most is not None and most > count:
             say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
         return None
-    order = np.argsort(hash64(seed, SUBSET, np.arange(count, dtype=np.uint64)), kind="stable")
-    return np.sort(order[:most])
+    return chosen_by_hash(count, most, seed, SUBSET)
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: Options) -> tuple[pa.Table, pa.Table]:
@@ -206,20 +205,19 @@ def split_off(
     rows = table.num_rows
     if rows < 2:
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
-    order = np.argsort(hash64(seed, np.arange(rows, dtype=np.uint64)), kind="stable")
     held_out = np.zeros(rows, bool)
     if targets is None or _are_numbers(targets):
-        held_out[order[: min(max(1, round(rows * percentage / 100)), rows - 1)]] = True
+        held_out[chosen_by_hash(rows, min(max(1, round(rows * percentage / 100)), rows - 1), seed)] = True
     else:
         held_out = share_of_each(targets, percentage, seed)
         if not held_out.any():
-            candidates = share_of_each(targets, 100, seed)  # at least one row of each label stays
-            if not candidates.any():
+            candidates = np.flatnonzero(share_of_each(targets, 100, seed))  # at least one row of each label stays
+            if not len(candidates):
                 raise UserError(
                     f"{source_of(table)} has one row of each label, so none can be held out: use --validation_file, "
                     "or add rows"
                 )
-            held_out[order[candidates[order]][0]] = True
+            held_out[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
     table = numbered(table)
     # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
     return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))

@@ -6,6 +6,7 @@ micro-batches of even cost within a budget. The number of processes only determi
 micro-batch, not the cut. A plan has no state: a resumed run asks it for the next step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.plan.cutting import area_limit, check_budget, cost_of, cut_points, fill_in_order, piece_count, share
-from shared.plan.hashing import Ints, permutation
+from shared.plan.cutting import area_limit, check_budget, costs_of, cut_points, fill_in_order, piece_count, share
+from shared.plan.hashing import Ints
+from shared.plan.permutation import permutation
+
+BLOCK = 1 << 20  # samples whose lengths are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,13 @@ class MicroBatch:
 class Plan:
     """The steps of a run, as seen by one process.
 
+    The cost of a step is a function of G. Nothing of N elements is copied: `lengths` and `weights` may be memory maps.
+
     Args:
-        lengths: int64 [N], tokens of each sample, padded on its own; None if all samples have the same size.
+        lengths: int [N], tokens of each sample; None if all samples have the same size.
+        padded: the tokens that samples take when each is padded on its own, as a function of their lengths [n] that
+            never decreases; None: samples are not padded.
+        longest: the number of the longest sample, if it is known; None: it is searched for, if there is a budget.
         num_samples: N; required if `lengths` is None.
         seed: determines the order of the samples.
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
@@ -64,6 +73,8 @@ class Plan:
         self,
         *,
         lengths: NDArray[np.integer] | None = None,
+        padded: Callable[[Ints], Ints] | None = None,
+        longest: int | None = None,
         num_samples: int | None = None,
         weights: NDArray[np.integer | np.floating] | None = None,
         packed: bool = False,
@@ -90,8 +101,12 @@ class Plan:
             )
         self.num_samples = len(lengths) if lengths is not None else num_samples or 0
         assert self.num_samples > 0, "an empty data set reached the plan"
-        self.lengths = np.ones(self.num_samples, np.int64) if lengths is None else lengths.astype(np.int64)
-        check_budget(self.lengths, max_tokens, "--max_tokens_per_micro_batch")
+        self.lengths = np.broadcast_to(np.int64(1), self.num_samples) if lengths is None else lengths
+        self.padded = padded or (lambda lengths: lengths)
+        if max_tokens is not None:
+            longest = int(self.lengths.argmax()) if longest is None else longest
+            length = int(self.lengths_of(np.array([longest]))[0])
+            check_budget(longest, length, max_tokens, "--max_tokens_per_micro_batch")
         self.weights, self.packed = weights, packed
         self.seed, self.global_batch_size = seed, global_batch_size
         assert num_epochs is not None or max_steps is not None
@@ -108,6 +123,8 @@ class Plan:
         accelerator: Any,
         *,
         lengths: NDArray[np.integer] | None = None,
+        padded: Callable[[Ints], Ints] | None = None,
+        longest: int | None = None,
         num_samples: int | None = None,
         weights: NDArray[np.integer | np.floating] | None = None,
         packed: bool = False,
@@ -116,6 +133,8 @@ class Plan:
         assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
             lengths=lengths,
+            padded=padded,
+            longest=longest,
             num_samples=num_samples,
             weights=weights,
             packed=packed,
@@ -143,6 +162,18 @@ class Plan:
             packed=self.packed,
         )
 
+    def lengths_of(self, samples: Ints) -> Ints:
+        """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""
+        return self.padded(self.lengths[samples].astype(np.int64))
+
+    def longest_samples(self, count: int) -> Ints:
+        """int64 [count]: the numbers of the longest samples, longest first; their lengths are read block by block."""
+        found = np.empty(0, np.int64)
+        for start in range(0, self.num_samples, BLOCK):
+            found = np.concatenate([found, np.arange(start, min(start + BLOCK, self.num_samples))])
+            found = found[np.argsort(-self.lengths_of(found), kind="stable")[:count]]
+        return found
+
     def global_batch(self, step: int) -> tuple[Ints, Ints]:
         """The samples of a step: (sample ids, their epochs), each int64 [G], or fewer in the last step."""
         start = step * self.global_batch_size
@@ -150,7 +181,8 @@ class Plan:
         parts = []
         for epoch in range(start // self.num_samples, (end - 1) // self.num_samples + 1):
             first = epoch * self.num_samples
-            part = permutation(self.seed, epoch, self.num_samples)[max(start - first, 0) : end - first]
+            positions = (max(start - first, 0), min(end - first, self.num_samples))
+            part = permutation(self.seed, epoch, self.num_samples, *positions)
             parts.append((part, np.full(len(part), epoch)))
         if len(parts) == 1:
             return parts[0]
@@ -171,24 +203,34 @@ class Plan:
 
     def cut(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step for all processes, longest samples first."""
+        return self._cut(step)[0]
+
+    def _cut(self, step: int) -> tuple[list[MicroBatch], list[int]]:
+        """The micro-batches of a step for all processes, and their costs."""
         samples, epochs = self.global_batch(step)
-        lengths = self.lengths[samples]
+        lengths = self.lengths_of(samples)
         order = (-lengths).argsort(kind="stable")
-        samples, epochs, sorted_lengths = samples[order], epochs[order], lengths[order].tolist()
+        samples, epochs, lengths = samples[order], epochs[order], lengths[order]
+        sorted_lengths = lengths.tolist()
         starts = self._cut_points(sorted_lengths, self._at_least(sorted_lengths))
         size = len(samples) if self.weights is None else self.weights[samples].sum().item()
-        return [
-            MicroBatch(step, index, samples[start:end], epochs[start:end], size)
-            for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))
-        ]
+        pieces = _micro_batches(step, samples, epochs, size, starts)
+        return pieces, costs_of(lengths, starts, self.packed)
 
     def micro_batches(self, step: int, process_index: int | None = None) -> list[MicroBatch]:
         """The micro-batches of a step for this process, or `process_index`: at least one; the last one is marked."""
-        pieces = mine = self.cut(step)
-        if self.num_processes > 1:
-            costs = [cost_of(self.lengths[piece.samples], self.packed) for piece in pieces]
-            rank = self.process_index if process_index is None else process_index
-            mine = [pieces[i] for i in share(costs, self.num_processes, self.equal_counts)[rank]]
+        pieces, costs = self._cut(step)
+        rank = self.process_index if process_index is None else process_index
+        return self._of_process(pieces, share(costs, self.num_processes, self.equal_counts)[rank])
+
+    def micro_batches_of_all(self, step: int) -> list[list[MicroBatch]]:
+        """The micro-batches of a step for each process: the cut and the shares are computed once."""
+        pieces, costs = self._cut(step)
+        return [self._of_process(pieces, mine) for mine in share(costs, self.num_processes, self.equal_counts)]
+
+    def _of_process(self, pieces: list[MicroBatch], indices: list[int]) -> list[MicroBatch]:
+        """The pieces at `indices`, with repeats if they are too few; the last one is marked."""
+        mine = [pieces[i] for i in indices]
         while len(mine) < (-(-len(pieces) // self.num_processes) if self.equal_counts else 1):
             mine.append(_repeat(pieces))
         return [*mine[:-1], replace(mine[-1], last=True)]
@@ -196,7 +238,7 @@ class Plan:
     def refined(self, step: int) -> bool:
         """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
         samples, _ = self.global_batch(step)
-        lengths = sorted(self.lengths[samples].tolist(), reverse=True)
+        lengths = sorted(self.lengths_of(samples).tolist(), reverse=True)
         asked, needed = self.micro_batches_per_step, self._at_least(lengths)
         return self._cut_points(lengths, asked) != self._cut_points(lengths, needed)
 
@@ -227,21 +269,28 @@ def evaluation_batches(
     Each sample is in exactly one counted micro-batch of one process. With `equal_counts`, for models whose forward pass
     communicates, repeats that are not counted give every process the same number of micro-batches.
     """
-    order = np.argsort(-lengths.astype(np.int64), kind="stable")
-    sorted_lengths = lengths[order].tolist()
+    lengths = lengths.astype(np.int64)
+    order = np.argsort(-lengths, kind="stable")
+    lengths = lengths[order]
+    sorted_lengths = lengths.tolist()
     rows = len(sorted_lengths)
     starts = fill_in_order(
         sorted_lengths, area_limit(sorted_lengths, max_tokens, packed), min(max_samples or rows, rows), packed
     )
     if len(starts) < num_processes:
         starts = cut_points(sorted_lengths, max_tokens, max_samples, num_processes, packed)
-    pieces = [
-        MicroBatch(0, index, order[start:end], np.zeros(end - start, np.int64), rows)
-        for index, (start, end) in enumerate(zip(starts, [*starts[1:], rows], strict=True))
-    ]
-    costs = [cost_of(lengths[piece.samples], packed) for piece in pieces]
+    pieces = _micro_batches(0, order, np.zeros(rows, np.int64), rows, starts)
+    costs = costs_of(lengths, starts, packed)
     mine = [pieces[i] for i in share(costs, num_processes, equal_counts)[process_index]]
     return mine + [_repeat(pieces)] * (-(-len(pieces) // num_processes) - len(mine) if equal_counts else 0)
+
+
+def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: list[int]) -> list[MicroBatch]:
+    """The micro-batches of a step that begin at `starts` in `samples`."""
+    return [
+        MicroBatch(step, index, samples[start:end], epochs[start:end], size)
+        for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))
+    ]
 
 
 def _repeat(pieces: list[MicroBatch]) -> MicroBatch:

@@ -1,12 +1,12 @@
 """Cuts a global batch into micro-batches of even cost within a budget, and assigns them to processes."""
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import UserError
-from shared.plan.hashing import Ints
 
 MOST_ROWS_CUT_BEST = 256  # rows of a step; for more, the search is slow and saves less than half a percent
 
@@ -25,18 +25,33 @@ def cut_points(
     while high - low > max(1, high // 256):  # more precision than half a percent gains nothing
         middle = (low + high) // 2
         low, high = (middle, high) if len(fill_in_order(lengths, middle, row_limit, packed)) > count else (low, middle)
-    starts = fill_in_order(lengths, high, row_limit, packed)
-    while len(starts) < count:
-        ends = [*starts[1:], rows]
-        sizes = [sum(lengths[s:e]) if packed else lengths[s] * (e - s) for s, e in zip(starts, ends, strict=True)]
-        _, widest = max((size, i) for i, size in enumerate(sizes) if ends[i] - starts[i] > 1)
-        starts.insert(widest + 1, (starts[widest] + ends[widest] + 1) // 2)
+    starts = _halve_largest(lengths, fill_in_order(lengths, high, row_limit, packed), count, packed)
     if packed or rows > MOST_ROWS_CUT_BEST or count == 1:
         return starts
     largest = max(lengths[start] * (end - start) for start, end in zip(starts, [*starts[1:], rows], strict=True))
     # Few pieces must be even, or a process with a large one delays the others. Of many, each process has several.
     limit = min(area, largest * 5 // 4) if count >= 16 else largest
     return _least_padding(lengths, count, limit, row_limit)
+
+
+def _halve_largest(lengths: list[int], starts: list[int], count: int, packed: bool) -> list[int]:
+    """The first row of each of `count` pieces: the largest of the pieces at `starts` is cut in half until there are."""
+    rows = len(lengths)
+
+    def entry(start: int, end: int) -> tuple[int, int, int]:
+        return -(sum(lengths[start:end]) if packed else lengths[start] * (end - start)), -start, end
+
+    pieces = [entry(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True) if end - start > 1]
+    heapq.heapify(pieces)
+    starts = list(starts)
+    while len(starts) < count:
+        _, negative, end = heapq.heappop(pieces)
+        middle = (end - negative + 1) // 2
+        starts.append(middle)
+        for half in ((-negative, middle), (middle, end)):
+            if half[1] - half[0] > 1:
+                heapq.heappush(pieces, entry(*half))
+    return sorted(starts)
 
 
 def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -> list[int]:
@@ -100,14 +115,20 @@ def fill_in_order(lengths: list[int], area: int, row_limit: int, packed: bool = 
     return starts
 
 
-def cost_of(lengths: NDArray[np.integer], packed: bool) -> int:
-    """The relative cost of a micro-batch: linear layers, and attention, which grows with the square of the length.
+def costs_of(lengths: NDArray[np.integer], starts: Sequence[int], packed: bool) -> list[int]:
+    """The relative cost of each micro-batch: linear layers, and attention, which grows with the square of the length.
 
     Both cost the same at a length of 6 times the width of an encoder, 2,048 for small ones. The estimate only affects
     which process computes a micro-batch.
+
+    Args:
+        lengths: [rows], longest first.
+        starts: the first row of each micro-batch.
+        packed: as for `cut_points`.
     """
-    longest = int(lengths.max())
-    return (int(lengths.sum()) if packed else len(lengths) * longest) * (2048 + longest)
+    longest = lengths[starts]
+    tokens = np.add.reduceat(lengths, starts) if packed else longest * np.diff([*starts, len(lengths)])
+    return (tokens * (2048 + longest)).tolist()
 
 
 def share(costs: Sequence[int], num_processes: int, equal_counts: bool = False) -> list[list[int]]:
@@ -116,23 +137,29 @@ def share(costs: Sequence[int], num_processes: int, equal_counts: bool = False) 
     With `equal_counts` no process gets more micro-batches than their number divided by `num_processes`, rounded up.
     """
     limit = -(-len(costs) // num_processes) if equal_counts else len(costs)
-    load, assigned = [0] * num_processes, [[] for _ in range(num_processes)]  # type: tuple[list[int], list[list[int]]]
+    assigned: list[list[int]] = [[] for _ in range(num_processes)]
+    loads = [(0, process) for process in range(num_processes)]  # a heap
     for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        process = min((p for p in range(num_processes) if len(assigned[p]) < limit), key=load.__getitem__)
-        load[process] += costs[index]
+        load, process = heapq.heappop(loads)
         assigned[process].append(index)
+        if len(assigned[process]) < limit:
+            heapq.heappush(loads, (load + costs[index], process))
     return [sorted(indices) for indices in assigned]
 
 
-def check_budget(lengths: Ints, max_tokens: int | None, flag: str) -> None:
+def check_budget(longest: int, length: int, max_tokens: int, flag: str) -> None:
     """Refuse a token budget that is smaller than the longest sample.
+
+    Args:
+        longest: the number of that sample.
+        length: its tokens.
+        max_tokens: the budget, which `flag` set.
 
     Raises:
         UserError: names the sample, its length and the flag.
     """
-    longest = int(lengths.argmax())
-    if max_tokens is not None and lengths[longest] > max_tokens:
+    if length > max_tokens:
         raise UserError(
-            f"{flag} {max_tokens} is smaller than sample {longest}, which has {lengths[longest]} tokens: "
-            f"raise it to {lengths[longest]} or more, or lower --max_length"
+            f"{flag} {max_tokens} is smaller than sample {longest}, which has {length} tokens: raise it to {length} or "
+            "more, or lower --max_length"
         )

@@ -1,6 +1,5 @@
 """The random numbers of a run: hashes of integers, the same on every version of NumPy and torch."""
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,3 @@ def hash64(*words: Any, state: Any = 0x9E3779B97F4A7C15) -> Any:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK64
         state = state ^ (state >> 31)
     return state
-
-
-@lru_cache(maxsize=2)  # a global batch may contain samples of two epochs
-def permutation(seed: int, epoch: int, num_samples: int) -> Ints:
-    """The order of the samples in epoch `epoch`: int64 [num_samples], a function of the arguments only."""
-    return np.argsort(hash64(seed, epoch, np.arange(num_samples, dtype=np.uint64)), kind="stable")

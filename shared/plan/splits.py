@@ -1,9 +1,27 @@
-"""Selects the validation rows of a training set: a share of each label."""
+"""Selects rows by hash: a number of them, or a share of each label."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.plan.hashing import hash64
+from shared.plan.hashing import Ints, hash64
+
+BLOCK = 1 << 20  # rows that are hashed at once
+
+
+def chosen_by_hash(count: int, most: int, *words: int) -> Ints:
+    """The `most` of the rows 0 ... count-1 with the smallest hashes of (*words, row), in ascending order: int64 [most].
+
+    The memory grows with `most` and not with `count`.
+    """
+    rows, hashes = np.empty(0, np.uint64), np.empty(0, np.uint64)
+    size = max(BLOCK, most)
+    for start in range(0, count, size):
+        block = np.arange(start, min(start + size, count), dtype=np.uint64)
+        rows, hashes = np.concatenate([rows, block]), np.concatenate([hashes, hash64(*words, block)])
+        if len(rows) > most:
+            smallest = np.argpartition(hashes, most)[:most]
+            rows, hashes = rows[smallest], hashes[smallest]
+    return np.sort(rows.view(np.int64))
 
 
 def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

@@ -76,9 +76,9 @@ def apply_largest_budget(
     Raises:
         UserError: the longest sample alone does not fit.
     """
-    longest = np.argsort(-plan.lengths, kind="stable")
-    length = int(plan.lengths[longest[0]])
     most = min(plan.global_batch_size, plan.num_samples, plan.max_samples or plan.global_batch_size)
+    longest = plan.longest_samples(most)
+    length = int(plan.lengths_of(longest[:1])[0])
 
     def succeeds_on_all(act: Callable[[], object]) -> bool:
         success = succeeds(act)

@@ -11,6 +11,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.errors import UserError
+from shared.plan import permutation
 from shared.plan.loading import refuse_iterable
 from shared.processes.collectives import gather
 
@@ -100,6 +101,20 @@ def model_digest(config: options.Options) -> str | None:
         if (path := Path(name) / file).is_file():
             content.update(f"{file} {path.stat().st_size} ".encode() + path.read_bytes())
     return content.hexdigest()
+
+
+def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
+    """Refuse to resume from a checkpoint of a version of this project that orders the samples in another way.
+
+    Raises:
+        UserError: names the checkpoint and both ways out.
+    """
+    if checkpoint and progress.order != permutation.VERSION:
+        raise UserError(
+            f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
+            f"order; this code has version {permutation.VERSION}): finish it with the version of this project that "
+            "began it, or begin a new run in another --output_dir, without --resume_from_checkpoint"
+        )
 
 
 def refuse_changed_data(accelerator: Any, progress: Progress, *datasets: Any) -> None:

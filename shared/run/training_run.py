@@ -38,7 +38,7 @@ from shared.run import run_folder
 from shared.run.export import export
 from shared.run.launch_card import print_card
 from shared.run.memory_budget import apply_largest_budget
-from shared.run.same_run import refuse_changed_data
+from shared.run.same_run import refuse_another_order, refuse_changed_data
 from shared.run.warm_up import freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -80,6 +80,8 @@ class TrainingRun(Generic[Config]):
             self._result_of_finished_run = run_folder.finished(
                 self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
             )
+            if not self.finished:
+                refuse_another_order(self.progress, self._checkpoint)
             self._closing = stack.pop_all()
         return self
 

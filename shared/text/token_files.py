@@ -25,11 +25,10 @@ from tqdm import tqdm
 from shared.config.options import Options
 from shared.datasets.documents import Documents
 from shared.datasets.prepared import build_once
-from shared.datasets.tables import subset
 from shared.errors import UserError
-from shared.plan.hashing import hash64
 from shared.pretrained.tokenizers import check_unknown, unknown_token
 from shared.text.masking import Masking
+from shared.text.pieces import Selection, cut_into_pieces, held_out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,6 +56,11 @@ class TokenFile:
         """All tokens, uint16 or uint32, memory-mapped."""
         (file,) = self.folder.glob("tokens.*")
         return np.memmap(file, file.suffix[1:], "r").view(np.ndarray)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the tokens and of the lengths of the documents."""
+        return (self.folder / "digest").read_text()
 
 
 def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> TokenFile:
@@ -144,30 +148,28 @@ def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
 
 def tokenize_parts(
     parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: Options
-) -> tuple[tuple[TokenFile, Ints | None], tuple[TokenFile, Ints | None]]:
-    """(token file, document numbers) for training and for validation; None as the numbers means all documents.
+) -> tuple[tuple[TokenFile, Selection], tuple[TokenFile, Selection]]:
+    """(token file, selected documents) for training and for validation.
 
     Without validation documents, --validation_split_percentage of the documents are held out: see `split_documents`.
     --max_train_samples and --max_eval_samples limit the number of documents.
     """
-    documents, held_out = parts
+    documents, validation = parts
     file = tokenize_documents(documents, tokenizer)
-    if held_out:
-        held, chosen, others = tokenize_documents(held_out, tokenizer), None, None
+    if validation:
+        held, chosen, others = tokenize_documents(validation, tokenizer), Selection(), Selection()
     else:
         held, (chosen, others) = file, split_documents(file, documents, config.validation_split_percentage, config.seed)
     return _limited(file, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
 
 
-def _limited(file: TokenFile, documents: Ints | None, name: str, config: Options) -> tuple[TokenFile, Ints | None]:
-    """A token file and the numbers of the documents that the limit `name` keeps."""
-    count = len(file.offsets) - 1 if documents is None else len(documents)
-    rows = subset(count, getattr(config, name), config.seed, f"--{name}")
-    return file, documents if rows is None else rows if documents is None else documents[rows]
+def _limited(file: TokenFile, documents: Selection, name: str, config: Options) -> tuple[TokenFile, Selection]:
+    """A token file and the documents that the limit `name` keeps."""
+    return file, documents.limited(len(file.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
 
 
-def split_documents(file: TokenFile, documents: Documents, percentage: int, seed: int) -> tuple[Ints, Ints]:
-    """The ascending numbers of the training and the held-out documents, a function of (seed, document, count) alone.
+def split_documents(file: TokenFile, documents: Documents, percentage: int, seed: int) -> tuple[Selection, Selection]:
+    """The training and the held-out documents, a function of (seed, document, count) alone.
 
     Raises:
         UserError: there is only one document.
@@ -176,15 +178,14 @@ def split_documents(file: TokenFile, documents: Documents, percentage: int, seed
     if count < 2:
         raise UserError(f"{documents.source} has one document: add documents, to train and to validate on")
     held = min(max(1, round(count * percentage / 100)), count - 1)
-    chosen = np.zeros(count, bool)
-    chosen[np.argsort(hash64(seed, np.arange(count, dtype=np.uint64)), kind="stable")[:held]] = True
+    numbers = held_out(file.digest, count, held, seed)
     if os.environ.get("RANK", "0") == "0":
         print(
             f"{documents.source} has no validation data: {held:,} of its documents ({percentage} %, chosen by --seed "
             f"{seed}) are held out",
             file=sys.stderr,
         )
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    return Selection(numbers), Selection(numbers, excluded=False)
 
 
 def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
@@ -210,7 +211,7 @@ class MaskedDocuments(Dataset):
 
     Args:
         file: the tokens.
-        documents: ascending numbers of the documents to use; None: all.
+        documents: the documents to use.
         max_length: tokens of a piece.
         around: ids before and after each piece.
         masking: how tokens are chosen and replaced.
@@ -223,7 +224,7 @@ class MaskedDocuments(Dataset):
     def __init__(
         self,
         file: TokenFile,
-        documents: Ints | None,
+        documents: Selection,
         max_length: int,
         around: tuple[list[int], list[int]],
         masking: Masking,
@@ -238,32 +239,28 @@ class MaskedDocuments(Dataset):
             raise UserError(
                 f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it"
             )
-        self.tokens, offsets = file.tokens, file.offsets
-        starts, sizes = offsets[:-1], np.diff(offsets)
-        if documents is not None:
-            starts, sizes = starts[documents], sizes[documents]
-        pieces = -(-sizes // room)
-        number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
-        self.starts: Ints = np.repeat(starts, pieces) + number * room  # [N] offsets in the file
-        self.sizes: Ints = np.minimum(np.repeat(sizes, pieces) - number * room, room)  # [N] tokens of the text
-        self.lengths: Ints = self.sizes + special  # [N] tokens of the piece, with special tokens
-        self.masked: Ints = masking.counts(self.sizes)  # [N] masked tokens
+        pieces = cut_into_pieces(file.digest, file.offsets, documents, max_length, special, masking)
+        self.tokens, self.starts = file.tokens, pieces.starts
+        self.lengths, self.masked = pieces.lengths, pieces.masked  # int32 [N], memory-mapped: see `Pieces`
+        self.longest, self.num_tokens = pieces.longest, pieces.total
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.lengths)
 
     def digest(self) -> str:
         """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
-        return f"{(self.arguments[0].folder / 'digest').read_text()}-{len(self)}"
+        return f"{self.arguments[0].digest}-{len(self)}"
 
     def __getitem__(self, piece: int) -> Ints:
         """int64 [length]: a piece without masking."""
-        text = self.tokens[self.starts[piece] : self.starts[piece] + self.sizes[piece]]
+        size = self.lengths[piece] - len(self.before) - len(self.after)
+        text = self.tokens[self.starts[piece] : self.starts[piece] + size]
         return np.concatenate([self.before, text.astype(np.int64), self.after])
 
     def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The pieces `samples` [pieces], masked for `epochs` [pieces]; see the class for what is returned."""
-        sizes, lengths = self.sizes[samples], self.lengths[samples]
+        lengths = self.lengths[samples].astype(np.int64)
+        sizes = lengths - len(self.before) - len(self.after)
         spans = [self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True)]
         text = np.concatenate(spans).astype(np.int64)
         chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FLAG = "--text_column_names"
-FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -57,7 +57,7 @@ class TokenizedText(Dataset):
         self.offsets = _mapped(folder / "offsets.npy")
         types = folder / "token_type_ids.npy"
         self.token_type_ids = _mapped(types) if types.exists() else None
-        self.lengths: NDArray[np.int64] = np.diff(self.offsets)  # [N] tokens
+        self.lengths: NDArray[np.int32] = _mapped(folder / "lengths.npy")  # [N] tokens
         assert targets is None or len(targets) == len(self)
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class TokenizedText(Dataset):
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Rows:
         """The items of `samples` as one array of each kind, in a third of the time; epochs are ignored."""
-        lengths = self.lengths[samples]
+        lengths = self.lengths[samples].astype(np.int64)
         ends = lengths.cumsum()
         tokens = (self.offsets[samples] - ends + lengths).repeat(lengths) + np.arange(ends[-1])
         types = None if self.token_type_ids is None else self.token_type_ids[tokens]
@@ -154,6 +154,7 @@ def tokenize(
         if len(without := np.flatnonzero(lengths == 0)):
             raise UserError(f"{where(table, int(without[0]))} has a text without tokens: remove the row")
         np.save(folder / "input_ids.npy", ids)
+        np.save(folder / "lengths.npy", lengths.astype(np.int32))
         np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         if encoder.with_types:
             np.save(folder / "token_type_ids.npy", types)

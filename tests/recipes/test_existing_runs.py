@@ -12,7 +12,9 @@ import runs
 import torch
 from refusals import files, refusal, rows
 
+from shared.checkpoints import digests
 from shared.config import options
+from shared.plan import permutation
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -150,6 +152,25 @@ def test_a_checkpoint_of_another_model_is_refused(train, nlp, tmp_path, monkeypa
 
     monkeypatch.setattr(nlp, "build_model", build_a_wider_model)
     assert "step_00000002 does not fit this model (" in refusal(train, tmp_path, *flags, 4)
+
+
+def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_run_is_not(train, tmp_path):
+    """The first order of samples was not recorded in state.json."""
+    flags = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
+    result = train(tmp_path, *flags, 2)
+    checkpoint = tmp_path / "checkpoints/step_00000002"
+    state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
+    assert state.pop("order") == permutation.VERSION
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    (checkpoint / "manifest.json").write_text(
+        json.dumps(manifest | {"state.json": digests.line_of(checkpoint / "state.json")})
+    )
+    before = files(tmp_path)
+    message = refusal(train, tmp_path, *flags, 4)
+    assert message.startswith(f"{checkpoint} belongs to a run that orders its samples in another way (version 1 of")
+    assert "finish it with the version of this project that began it, or begin a new run in another --out" in message
+    assert train(tmp_path, *flags, 2) == result
+    assert files(tmp_path) == before
 
 
 def test_a_missing_checkpoint_is_refused(train, tmp_path):

@@ -25,6 +25,7 @@ from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.text import token_files as tokens_module
 from shared.text.masking import masking_for
+from shared.text.pieces import Selection
 from shared.text.token_files import (
     MaskedDocuments,
     special_tokens_around,
@@ -53,6 +54,7 @@ def tokenizer():
 
 def masked(file, tokenizer, max_length, documents=None, probability=0.3):
     around = special_tokens_around(tokenizer)
+    documents = Selection() if documents is None else documents
     return MaskedDocuments(file, documents, max_length, around, masking_for(tokenizer, probability), 0)
 
 
@@ -182,9 +184,10 @@ def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_leng
     class File:
         tokens = np.arange(5, 5 + sum(sizes), dtype=np.uint16)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
+        digest = str(sizes)
 
     masker = tokens_module.Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
-    data = MaskedDocuments(File(), None, max_length, ([2], [3]), masker, 0)
+    data = MaskedDocuments(File(), Selection(), max_length, ([2], [3]), masker, 0)
     pieces = [data[i] for i in range(len(data))]
     assert [len(piece) for piece in pieces] == data.lengths.tolist()
     assert data.lengths.max() <= max_length
@@ -225,13 +228,19 @@ def test_two_epochs_mask_different_tokens_and_workers_mask_the_same(tokenizer, t
 def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
     documents = of_table(table_of([f"text {i}" for i in range(50)]), "text")
     file = tokenize_documents(documents, tokenizer)
-    train, held = split_documents(file, documents, 10, 0)
+
+    def numbers(seed):
+        return [part.between(0, 50).tolist() for part in split_documents(file, documents, 10, seed)]
+
+    train, held = numbers(0)
     assert sorted([*train, *held]) == list(range(50))
     assert len(held) == 5
     assert "5 of its documents (10 %, chosen by --seed 0)" in capsys.readouterr().err
-    assert split_documents(file, documents, 10, 0)[1].tolist() == held.tolist()
-    assert split_documents(file, documents, 10, 1)[1].tolist() != held.tolist()
-    assert masked(file, tokenizer, 16, held).sizes.sum() == np.diff(file.offsets)[held].sum()
+    assert numbers(0)[1] == held
+    assert numbers(1)[1] != held
+    part = masked(file, tokenizer, 16, Selection(np.array(held), excluded=False))
+    special = sum(map(len, special_tokens_around(tokenizer)))
+    assert part.num_tokens - special * len(part) == np.diff(file.offsets)[held].sum()
     one = of_table(table_of(["alone"]), "text")
     with pytest.raises(UserError, match="one document"):
         split_documents(tokenize_documents(one, tokenizer), one, 10, 0)
@@ -305,6 +314,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from shared.plan.batches import Plan
 from shared.datasets.documents import of_file
+from shared.text.pieces import Selection
 from shared.text.token_files import MaskedDocuments, tokenize_documents
 from shared.plan.loading import Loader
 from shared.text.masking import masking_for
@@ -318,7 +328,7 @@ in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize(
 limit = in_use + int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # anonymous memory; maps of files are not counted
 file = tokenize_documents(of_file(sys.argv[1], "--train_file", "text"), tokenizer)
-data = MaskedDocuments(file, None, 4096, ([], []), masking_for(tokenizer, 0.3), 0)
+data = MaskedDocuments(file, Selection(), 4096, ([], []), masking_for(tokenizer, 0.3), 0)
 plan = Plan(lengths=data.lengths, weights=data.masked, packed=True, seed=0, global_batch_size=64, max_steps=3)
 loader = Loader(data, plan, Packing(), torch.device("cpu"))
 read = sum(batch["input_ids"].numel() for step in range(3) for _, batch in loader.micro_batches(step))
@@ -351,10 +361,11 @@ def test_a_limit_keeps_some_documents_of_each_part(tokenizer, tmp_path):
     config = Options(train_file=str(path), max_train_samples=7, max_eval_samples=2)
     (file, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
     everything = split_documents(file, of_file(str(path), "--train_file", "text"), 10, 0)
-    for chosen, among, count in ((train, everything[0], 7), (held, everything[1], 2)):
+    for part, whole, count in ((train, everything[0], 7), (held, everything[1], 2)):
+        chosen, among = part.between(0, 50), whole.between(0, 50)
         assert (len(chosen), {*chosen} - {*among}) == (count, set())
     two = Options(train_file=str(path), validation_file=str(path), max_eval_samples=3)
     (_, train), (_, held) = tokenize_parts(load_documents(two, "text"), tokenizer, two)
-    assert (train, len(held)) == (None, 3)
+    assert (train.count(50), held.count(50)) == (50, 3)
     with pytest.raises(UserError, match="documents without text are always skipped"):
         load_documents(Options(skip_incomplete_rows=True), "text")

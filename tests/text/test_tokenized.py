@@ -96,7 +96,7 @@ def test_tokens_are_those_of_the_tokenizer_itself(tokenizers, monkeypatch, kind,
     expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)
     assert items(data) == expected["input_ids"]
     assert data.lengths.tolist() == list(map(len, expected["input_ids"]))
-    assert data.lengths.dtype == np.int64
+    assert data.lengths.dtype == np.int32
     types = [data[row][1] for row in range(len(data))]
     assert (types[0] is not None) == (kind == "with types") == ("token_type_ids" in expected)
     if kind == "with types":

@@ -1,0 +1,68 @@
+"""The order of the samples in an epoch: a keyed bijection, computed only at the positions that are asked for."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.plan.hashing import Ints, hash64
+
+VERSION = 2  # of the order; increase it when a run would see its samples in another order. 1: sorted by hash
+ROUNDS = 12  # the 24 orders of four samples then have probabilities within 0.1 % of each other
+BLOCK = 4096  # positions that are computed together: for a few, NumPy's calls take longer than the arithmetic
+ORDER = 1 << 63  # hash word that no sample number equals: the order is independent of the draws of samples
+
+
+def permutation(seed: int, epoch: int, num_samples: int, start: int = 0, end: int | None = None) -> Ints:
+    """The samples at the positions `start` to `end` - 1 of the order of an epoch: int64 [end - start].
+
+    Time and memory grow with `end - start` and not with `num_samples`. The result is a function of the arguments only.
+    It may be read-only.
+
+    Args:
+        seed: of the run.
+        epoch: from 0.
+        num_samples: of the data set, at least 1 and below 2**62.
+        start, end: a range of positions in 0 to `num_samples`; None: up to the last.
+    """
+    end = num_samples if end is None else end
+    blocks = range(start // BLOCK, -(-end // BLOCK))
+    parts = [_block(seed, epoch, num_samples, i)[max(start - i * BLOCK, 0) : end - i * BLOCK] for i in blocks]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+
+
+@lru_cache(maxsize=4)  # steps share blocks, and a global batch may contain samples of several epochs
+def _block(seed: int, epoch: int, num_samples: int, index: int) -> Ints:
+    """The samples at the positions `index` x BLOCK to (`index` + 1) x BLOCK - 1, or to the last one.
+
+    A sample number is written as left + width x right. Each round adds a hash of one half to the other half, modulo
+    the size of that half, so it can be undone: a Feistel network. Numbers beyond the last sample go through the network
+    again (cycle walking); there are fewer than 2 + sqrt(num_samples) of them. Source: Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", CT-RSA 2002, method 3. The width is even here. With an odd width and an odd height all
+    permutations would be even, which leaves out half of the orders of few samples.
+    """
+    width = math.isqrt(num_samples - 1) + 1
+    width += width % 2
+    height = -(-num_samples // width)
+    key = hash64(seed, epoch, ORDER)
+    keys = [hash64(round_, state=key) for round_ in range(ROUNDS)]
+    positions = np.arange(index * BLOCK, min((index + 1) * BLOCK, num_samples), dtype=np.uint64)
+    samples = _encipher(positions, keys, width, height)
+    while len(outside := np.flatnonzero(samples >= num_samples)):
+        samples[outside] = _encipher(samples[outside], keys, width, height)
+    samples.flags.writeable = False
+    return samples.view(np.int64)
+
+
+def _encipher(numbers: NDArray[np.uint64], keys: Sequence[int], width: int, height: int) -> NDArray[np.uint64]:
+    """A permutation of 0 ... width x height - 1, applied to `numbers`; each key is one round of the network."""
+    left, right = numbers % width, numbers // width
+    for round_, key in enumerate(keys):
+        # The hash is halved, because a sum beyond 2**64 would wrap around, and the round could not be undone.
+        if round_ % 2:
+            right = (right + (hash64(left, state=key) >> 1)) % height
+        else:
+            left = (left + (hash64(right, state=key) >> 1)) % width
+    return left + width * right

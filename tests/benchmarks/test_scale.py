@@ -1,0 +1,36 @@
+"""The benchmark of large data plans every size and every process, and writes what it found."""
+
+import json
+import sys
+
+import pytest
+import runs
+
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks import scale
+
+
+def test_it_writes_a_row_per_size_and_the_processes_read_each_sample_once(monkeypatch, tmp_path):
+    words = ["--rounds", 1, "--steps", 2, "--global_batch_size", 64, "--processes", 12, "--samples", 1000, 3000]
+    monkeypatch.setattr(sys, "argv", ["scale.py", *map(str, words), "--output_dir", str(tmp_path / "out")])
+    scale.main()
+    report = json.loads((tmp_path / "out/scale.json").read_text())
+    assert [(row["contestant"], row["samples"]) for row in report["rows"]] == [("1,000", 1000), ("3,000", 3000)]
+    assert all(row[figure] > 0 for row in report["rows"] for figure in scale.FIGURES)
+    assert report["comparisons"]["step_cpu_ms, 3,000 / 1,000 samples"]["median"] == pytest.approx(
+        report["rows"][1]["step_cpu_ms"] / report["rows"][0]["step_cpu_ms"]
+    )
+    for each in scale.BATCHES:
+        found = report["comparisons"][f"CPU ms of one of 12 processes, {12 * each:,} samples (each sample once)"]
+        assert found["each_sample_once"]
+    assert "| 3,000 | " in (tmp_path / "out/scale.md").read_text()
+    assert not (tmp_path / "out/runs/lengths").exists()
+
+
+def test_a_sample_that_is_read_twice_is_seen(monkeypatch, tmp_path):
+    scale.write_lengths(tmp_path / "lengths", 500)
+    of_one = scale.Plan.micro_batches
+    monkeypatch.setattr(scale.Plan, "micro_batches", lambda plan, step: of_one(plan, step, 0))
+    monkeypatch.setattr(scale.Plan, "micro_batches_of_all", lambda plan, step: [of_one(plan, step, 0)] * 4)
+    assert not scale.plan_of_all(tmp_path / "lengths", 500, 4, 16)["each_sample_once"]

@@ -1,0 +1,120 @@
+"""A plan copies nothing of the size of the data: its cost is that of a global batch, for any number of processes."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.errors import UserError
+from shared.plan import batches, splits
+from shared.plan.batches import Plan
+from shared.plan.cutting import share
+from shared.plan.hashing import hash64
+from shared.plan.splits import chosen_by_hash
+
+BILLION = 10**9
+
+
+def mapped(folder, count):
+    """A sparse file of `count` lengths, which takes no space on disk."""
+    path = folder / "lengths"
+    with path.open("wb") as file:
+        file.truncate(4 * count)
+    return np.memmap(path, np.int32, "r").view(np.ndarray)
+
+
+def test_a_billion_samples_take_the_memory_of_a_step(tmp_path):
+    lengths = mapped(tmp_path, BILLION)
+    sizes = {"global_batch_size": 4096, "num_epochs": 2, "max_tokens": 16_384, "num_processes": 2}
+    tracemalloc.start()
+    try:
+        plan = Plan(lengths=lengths, weights=lengths, padded=lambda lengths: lengths + 20, longest=0, seed=0, **sizes)
+        steps = [0, plan.total_steps // 2, plan.total_steps - 1]
+        samples = [m.samples for step in steps for m in plan.micro_batches(step)]
+        no_lengths = Plan(num_samples=BILLION, seed=0, global_batch_size=64, num_epochs=1).micro_batches(7)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+    assert sum(map(len, samples)) > 4096
+    assert sum(len(m.samples) for m in no_lengths) == 64
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.sampled_from([np.int32, np.uint16, np.int64]))
+def test_lengths_of_any_kind_give_the_same_plan(lengths, kind):
+    """Padded by the plan, from the smallest type, with a known longest sample, or all that in advance."""
+    wide = np.array(lengths)
+    settings_ = {"seed": 5, "global_batch_size": 7, "num_epochs": 1, "max_tokens": 600}
+    made = [
+        Plan(lengths=wide + wide % 2, **settings_),
+        Plan(lengths=wide.astype(kind), padded=lambda lengths: lengths + lengths % 2, **settings_),
+        Plan(
+            lengths=wide.astype(kind),
+            padded=lambda lengths: lengths + lengths % 2,
+            longest=int(wide.argmax()),
+            **settings_,
+        ),
+    ]
+    first, *others = [
+        [(m.index, m.samples.tolist()) for step in range(plan.total_steps) for m in plan.micro_batches(step)]
+        for plan in made
+    ]
+    assert others == [first] * 2
+
+
+def test_a_known_longest_sample_is_checked_against_the_budget_and_none_is_searched_for():
+    class NotSearched(np.ndarray):
+        def argmax(self, *_):
+            raise AssertionError
+
+    lengths = np.array([10, 60, 5]).view(NotSearched)
+    sizes = {"seed": 0, "global_batch_size": 2, "num_epochs": 1}
+    with pytest.raises(UserError, match="which has 64 tokens: raise it to 64 or more"):
+        Plan(lengths=lengths, longest=1, padded=lambda lengths: lengths + 4, **sizes, max_tokens=63)
+    Plan(lengths=lengths, **sizes)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=50), st.integers(1, 60))
+def test_the_longest_samples_are_found_block_by_block(lengths, count):
+    plan = Plan(lengths=np.array(lengths), seed=0, global_batch_size=1, num_epochs=1)
+    expected = np.argsort(-np.array(lengths), kind="stable")[:count].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "BLOCK", 7)
+        assert plan.longest_samples(count).tolist() == expected
+
+
+@given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**64 - 1))
+def test_rows_are_chosen_by_hash_block_by_block(count, most, seed):
+    expected = np.sort(np.argsort(hash64(seed, 3, np.arange(count, dtype=np.uint64)), kind="stable")[:most])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "BLOCK", 16)
+        assert chosen_by_hash(count, most, seed, 3).tolist() == expected.tolist()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 20), st.booleans())
+def test_each_micro_batch_goes_to_the_least_loaded_process(costs, processes, equal_counts):
+    limit = -(-len(costs) // processes) if equal_counts else len(costs)
+    load, expected = [0] * processes, [[] for _ in range(processes)]
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        least = min((p for p in range(processes) if len(expected[p]) < limit), key=load.__getitem__)
+        load[least] += costs[index]
+        expected[least].append(index)
+    assert share(costs, processes, equal_counts) == [sorted(indices) for indices in expected]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_hundreds_of_processes_read_each_sample_once(packed):
+    lengths = np.random.default_rng(0).integers(1, 200, 5000)
+    sizes = {"global_batch_size": 700, "num_epochs": 1, "max_tokens": 400, "num_processes": 300}
+    plan = Plan(lengths=lengths, seed=0, packed=packed, **sizes)
+    everyone = plan.micro_batches_of_all(2)
+    for rank in (0, 17, 299):
+        alone = Plan(lengths=lengths, seed=0, packed=packed, **sizes, process_index=rank).micro_batches(2)
+        assert [(m.index, m.samples.tolist(), m.last) for m in alone] == [
+            (m.index, m.samples.tolist(), m.last) for m in everyone[rank]
+        ]
+    read = [m.samples for mine in everyone for m in mine]
+    assert sorted(np.concatenate(read).tolist()) == sorted(plan.global_batch(2)[0].tolist())

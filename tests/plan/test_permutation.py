@@ -1,0 +1,162 @@
+"""The order of an epoch: a permutation for any number of samples, at any positions, as random as NumPy's.
+
+The tests of randomness have fixed seeds and bounds of about four standard deviations. NumPy's permutation passes the
+same tests, so the bounds are possible.
+"""
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shared.plan.permutation import permutation
+
+
+def of_numpy(seed, epoch, num_samples):
+    return np.random.default_rng([seed, epoch]).permutation(num_samples)
+
+
+both = pytest.mark.parametrize("order", [permutation, of_numpy])
+
+
+def test_golden_values():
+    """The order of every run depends on them. Whoever changes them increases `permutation.VERSION`."""
+    assert permutation(0, 0, 10).tolist() == [2, 0, 1, 3, 5, 7, 4, 6, 8, 9]
+    assert permutation(0, 1, 10).tolist() == [9, 2, 8, 0, 4, 3, 7, 5, 1, 6]
+    assert permutation(2**63 - 1, 5, 10**9, 10**9 - 3).tolist() == [95495238, 689464701, 781596930]
+    assert permutation(1, 0, 2**61, 5, 7).tolist() == [1642404463176997460, 1643575403374501319]
+
+
+def test_every_number_of_samples_up_to_3000_has_a_permutation():
+    for num_samples in range(1, 3001):
+        assert np.array_equal(np.sort(permutation(3, 1, num_samples)), np.arange(num_samples)), num_samples
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 300_000), st.integers(0, 2**63 - 1), st.integers(0, 1000))
+@example(2**16, 0, 0)
+@example(2**16 + 1, 0, 0)
+@example(317**2, 0, 0)
+def test_larger_ones_have_a_permutation(num_samples, seed, epoch):
+    assert np.array_equal(np.sort(permutation(seed, epoch, num_samples)), np.arange(num_samples))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_any_part_can_be_asked_for_alone(data):
+    num_samples = data.draw(st.integers(1, 3000) | st.integers(1, 2**62 - 1))
+    start = data.draw(st.integers(0, num_samples))
+    middle, end = sorted(data.draw(st.integers(start, min(start + 500, num_samples))) for _ in range(2))
+    part = permutation(7, 2, num_samples, start, end)
+    assert part.dtype == np.int64
+    assert part.tolist() == [
+        *permutation(7, 2, num_samples, start, middle).tolist(),
+        *permutation(7, 2, num_samples, middle, end).tolist(),
+    ]
+    assert len({*part.tolist()}) == end - start
+    assert all(0 <= sample < num_samples for sample in part.tolist())
+
+
+@both
+@pytest.mark.parametrize("num_samples", [2, 3, 4])
+def test_each_order_of_few_samples_is_about_as_frequent(order, num_samples):
+    seeds, orders = 1200, math.factorial(num_samples)
+    found = Counter(tuple(order(seed, 0, num_samples).tolist()) for seed in range(seeds))
+    chi_square = sum((count - seeds / orders) ** 2 / (seeds / orders) for count in found.values())
+    assert len(found) == orders
+    assert chi_square < orders - 1 + 4 * math.sqrt(2 * orders)
+
+
+@both
+@pytest.mark.parametrize("num_samples", [9, 16, 25])
+def test_half_of_the_permutations_are_odd(order, num_samples):
+    """A network over a square with an odd side makes even permutations only."""
+
+    def is_odd(permuted):
+        left, cycles = {*range(num_samples)}, 0
+        while left:
+            at = min(left)
+            cycles += 1
+            while at in left:
+                left.remove(at)
+                at = permuted[at]
+        return (num_samples - cycles) % 2
+
+    odd = sum(is_odd(order(seed, 0, num_samples).tolist()) for seed in range(300))
+    assert abs(odd - 150) < 4 * math.sqrt(75)
+
+
+@both
+@pytest.mark.parametrize("num_samples", [10, 100, 10_000])
+def test_each_sample_reaches_each_part_of_the_order(order, num_samples):
+    """Chi-square of (tenth of the samples, tenth of the positions), summed over epochs: 81 degrees of freedom."""
+    epochs = 1000 if num_samples == 10 else 100
+    table = np.zeros((10, 10))
+    places = np.arange(num_samples) * 10 // num_samples
+    for epoch in range(epochs):
+        np.add.at(table, (places, order(7, epoch, num_samples) * 10 // num_samples), 1)
+    expected = epochs * num_samples / 100
+    chi_square = ((table - expected) ** 2 / expected).sum() * (num_samples - 1) / num_samples
+    assert abs(chi_square - 81) < 4 * math.sqrt(2 * 81)
+
+
+@both
+@pytest.mark.parametrize("num_samples", [1000, 100_000])
+def test_neighbours_have_nothing_to_do_with_each_other(order, num_samples):
+    width = math.isqrt(num_samples - 1) + 1
+    width += width % 2  # of the network
+    pairs = num_samples - 1
+    for epoch in range(3):
+        permuted = order(11, epoch, num_samples)
+        for lag in (1, 2, width):
+            apart = permuted[lag:] - permuted[:-lag]
+            assert abs(np.corrcoef(permuted[lag:], permuted[:-lag])[0, 1]) < 4 / math.sqrt(pairs)
+            assert abs((apart > 0).sum() - len(apart) / 2) < 4 * math.sqrt(num_samples / 4)
+            for close, share in ((abs(apart) <= 50, 100 / num_samples), (apart % width == 0, 1 / width)):
+                expected = len(apart) * share
+                assert abs(close.sum() - expected) < 4 * math.sqrt(expected) + 5
+
+
+@both
+@pytest.mark.parametrize("classes", [2, 10])
+def test_the_labels_of_sorted_data_are_mixed(order, classes):
+    """Runs of equal labels, and how even the batches are."""
+    num_samples, batch = 50_000, 50
+    for epoch in range(3):
+        labels = order(5, epoch, num_samples) * classes // num_samples
+        changes = (labels[1:] != labels[:-1]).sum()
+        share = 1 - 1 / classes
+        assert abs(changes - num_samples * share) < 4 * math.sqrt(num_samples * share / classes)
+        counts = np.stack([np.bincount(part, minlength=classes) for part in labels.reshape(-1, batch)])
+        chi_squares = ((counts - batch / classes) ** 2 / (batch / classes)).sum(1)
+        assert abs(chi_squares.mean() - (classes - 1)) < 4 * math.sqrt(2 * (classes - 1) / len(counts))
+
+
+@both
+def test_epochs_and_seeds_are_independent(order):
+    num_samples, many = 5000, 100
+    for orders in (
+        [order(3, epoch, num_samples) for epoch in range(many)],
+        [order(seed, 3, num_samples) for seed in range(many)],
+    ):
+        same_place = [int((one == other).sum()) for one, other in pairwise(orders)]
+        assert abs(np.mean(same_place) - 1) < 4 / math.sqrt(many)  # Poisson
+        correlations = [np.corrcoef(one, other)[0, 1] for one, other in pairwise(orders)]
+        assert np.abs(correlations).max() < 4.5 / math.sqrt(num_samples)
+        assert abs(np.mean(correlations)) < 4 / math.sqrt(num_samples * many)
+
+
+@pytest.mark.parametrize("start", [0, 10**9 // 2, 10**9 - 20_000])
+def test_a_part_of_a_long_order_is_spread_evenly(start):
+    num_samples = 10**9
+    part = permutation(0, 0, num_samples, start, start + 20_000)
+    counts = np.bincount(part // 10**7, minlength=100)
+    assert abs(((counts - 200) ** 2 / 200).sum() - 99) < 4 * math.sqrt(2 * 99)
+    assert abs(np.corrcoef(part[1:], part[:-1])[0, 1]) < 4 / math.sqrt(20_000)
+    gaps = np.diff(np.sort(part)) / (num_samples / 20_000)  # exponential, if the part is a random subset
+    assert abs(gaps.mean() - 1) < 0.01
+    assert abs((gaps**2).mean() - 2) < 4 * math.sqrt(20 / 20_000)

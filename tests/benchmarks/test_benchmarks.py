@@ -52,10 +52,12 @@ def test_the_recipe_is_started_with_flags_that_it_knows():
         global_batch_size=128, max_tokens_per_micro_batch=1024, steps=2, processes=2, mixed_precision="bf16"
     )
     prepared = {"encoder": "encoder", "files": {"train_file": "train.parquet", "nlp": "validation.parquet"}}
-    script, *flags = nlp_peers.recipe_command(arguments, prepared, Path("out"), 3)
-    assert Path(script).is_file()
-    config = options.parse(nlp.Config, [str(flag) for flag in flags])
-    assert (config.max_train_steps, config.logging_steps, config.checkpointing_steps, config.seed) == (3, 1, "no", 3)
+    for packed in (False, True):
+        script, *flags = nlp_peers.recipe_command(arguments, prepared, Path("out"), 3, packed)
+        assert Path(script).is_file()
+        config = options.parse(nlp.Config, [str(flag) for flag in flags])
+        assert (config.max_train_steps, config.logging_steps, config.seed, config.packing) == (3, 1, 3, packed)
+        assert config.checkpointing_steps == "no"
 
 
 def test_the_masked_recipe_is_started_with_flags_that_it_knows():

@@ -99,7 +99,7 @@ PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
 BENCHMARKS := utilisation mlm_cpu peers_eval loop_cost independent_runs barrier_cost launch_to_first_step \
-	bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head tokenizing checkpoints_cpu \
+	bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head packing tokenizing checkpoints_cpu \
 	peers_bf16 peers_fp32
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
@@ -116,6 +116,7 @@ measure_techniques := torchrun --nproc-per-node 2 benchmarks/techniques.py --rou
 measure_waits_before_training := python benchmarks/waits_before_training.py --rounds 3
 measure_monitor_cost := python benchmarks/monitor_cost.py
 measure_mlm_head := python benchmarks/mlm_head.py
+measure_packing := python benchmarks/packing.py --rounds $(ROUNDS)
 measure_tokenizing := python benchmarks/tokenizing.py
 measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
 measure_peers_bf16 := $(PEERS) --benchmarks nlp --mixed_precision bf16 --rows 16 \

@@ -23,7 +23,6 @@ from benchmarks.harness.launching import HARNESS, ROOT, flag_words, launch, logg
 
 LABELS = {
     "ours": "recipes/nlp.py",
-    "ours_packed": "recipes/nlp.py --packing",
     "bare": "bare DDP, random batches padded to their longest",
     "group_by_length": 'Trainer, `train_sampling_strategy="group_by_length"`',
     "bare_tuned": "bare DDP, grouped by length",
@@ -34,8 +33,6 @@ LABELS = {
     "trainer": "Trainer, as shipped",
     "batch_rebalance": 'Trainer, `train_sampling_strategy="batch_rebalance"`',
 }
-BY_DEFAULT = [name for name in LABELS if name not in ("ours_packed", "batch_rebalance")]
-OURS = ("ours", "ours_packed")
 WARMUP = 1  # updates that are left out at the start
 
 
@@ -44,10 +41,10 @@ def race(
 ) -> dict[str, Any]:
     """Launch one contestant; its row of one round."""
     log, result = folder / f"{name}-{round_}.log", folder / f"{name}-{round_}.json"
-    if name in OURS:
-        output, packed = folder / f"{name}-{round_}", name == "ours_packed"
-        memory = launch(arguments.processes, log, *recipe_command(arguments, prepared, output, round_, packed))
-        row = recipe_row(arguments, prepared, output, round_, packed)
+    if name == "ours":
+        output = folder / f"ours-{round_}"
+        memory = launch(arguments.processes, log, *recipe_command(arguments, prepared, output, round_))
+        row = recipe_row(arguments, prepared, output, round_)
     else:
         job = job_for(arguments, prepared, "nlp") | {"contestant": name, "seed": round_, "result": str(result)}
         job["output_dir"] = str(folder / f"{name}-{round_}")
@@ -76,9 +73,7 @@ def job_for(arguments: argparse.Namespace, prepared: dict[str, Any], benchmark: 
     }
 
 
-def recipe_command(
-    arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int, packed: bool = False
-) -> list[object]:
+def recipe_command(arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int) -> list[object]:
     """The recipe with its flags, as a user starts it."""
     flags = {
         "model_name_or_path": prepared["encoder"],
@@ -87,7 +82,6 @@ def recipe_command(
         "max_length": MAX_LENGTH,
         "global_batch_size": arguments.global_batch_size,
         "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
-        "packing": packed,
         "max_train_steps": arguments.steps + WARMUP,
         "learning_rate": 1e-4,
         "mixed_precision": arguments.mixed_precision,
@@ -101,9 +95,7 @@ def recipe_command(
     return [ROOT / "recipes/nlp.py", *flag_words(flags)]
 
 
-def recipe_row(
-    arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int, packed: bool = False
-) -> dict[str, float]:
+def recipe_row(arguments: argparse.Namespace, prepared: dict[str, Any], output: Path, seed: int) -> dict[str, float]:
     """The recipe's rates, from its metrics.jsonl; its padding, from the plan, which depends on the config only."""
     from shared.plan.batches import Plan
 
@@ -113,7 +105,6 @@ def recipe_row(
     seconds = sum(arguments.global_batch_size / line["samples_per_second"] for line in timed)
     plan = Plan(
         lengths=lengths,
-        packed=packed,
         seed=seed,
         global_batch_size=arguments.global_batch_size,
         max_steps=arguments.steps + WARMUP,
@@ -122,7 +113,7 @@ def recipe_row(
     )
     cut = [m.samples for step in steps for m in plan.cut(step)]
     real = sum(int(lengths[samples].sum()) for samples in cut)
-    padded = real if packed else sum(len(samples) * int(lengths[samples].max()) for samples in cut)
+    padded = sum(len(samples) * int(lengths[samples].max()) for samples in cut)
     logged = sum(line["tokens_per_second"] * arguments.global_batch_size / line["samples_per_second"] for line in timed)
     assert abs(logged / real - 1) < 1e-6, "the recipe's count of tokens differs from its plan's"
     samples = arguments.global_batch_size * len(steps)
@@ -201,7 +192,7 @@ def main() -> None:
     parser.add_argument("--mixed_precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--workers", type=int, default=0, help="loader processes of each tuned contestant's process")
     parser.add_argument("--benchmarks", nargs="+", choices=["nlp", "eval"], default=["nlp", "eval"])
-    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=BY_DEFAULT)
+    parser.add_argument("--contestants", nargs="+", choices=list(LABELS), default=list(LABELS)[:-1])
     parser.add_argument("--global_batch_size", type=int, default=128)
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch of the other contestants")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=1024, help="the recipe's budget")

@@ -21,7 +21,7 @@ from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 class PackedTexts(Packing):
     """Collates items of `TokenizedText` into one row without padding."""
 
-    def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:  # type: ignore[override]  # other items
+    def __call__(self, rows: Rows | list[Item]) -> dict[str, Any]:
         """`arguments`, token_type_ids [1, T] if there are any, and labels [texts, …]."""
         lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
         batch = self.arguments(ids, lengths)

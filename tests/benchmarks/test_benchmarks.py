@@ -21,6 +21,7 @@ from benchmarks import (
     mlm_peers,
     monitor_cost,
     nlp_peers,
+    packing,
     results_table,
     techniques,
     utilisation,
@@ -52,12 +53,10 @@ def test_the_recipe_is_started_with_flags_that_it_knows():
         global_batch_size=128, max_tokens_per_micro_batch=1024, steps=2, processes=2, mixed_precision="bf16"
     )
     prepared = {"encoder": "encoder", "files": {"train_file": "train.parquet", "nlp": "validation.parquet"}}
-    for packed in (False, True):
-        script, *flags = nlp_peers.recipe_command(arguments, prepared, Path("out"), 3, packed)
-        assert Path(script).is_file()
-        config = options.parse(nlp.Config, [str(flag) for flag in flags])
-        assert (config.max_train_steps, config.logging_steps, config.seed, config.packing) == (3, 1, 3, packed)
-        assert config.checkpointing_steps == "no"
+    script, *flags = nlp_peers.recipe_command(arguments, prepared, Path("out"), 3)
+    assert Path(script).is_file()
+    config = options.parse(nlp.Config, [str(flag) for flag in flags])
+    assert (config.max_train_steps, config.logging_steps, config.checkpointing_steps, config.seed) == (3, 1, "no", 3)
 
 
 def test_the_masked_recipe_is_started_with_flags_that_it_knows():
@@ -89,6 +88,18 @@ def test_both_kinds_of_head_measure_the_same_loss(monkeypatch):
     dense, sparse = (mlm_head.measure(kind, 1) for kind in ("dense", "sparse"))
     assert sparse["loss"] == pytest.approx(dense["loss"], rel=1e-6)
     assert min(dense["seconds"], sparse["seconds"]) > 0
+
+
+def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "STEPS", (6,))
+    made = packing.passes_of_steps(tmp_path, 24, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+    assert len(made) == 4
+    for precision, near in (("fp32", 1e-5), ("bf16", 0.02)):
+        padded, packed = (made[f"{precision}, 6 texts, {way}"](1) for way in packing.WAYS)
+        assert packed["loss"] == pytest.approx(padded["loss"], rel=near)
+        tokens = [row["tokens_per_cpu_second"] * row["cpu_seconds"] for row in (padded, packed)]
+        assert tokens[0] == pytest.approx(tokens[1])
+        assert packed["padding_share"] == 0 < padded["padding_share"]
 
 
 def test_the_cost_of_the_monitor_is_measured(monkeypatch):

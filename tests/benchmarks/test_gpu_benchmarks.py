@@ -22,6 +22,7 @@ from benchmarks.harness.kernels import kernels_per_step
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One of each kind; the others differ in flags, which the parser checks below.
 KINDS = ("bert_base_checkpoints", "modernbert_base_real", "resnet50", "vit_cache", "fine_tuning", "fine_tuning_trainer")
+KINDS += ("fine_tuning_packed",)
 KINDS += ("bert_base_dense_head", "bert_base_plain_adamw", "trainer_modernbert_base", "bare_loop_bert_base")
 
 

@@ -9,7 +9,7 @@ other processes disturb them less than the time that passes. Writes packing.json
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +23,23 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import encoder_and_texts, rounds
 
 MAX_TOKENS = 1024  # of a micro-batch
-STEPS = (256, 32)  # texts of a step: among fewer texts there are fewer of similar length, and so more padding
 PRECISIONS = {"fp32": "no", "bf16": "bf16"}
 WAYS = ("padded", "packed")
 
 
-def passes_of_steps(folder: Path, texts: int | None = None, **sizes: int) -> dict[str, Callable[[int], rounds.Row]]:
+def passes_of_steps(
+    folder: Path,
+    steps: Sequence[int],
+    precisions: Sequence[str] = tuple(PRECISIONS),
+    texts: int | None = None,
+    **sizes: int,
+) -> dict[str, Callable[[int], rounds.Row]]:
     """Functions that make the passes of a step of that number, by "precision, texts of a step, way".
 
     Args:
         folder: for the encoder and the texts.
+        steps: texts of a step. Among fewer texts there are fewer of similar length, and so more padding.
+        precisions: keys of PRECISIONS.
         texts: use the first so many; None: all.
         sizes: fields of BertConfig; default: those of nlp_peers.py.
     """
@@ -53,7 +60,8 @@ def passes_of_steps(folder: Path, texts: int | None = None, **sizes: int) -> dic
     table, _, labels = load_labeled(Config(**files))
     data = tokenize(table, ("text",), tokenizer, longest).with_targets(labels.encode(table))
     made: dict[str, Callable[[int], rounds.Row]] = {}
-    for name, precision in PRECISIONS.items():
+    for name in precisions:
+        precision = PRECISIONS[name]
         accelerator = SimpleNamespace(device=torch.device("cpu"), mixed_precision=precision)
         for way in WAYS:
             model = AutoModelForSequenceClassification.from_pretrained(prepared["encoder"])
@@ -62,7 +70,7 @@ def passes_of_steps(folder: Path, texts: int | None = None, **sizes: int) -> dic
             collate, _ = pack_or_pad_texts(model, data, data, tokenizer, accelerator, config)
             assert collate.packed == config.packing
             lengths = collate.padded_lengths(data.lengths)
-            for size in STEPS:
+            for size in steps:
                 plan = Plan(
                     lengths=lengths,
                     packed=collate.packed,
@@ -97,11 +105,14 @@ def passes(model: Any, data: Any, collate: Any, plan: Any, bf16: bool, step: int
 
 
 def main() -> None:
-    arguments = rounds.parser(__doc__, "out/packing").parse_args()
+    parser = rounds.parser(__doc__, "out/packing")
+    parser.add_argument("--steps", nargs="+", type=int, default=[256, 32], help="texts of a step, one or more numbers")
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    made = passes_of_steps(rounds.make_runs_folder(arguments.output_dir))
+    made = passes_of_steps(rounds.make_runs_folder(arguments.output_dir), arguments.steps, arguments.precisions)
     for name in made:
-        if f", {min(STEPS)} texts, " in name:  # the first passes of a model allocate memory
+        if f", {min(arguments.steps)} texts, " in name:  # the first passes of a model allocate memory
             made[name](0)
     # Padded and packed passes of the same work follow each other, because the machine changes over time.
     names = sorted(made, key=lambda name: name.rpartition(", ")[0])

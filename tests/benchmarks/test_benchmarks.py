@@ -90,9 +90,9 @@ def test_both_kinds_of_head_measure_the_same_loss(monkeypatch):
     assert min(dense["seconds"], sparse["seconds"]) > 0
 
 
-def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "STEPS", (6,))
-    made = packing.passes_of_steps(tmp_path, 24, hidden_size=32, num_attention_heads=2, intermediate_size=64)
+def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_path):
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    made = packing.passes_of_steps(tmp_path, (6,), texts=24, **sizes)
     assert len(made) == 4
     for precision, near in (("fp32", 1e-5), ("bf16", 0.02)):
         padded, packed = (made[f"{precision}, 6 texts, {way}"](1) for way in packing.WAYS)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from shared.datasets.labeled import load_labeled
 from shared.datasets.labels import Labels
 from shared.encoders.new_encoders import new_encoder
-from shared.encoders.padding import pad_rows
+from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
 from shared.optimization import gradients
@@ -36,7 +36,7 @@ from shared.pretrained.from_pretrained import checkpoint_activations, head_for, 
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,9 @@ class Config(LossOptions):
     max_length: int = 96
     """Maximum number of tokens of a sentence or pair; further ones are cut off."""
     max_tokens_per_micro_batch: int | None = 1024
-    """Maximum size of a micro-batch, as rows x longest row in tokens. It determines the memory that a step needs."""
+    """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
+    packing: bool = False
+    """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/nlp"
@@ -78,10 +80,11 @@ def main(config: Config) -> dict[str, float]:
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)
-        collate, padding = pad_rows(model, train, validation, tokenizer, config)
+        collate, rows = pack_or_pad_texts(model, train, validation, tokenizer, accelerator, config)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
         lengths, padded = train.lengths, collate.padded_lengths
-        plan = Plan.of_run(config, accelerator, lengths=lengths, padded=padded, weights=shape.sample_weights)
+        budget = {"lengths": lengths, "padded": padded, "packed": collate.packed}
+        plan = Plan.of_run(config, accelerator, weights=shape.sample_weights, **budget)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
@@ -93,7 +96,7 @@ def main(config: Config) -> dict[str, float]:
 
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
-        data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{padding}"
+        data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"
         score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics)
         card = {"data": data} | metrics.notes | shape.notes
         run.start(score, best_by, lengths=train.lengths, card=card)
@@ -115,7 +118,7 @@ def main(config: Config) -> dict[str, float]:
 
 
 def evaluate(
-    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Padding, scale: Scale, metrics: Any
+    accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Collate, scale: Scale, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
     kind = scale.labels.kind

@@ -21,6 +21,7 @@ from shared.monitoring import evaluation, tracking
 from shared.plan.batches import Plan
 from shared.processes import ending
 from shared.run import run_folder
+from shared.text.tokenized import Padding
 
 
 def load(recipe):
@@ -84,7 +85,7 @@ def evaluate(module, config):
     train, validation, labels, tokenizer = module.load_data(config)
     model = accelerator.prepare(module.build_model(config, labels, tokenizer))
     metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
-    collate = module.Padding(tokenizer.pad_token_id)
+    collate = Padding(tokenizer.pad_token_id)
     plan = Plan.of_run(config, accelerator, lengths=train.lengths)
     plan.max_tokens, plan.max_samples = None, 1  # evaluation uses batches four times as large
     found = {}

@@ -50,6 +50,7 @@ FINE = {"model_name_or_path": "encoder", "train_file": "short.parquet", "validat
 FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch": 16384, "learning_rate": 5e-5}
 FINE_TOY = {"global_batch_size": 8}
 COMPILED = {"torch_compile": True}
+PACKED = {"packing": True}
 DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short texts: two or three micro-batches per step
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
@@ -90,10 +91,12 @@ MAIN = {
     "bert_base": text("random", BASE | COMPILED, 590e3, 757e3),
     "modernbert_base": text("random", MODERN | COMPILED, 360e3, 480e3),
     "fine_tuning": fine_tuning(FINE),
+    "fine_tuning_packed": fine_tuning(FINE | PACKED),
     "bert_base_real": text("real", BASE | DOCSTRINGS, 590e3, 757e3),
     "bert_large": text("random", LARGE | COMPILED, 170e3, 200e3),
     "bert_base_eager": text("random", BASE),
     "fine_tuning_compiled": fine_tuning(FINE | COMPILED),
+    "fine_tuning_packed_compiled": fine_tuning(FINE | PACKED | COMPILED),
     "bert_base_checkpoints": Benchmark("mlm", "random", BASE | OFTEN, toy=TEXT | {"checkpointing_steps": 1}),
     "modernbert_base_real": text("real", MODERN | DOCSTRINGS, 360e3, 480e3),
     "modernbert_base_eager": text("random", MODERN),
@@ -112,6 +115,8 @@ ABOUT = {
     "bert_large": "BERT-large, masked LM, 64 x 512 tokens, compiled",
     "bert_base_eager": "`bert_base`, not compiled",
     "fine_tuning_compiled": "`fine_tuning`, compiled",
+    "fine_tuning_packed": "`fine_tuning` without padding (`--packing`)",
+    "fine_tuning_packed_compiled": "`fine_tuning_packed`, compiled",
     "bert_base_checkpoints": "`bert_base_eager` with a save every 8 steps",
     "modernbert_base_real": "ModernBERT-base on docstrings, compiled",
     "modernbert_base_eager": "`modernbert_base`, not compiled",
@@ -157,6 +162,8 @@ BENCHMARKS = MAIN | VARIANTS | PEERS
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))
 PAIRS += (("fine_tuning_compiled", "fine_tuning_trainer"), ("modernbert_base", "trainer_modernbert_base"))
+PAIRS += (("fine_tuning_packed", "fine_tuning"), ("fine_tuning_packed_compiled", "fine_tuning_compiled"))
+PAIRS += tuple((name, "fine_tuning_trainer") for name in ("fine_tuning_packed", "fine_tuning_packed_compiled"))
 # Minimum and target of some ratios.
-LIMITS = {("fine_tuning", "fine_tuning_trainer"): (2, 3), ("fine_tuning_compiled", "fine_tuning_trainer"): (2, 3)}
+LIMITS = {(name, "fine_tuning_trainer"): (2, 3) for name in MAIN if name.startswith("fine_tuning")}
 LIMITS |= {("resnet50_cache", "resnet50"): (0.95, None), ("vit_cache", "vit"): (0.95, None)}

@@ -11,7 +11,7 @@ are therefore registered with transformers:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ class Packing:
     packed: ClassVar[bool] = True
 
     @classmethod
-    def for_model(cls, config: Any) -> "Packing":
+    def for_model(cls, config: Any) -> Self:
         """For a model with this `PretrainedConfig`: models like RoBERTa count positions from the padding id + 1."""
         return cls(config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0)
 
@@ -47,33 +47,35 @@ class Packing:
         return lengths
 
     def __call__(self, read: Read) -> dict[str, Any]:
-        """The arguments of the model and the labels.
-
-        input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k, masked [n]
-        (indices of the masked tokens in the row) and labels [n] (their original ids).
-        """
+        """`arguments`, masked [n] (indices of the masked tokens in the row) and labels [n] (their original ids)."""
         tokens, lengths, masked, labels = read
+        return self.arguments(tokens, lengths) | {
+            "masked": torch.from_numpy(masked),
+            "labels": torch.from_numpy(labels),
+        }
+
+    def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
+        """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
+
+        input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k.
+        """
         ends = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
         boundaries = torch.from_numpy(ends.astype(np.int32))
         longest = int(lengths.max())
         return {
-            "input_ids": torch.from_numpy(tokens)[None],
+            "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
             "position_ids": torch.from_numpy(positions)[None],
             "cu_seq_lens_q": boundaries,
             "cu_seq_lens_k": boundaries,
             "max_length_q": longest,
             "max_length_k": longest,
-            "masked": torch.from_numpy(masked),
-            "labels": torch.from_numpy(labels),
         }
 
 
 @dataclass(frozen=True)
 class OnePerRow(Padding):
     """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one document per row, with padding."""
-
-    packed: ClassVar[bool] = False
 
     def __call__(self, read: Read) -> dict[str, Any]:  # type: ignore[override]  # takes other items than `Padding`
         """input_ids and attention_mask [rows, longest], masked [n] (indices in the flattened rows) and labels [n]."""
@@ -109,25 +111,27 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
 
 
-def packing_is_exact(model: Any, rows: Sequence[NDArray[np.int64]]) -> bool:
-    """Whether packed documents, given by their token ids, have the same logits as each document alone.
+def packing_is_exact(model: Any, rows: Sequence[NDArray[np.int64]], packing: type[Packing] = Packing) -> bool:
+    """Whether documents, given by their token ids, have the same logits when `packing` packs them as each one alone.
 
     A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
-    MobileBERT, each token also uses the embeddings of its neighbours.
+    MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
     """
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
-    if before is None:
+    if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
-    alone = [logits_of(model, {"input_ids": torch.from_numpy(ids)[None]})[0] for ids in rows]
+    # [tokens, vocabulary] of a masked LM, [documents, labels] of a classifier
+    alone = torch.cat([logits_of(model, {"input_ids": torch.from_numpy(ids)[None]}).flatten(0, -2) for ids in rows])
     lengths = np.array([len(ids) for ids in rows])
-    all_places = np.arange(lengths.sum())
-    packed = Packing.for_model(model.config)((np.concatenate(rows), lengths, all_places, all_places))
+    packed = packing.for_model(model.config).arguments(np.concatenate(rows), lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
-        together = logits_of(model, {name: value for name, value in packed.items() if name not in ("labels", "masked")})
+        together = logits_of(model, packed).flatten(0, -2)
+    except Exception:  # any model: one may not pass the boundaries on to its attention
+        return False
     finally:
         model.set_attn_implementation(before)
-    return same(together[0], torch.cat(alone))
+    return together.shape == alone.shape and same(together, alone)
 
 
 def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:
@@ -176,19 +180,24 @@ def varlen_attention(
     attention_mask: Tensor | None,
     *,
     cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
     max_length_q: int,
+    max_length_k: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width]."""
+    """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
+
+    The query may have fewer tokens than key and value: one of each document in shared/models/first_token.py.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     key, value = repeat_kv_heads(query, key, value)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
     out = varlen_attn(
-        q, k, v, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, scale=scaling, window_size=window
+        q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, scale=scaling, window_size=window
     )
     assert isinstance(out, Tensor)
     return out[None], None
@@ -202,43 +211,56 @@ def padded_attention(
     attention_mask: Tensor | None,
     *,
     cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
     max_length_q: int,
+    max_length_k: int,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query, key, value [1, heads, T, width] -> [1, T, heads, width].
+    """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
-    A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention.
+    A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention. The query
+    may have fewer tokens than key and value: one of each document in shared/models/first_token.py, without a window.
     """
     key, value = repeat_kv_heads(query, key, value)
-    documents, longest = len(cu_seq_lens_q) - 1, max_length_q
+    documents, longest = len(cu_seq_lens_k) - 1, max_length_k
     heads, total, width = query.shape[1:]
-    lengths = cu_seq_lens_q.diff()
-    inside = torch.arange(longest, device=query.device) < lengths[:, None]  # [documents, longest]
-    full = documents * longest == total
-    slots = None
-    if not full:  # the padded index of each token; output_size avoids a wait for the device
-        padding_before = torch.arange(documents, device=query.device) * longest - cu_seq_lens_q[:-1]
-        slots = torch.arange(total, device=query.device)
-        slots = slots + padding_before.repeat_interleave(lengths, output_size=total)
+    slots = padded_slots(cu_seq_lens_k, longest, key.shape[2])
+    query_slots = slots if total == key.shape[2] else padded_slots(cu_seq_lens_q, max_length_q, total)
 
-    def pad(part: Tensor) -> Tensor:
+    def pad(part: Tensor, slots: Tensor | None, longest: int) -> Tensor:
         flat = part[0].transpose(0, 1)  # [T, heads, width]
         if slots is not None:
             flat = flat.new_zeros(documents * longest, heads, width).index_copy(0, slots, flat)
         return flat.view(documents, longest, heads, width).transpose(1, 2)
 
-    mask = None if full else inside[:, None, None]
+    mask = None
+    if slots is not None:
+        mask = (torch.arange(longest, device=query.device) < cu_seq_lens_k.diff()[:, None])[:, None, None]
     if sliding_window is not None and longest > sliding_window:
         place = torch.arange(longest, device=query.device)
         window = (place[:, None] - place).abs() < sliding_window
         # A padding token may have nothing in its window, which would give NaN: it attends to itself.
         mask = window if mask is None else (mask & window) | torch.eye(longest, dtype=torch.bool, device=query.device)
-    out = attend(pad(query), pad(key), pad(value), mask, dropout, width**-0.5 if scaling is None else scaling)
-    out = out.transpose(1, 2).reshape(documents * longest, heads, width)
-    return (out if slots is None else out.index_select(0, slots))[None], None
+    padded = pad(query, query_slots, max_length_q), pad(key, slots, longest), pad(value, slots, longest)
+    out = attend(*padded, mask, dropout, width**-0.5 if scaling is None else scaling)
+    out = out.transpose(1, 2).reshape(-1, heads, width)
+    return (out if query_slots is None else out.index_select(0, query_slots))[None], None
+
+
+def padded_slots(ends: Tensor, longest: int, total: int) -> Tensor | None:
+    """The index of each of `total` packed tokens in the flattened rows [documents, longest]; None if all are full.
+
+    `ends` [documents + 1] are the boundaries of the documents.
+    """
+    documents = len(ends) - 1
+    if documents * longest == total:
+        return None
+    padding_before = torch.arange(documents, device=ends.device) * longest - ends[:-1]
+    slots = torch.arange(total, device=ends.device)
+    return slots + padding_before.repeat_interleave(ends.diff(), output_size=total)  # does not wait for the device
 
 
 def repeat_kv_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,14 @@
 
 These are the classifiers of BERT, RoBERTa and their relatives, of DistilBERT, ViT and DeiT. Their last layer needs the
 keys and values of every token, but query, attention and feed-forward network of the first token only. Logits and
-gradients equal those of the whole layer, up to rounding.
+gradients equal those of the whole layer, up to rounding. Packed texts (shared/encoders/packing.py) are [1, T, width]
+with the boundaries `cu_seq_lens_q`; the last layer then returns the first token of each text, [1, texts, width].
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
@@ -56,9 +59,9 @@ def bert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None 
     own = layer.attention.self
     projections = own.query, own.key, own.value
     attended = attend_from_first(
-        own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p
+        own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p, more
     )
-    return layer.feed_forward_chunk(layer.attention.output(attended, hidden_states[:, :1]))
+    return layer.feed_forward_chunk(layer.attention.output(attended, first_tokens(hidden_states, more)))
 
 
 def distilbert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
@@ -66,9 +69,9 @@ def distilbert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor |
     own = layer.attention
     projections = own.q_lin, own.k_lin, own.v_lin
     attended = attend_from_first(
-        own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p
+        own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p, more
     )
-    hidden = layer.sa_layer_norm(own.out_lin(attended) + hidden_states[:, :1])
+    hidden = layer.sa_layer_norm(own.out_lin(attended) + first_tokens(hidden_states, more))
     return layer.output_layer_norm(layer.ffn(hidden) + hidden)
 
 
@@ -76,7 +79,7 @@ def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None =
     """Forward pass of transformers' ViTLayer and DeiTLayer: [batch, length, width] -> [batch, 1, width]."""
     own, normed = layer.attention, layer.layernorm_before(hidden_states)
     projections = own.q_proj, own.k_proj, own.v_proj
-    attended = attend_from_first(own, projections, normed, attention_mask, own.head_dim, own.attention_dropout)
+    attended = attend_from_first(own, projections, normed, attention_mask, own.head_dim, own.attention_dropout, more)
     hidden = layer.dropout(own.o_proj(attended)) + hidden_states[:, :1]
     return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
 
@@ -88,6 +91,15 @@ FAMILIES = {  # model_type: (path of the encoder's layers, forward pass of the l
 }
 
 
+def first_tokens(hidden_states: Tensor, more: Mapping[str, Any]) -> Tensor:
+    """The first token of each text, [batch, 1, width]; of packed texts, [1, texts, width].
+
+    `more` has the further arguments of the layer; `cu_seq_lens_q` [texts + 1] are the boundaries of packed texts.
+    """
+    ends = more.get("cu_seq_lens_q")
+    return hidden_states[:, :1] if ends is None else hidden_states.index_select(1, ends[:-1])
+
+
 def attend_from_first(
     own: Any,
     projections: tuple[nn.Module, ...],
@@ -95,16 +107,26 @@ def attend_from_first(
     attention_mask: Tensor | None,
     head_size: int,
     dropout: float,
+    more: Mapping[str, Any],
 ) -> Tensor:
-    """Attention of the first token to all, without output projection: [batch, length, width] -> [batch, 1, width].
+    """Attention of the first token to all, without output projection; it has the shape of `first_tokens`.
 
     `own` is the layer's attention module; `projections` are the modules for query, key and value.
     """
     to_query, to_key, to_value = projections
     query, key, value = (
         projected.unflatten(-1, (-1, head_size)).transpose(1, 2)
-        for projected in (to_query(hidden_states[:, :1]), to_key(hidden_states), to_value(hidden_states))
+        for projected in (to_query(first_tokens(hidden_states, more)), to_key(hidden_states), to_value(hidden_states))
     )
+    boundaries: dict[str, Any] = {}
+    if (ends := more.get("cu_seq_lens_q")) is not None:  # each text has one token in the query
+        each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
+        boundaries = {
+            "cu_seq_lens_q": each,
+            "max_length_q": 1,
+            "cu_seq_lens_k": ends,
+            "max_length_k": more["max_length_k"],
+        }
     context, _ = of_transformers.attention_function(of_transformers.attention_name(own.config))(
         own,
         query,
@@ -113,5 +135,6 @@ def attend_from_first(
         None if attention_mask is None else attention_mask[:, :, :1],
         dropout=dropout if own.training else 0.0,
         scaling=own.scaling,
+        **boundaries,
     )
     return context.flatten(2)

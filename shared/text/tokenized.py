@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -98,6 +98,7 @@ class Padding:
     pad_token_id: int
     multiple_of: int = 1
     max_length: int | None = None
+    packed: ClassVar[bool] = False
 
     def padded_lengths(self, lengths: Lengths) -> Lengths:
         """The cost of rows in tokens, int64 [N] or one: their lengths rounded up, but not beyond `max_length`."""

@@ -22,6 +22,7 @@ from benchmarks import (
     mlm_peers,
     monitor_cost,
     nlp_peers,
+    packing,
     results_table,
     techniques,
     utilisation,
@@ -100,6 +101,18 @@ def test_all_ways_to_compute_the_loss_of_a_masked_language_model_measure_the_sam
     rows = [row | {"peak_mib": row["peak_mib"] or 1.0} for row in rows]  # this process may have had a higher peak
     for kind in kinds[1:]:
         assert mlm_head.compare(rows, kinds[0], kind)["loss_difference"] < 1e-6
+
+
+def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_path):
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    made = packing.passes_of_steps(tmp_path, (6,), texts=24, **sizes)
+    assert len(made) == 4
+    for precision, near in (("fp32", 1e-5), ("bf16", 0.02)):
+        padded, packed = (made[f"{precision}, 6 texts, {way}"](1) for way in packing.WAYS)
+        assert packed["loss"] == pytest.approx(padded["loss"], rel=near)
+        tokens = [row["tokens_per_cpu_second"] * row["cpu_seconds"] for row in (padded, packed)]
+        assert tokens[0] == pytest.approx(tokens[1])
+        assert packed["padding_share"] == 0 < padded["padding_share"]
 
 
 def test_the_cost_of_the_monitor_is_measured(monkeypatch):

@@ -219,10 +219,9 @@ def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch)
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     value = torch.arange(24.0).view(1, 2, 4, 3)
     ends = torch.tensor([0, 3, 4], dtype=torch.int32)
+    given = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 3, "max_length_k": 3, "scaling": 0.5}
     for window in (None, 9):
-        out, _ = varlen_attention(
-            None, value, value, value, None, cu_seq_lens_q=ends, max_length_q=3, scaling=0.5, sliding_window=window
-        )
+        out, _ = varlen_attention(None, value, value, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
     assert calls == [((4, 2, 3), [0, 3, 4], 3, 0.5, (-1, -1)), ((4, 2, 3), [0, 3, 4], 3, 0.5, (8, 8))]
 

@@ -5,11 +5,13 @@ The results must equal the rows of that page's table.
 
 import csv
 
+import families
 import numpy as np
 import pytest
 import runs
 import torch
 import transformers
+from families import FAMILIES
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -22,41 +24,6 @@ FLAGS = [
     *("--max_length", LONGEST, "--max_tokens_per_micro_batch", 192, "--global_batch_size", 12, "--logging_steps", 2),
     *("--max_train_steps", 2, "--eval_steps", 2, "--checkpointing_steps", "no", "--learning_rate", 1e-3),
 ]
-SIZES = {
-    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-    **{"max_position_embeddings": 64, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
-    **{"pad_token_id": 0},
-}
-DISTILBERT = {"dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
-GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 3, "eos_token_id": 3}
-T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "eos_token_id": 3}
-T5 |= {"decoder_start_token_id": 0}
-FUNNEL = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1}
-GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
-FAMILIES = {  # name in the table: (model_type, settings of its config)
-    "BERT": ("bert", SIZES),
-    "RoBERTa": ("roberta", SIZES),
-    "DistilBERT": ("distilbert", DISTILBERT),
-    "ELECTRA": ("electra", SIZES | {"embedding_size": 16}),
-    "ALBERT": ("albert", SIZES | {"embedding_size": 16}),
-    "DeBERTa-v2, v3": ("deberta-v2", SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
-    "XLM-R": ("xlm-roberta", SIZES),
-    "CamemBERT": ("camembert", SIZES),
-    "MPNet": ("mpnet", SIZES),
-    "Longformer": ("longformer", SIZES | {"attention_window": [16, 16]}),
-    "BigBird": ("big_bird", SIZES),
-    "RoFormer": ("roformer", SIZES | {"embedding_size": 16}),
-    "SqueezeBERT": ("squeezebert", SIZES | {"embedding_size": 16} | dict.fromkeys(GROUPS, 1)),
-    "FNet": ("fnet", SIZES),
-    "Funnel": ("funnel", FUNNEL),
-    "Nystromformer": ("nystromformer", SIZES),
-    "MobileBERT": ("mobilebert", SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16}),
-    "ModernBERT": ("modernbert", SIZES),
-    "GPT-2": ("gpt2", GPT2),
-    "Llama": ("llama", SIZES | {"num_key_value_heads": 1}),
-    "Qwen2": ("qwen2", SIZES | {"num_key_value_heads": 1}),
-    "T5": ("t5", T5),
-}
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +42,9 @@ def corpus(texts, tmp_path_factory):
 
 
 def write(folder, auto, family, tokenizer):
-    """Write a model with random weights that are large enough for its logits to depend on the text."""
-    kind, sizes = FAMILIES[family]
-    torch.manual_seed(0)
+    """Write a model of random weights and the tokenizer to a folder."""
     # Qwen2's class adds a token of its own to any tokenizer; published vocabularies have room as well.
-    model = auto.from_config(AutoConfig.for_model(kind, vocab_size=len(tokenizer) + 8, **sizes))
-    with torch.no_grad():
-        for weights in model.parameters():
-            if weights.ndim > 1:
-                weights.mul_(max(1.0, 0.3 / weights.std().item()))
-    model.save_pretrained(folder)
+    families.tiny(auto, family, len(tokenizer) + 8).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

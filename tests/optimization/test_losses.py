@@ -12,6 +12,7 @@ from shared.errors import UserError
 from shared.optimization import losses
 from shared.plan.batches import Plan
 from shared.pretrained.from_pretrained import load_pretrained
+from shared.text.tokenized import Padding
 
 NAMES = ("a", "b", "c")
 CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ def test_a_step_uses_the_gradient_of_torchs_weighted_and_smoothed_loss_of_the_wh
     before = vector(model.state_dict().items())
     plan = Plan(lengths=train.lengths, seed=0, global_batch_size=12, max_steps=1, micro_batches=pieces)
     assert len(plan.cut(0)) == pieces
-    batch = nlp.Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
+    batch = Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
     targets = batch.pop("labels")
     loss = torch.nn.CrossEntropyLoss(torch.tensor(weights), label_smoothing=0.1)(model(**batch).logits, targets)
     loss.backward()
@@ -58,7 +59,7 @@ def test_a_step_uses_the_gradient_of_torchs_weighted_and_smoothed_loss_of_the_wh
     assert runs.training_lines(tmp_path / "run")[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
 
     trained = load_pretrained("AutoModelForSequenceClassification", str(tmp_path / "run/model")).eval()
-    batch = nlp.Padding(tokenizer.pad_token_id)([validation[i] for i in range(len(validation))])
+    batch = Padding(tokenizer.pad_token_id)([validation[i] for i in range(len(validation))])
     with torch.inference_mode():
         plain = F.cross_entropy(trained(**batch).logits, batch["labels"])
     assert results["eval_loss"] == pytest.approx(plain.item(), rel=1e-4)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from shared.config import options
 from shared.plan.batches import Plan
+from shared.text.tokenized import Padding
 
 WORLDS = (1, 2, 3)
 
@@ -79,6 +80,7 @@ def outputs(request, recipe):
 
 
 ADAM = [("nlp", world, f"adam-{budget}", "adam-576") for budget in BUDGETS for world in WORLDS]
+ADAM += [("nlp", world, "packed", "adam-576") for world in WORLDS]
 ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "rows", "adam")]
 
 
@@ -89,7 +91,7 @@ def test_weights_after_twenty_steps_are_equal_for_all_numbers_of_processes_budge
     assert runs.distance(runs.weights(outputs[world][name]), runs.weights(outputs[1][reference])) < 1e-5
 
 
-STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "epochs")]
+STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "packed", "epochs")]
 STORIES += [("mlm", "adam"), ("image", "dropout")]
 
 
@@ -124,7 +126,7 @@ def plan_of(nlp, flags, **processes):
     config = options.parse(nlp.Config, list(map(str, flags)))
     train, validation, labels, tokenizer = nlp.load_data(config)
     world = {"num_processes": 1, "process_index": 0, "is_fsdp2": False} | processes
-    plan = Plan.of_run(config, SimpleNamespace(**world), lengths=train.lengths)
+    plan = Plan.of_run(config, SimpleNamespace(**world), lengths=train.lengths, packed=config.packing)
     return config, train, validation, labels, tokenizer, plan
 
 
@@ -135,7 +137,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_full_batch(nlp,
     before = state_vector(model)
     samples, _ = plan.global_batch(0)
     assert len(plan.cut(0)) == {48: 12, 96: 8, 576: 1}[budget]
-    batch = nlp.Padding(tokenizer.pad_token_id)([train[i] for i in samples])
+    batch = Padding(tokenizer.pad_token_id)([train[i] for i in samples])
     targets = batch.pop("labels")
     F.cross_entropy(model(**batch).logits, targets).backward()
     expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
@@ -149,7 +151,7 @@ def test_the_gradient_with_class_weights_equals_that_of_the_torch_loss_on_the_fu
     config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"]["weighted"])
     model = nlp.build_model(config, labels, tokenizer)
     before = state_vector(model)
-    batch = nlp.Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
+    batch = Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
     targets = batch.pop("labels")
     loss = torch.nn.CrossEntropyLoss(torch.tensor(CLASS_WEIGHTS), label_smoothing=0.1)
     loss(model(**batch).logits, targets).backward()
@@ -163,12 +165,13 @@ def state_vector(model):
     return torch.cat([tensor.flatten().double() for _, tensor in sorted(model.state_dict().items())])
 
 
-def test_with_dropout_the_weights_do_not_depend_on_the_number_of_processes(nlp, configs, nlp_outputs):
-    *_, plan = plan_of(nlp, configs["nlp"]["dropout"], num_processes=3)
+@pytest.mark.parametrize("name", ["dropout", "packed-dropout"])
+def test_with_dropout_the_weights_do_not_depend_on_the_number_of_processes(nlp, configs, nlp_outputs, name):
+    *_, plan = plan_of(nlp, configs["nlp"][name], num_processes=3)
     assert not any(plan.refined(step) for step in range(20))
     assert min(len(plan.cut(step)) for step in range(20)) >= 3
-    assert "more micro-batches than the config requires" not in said_of(nlp_outputs, 3, "dropout")
-    one, two, three = (runs.weights_that_learn(nlp_outputs[world]["dropout"]) for world in WORLDS)
+    assert "more micro-batches than the config requires" not in said_of(nlp_outputs, 3, name)
+    one, two, three = (runs.weights_that_learn(nlp_outputs[world][name]) for world in WORLDS)
     assert runs.distance(two, one) < 1e-5
     assert runs.distance(three, one) < 1e-5
 
@@ -225,7 +228,7 @@ def test_evaluation_equals_scikit_learn_on_every_size_and_number_of_processes(nl
 
     config, _, validation, labels, tokenizer, _ = plan_of(nlp, configs["nlp"]["evaluation"])
     model = nlp.build_model(config, labels, tokenizer).eval()
-    collate = nlp.Padding(tokenizer.pad_token_id)
+    collate = Padding(tokenizer.pad_token_id)
     with torch.inference_mode():  # one row at a time: no padding, no batches
         batches = [collate([validation[i]]) for i in range(len(validation))]
         logits = torch.cat([model(**{k: v for k, v in b.items() if k != "labels"}).logits for b in batches])

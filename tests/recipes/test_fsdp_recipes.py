@@ -47,6 +47,7 @@ def text_configs(folder, texts, head, recipe):
     module = runs.load_recipe(recipe)
     tokenizer = module.load_data(options.parse(module.Config, [*map(str, texts), *runs.TINY]))[-1]
     made = {name: ["--model_type", name] for name in ("modernbert", "bert", "roberta")}
+    made |= {"packed": ["--model_type", "bert", "--packing"]} if recipe == "nlp" else {}  # mlm.py packs anyway
     known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     loaded = write_models(folder / f"{recipe}-models", head, LOADED_TEXT, tokenizer, **known)
     return {name: [*texts, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}

@@ -202,12 +202,41 @@ def test_varlen_attention_equals_attention_over_documents_padded_to_the_longest(
     results = []
     for attention in (packing.varlen_attention, packing.padded_attention):
         parts = [part.clone().requires_grad_() for part in (q, k, v)]
-        kwargs = {"cu_seq_lens_q": ends, "max_length_q": max(lengths), "scaling": width**-0.5, "sliding_window": window}
+        kwargs = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(lengths)}
+        kwargs |= {"max_length_k": max(lengths), "scaling": width**-0.5, "sliding_window": window}
         out, _ = attention(None, *parts, None, **kwargs)
         out.float().square().sum().backward()
         results.append([out, *(part.grad for part in parts)])
     for ours, expected in zip(*results, strict=True):
         assert runs.distance(ours.float(), expected.float()) < 1e-2  # bf16 has 8 bits
+
+
+@pytest.mark.parametrize("lengths", [[60, 37, 12, 3, 1], [64, 64], [5]])
+def test_varlen_attention_of_first_tokens_is_that_of_documents_padded_to_the_longest(lengths):
+    torch.manual_seed(0)
+    total, heads, width = sum(lengths), 4, 32
+    q = torch.randn(1, heads, len(lengths), width, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, heads, total, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    kwargs = {"cu_seq_lens_q": torch.arange(len(lengths) + 1, dtype=torch.int32, device="cuda"), "max_length_q": 1}
+    kwargs["cu_seq_lens_k"] = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+    kwargs |= {"max_length_k": max(lengths), "scaling": width**-0.5}
+    results = []
+    for attention in (packing.varlen_attention, packing.padded_attention):
+        parts = [part.clone().requires_grad_() for part in (q, k, v)]
+        out, _ = attention(None, *parts, None, **kwargs)
+        out.float().square().sum().backward()
+        results.append([out, *(part.grad for part in parts)])
+    for ours, expected in zip(*results, strict=True):
+        assert runs.distance(ours.float(), expected.float()) < 1e-2
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "bert"])
+def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
+    flags = [*BF16, "--model_type", kind]
+    padded = train("padded", *flags)
+    packed = train("packed", *flags, "--packing", watch="error")
+    assert "packed without padding, attention by torch.nn.attention.varlen" in capsys.readouterr().out
+    assert losses(packed) == pytest.approx(losses(padded), rel=0.05)
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "image_classification"])

@@ -14,6 +14,7 @@ from shared.monitoring import tracking
 
 FLAGS = {
     "nlp": runs.TINY,
+    "nlp packed": [*runs.TINY, "--packing"],
     "mlm": [*runs.TINY, "--max_tokens_per_micro_batch", "300"],
     "image_classification": [
         *(*runs.TINY_IMAGES, "--trivial_augment", "--color_jitter", "0.2", "--random_erasing", "0.5", "--cutmix", "1"),
@@ -30,7 +31,7 @@ def train(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
 
     def call(name, break_it=lambda recipe: None):
-        recipe = runs.load_recipe(name)
+        recipe = runs.load_recipe(name.split()[0])
         break_it(recipe)
         data = [] if name == "image_classification" else [*map(str, texts)]
         flags = [*data, *FLAGS[name]]

@@ -1,0 +1,52 @@
+"""The families of docs/models.md as tiny models of random weights."""
+
+import torch
+from transformers import AutoConfig
+
+SIZES = {
+    **{"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"max_position_embeddings": 64, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
+    **{"pad_token_id": 0},
+}
+DISTILBERT = {"dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 3, "eos_token_id": 3}
+T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "eos_token_id": 3}
+T5 |= {"decoder_start_token_id": 0}
+FUNNEL = {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32, "block_sizes": [1, 1], "num_decoder_layers": 1}
+GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
+FAMILIES = {  # name in the table: model_type and what its config has
+    "BERT": ("bert", SIZES),
+    "RoBERTa": ("roberta", SIZES),
+    "DistilBERT": ("distilbert", DISTILBERT),
+    "ELECTRA": ("electra", SIZES | {"embedding_size": 16}),
+    "ALBERT": ("albert", SIZES | {"embedding_size": 16}),
+    "DeBERTa-v2, v3": ("deberta-v2", SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "XLM-R": ("xlm-roberta", SIZES),
+    "CamemBERT": ("camembert", SIZES),
+    "MPNet": ("mpnet", SIZES),
+    "Longformer": ("longformer", SIZES | {"attention_window": [16, 16]}),
+    "BigBird": ("big_bird", SIZES),
+    "RoFormer": ("roformer", SIZES | {"embedding_size": 16}),
+    "SqueezeBERT": ("squeezebert", SIZES | {"embedding_size": 16} | dict.fromkeys(GROUPS, 1)),
+    "FNet": ("fnet", SIZES),
+    "Funnel": ("funnel", FUNNEL),
+    "Nystromformer": ("nystromformer", SIZES),
+    "MobileBERT": ("mobilebert", SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16}),
+    "ModernBERT": ("modernbert", SIZES),
+    "GPT-2": ("gpt2", GPT2),
+    "Llama": ("llama", SIZES | {"num_key_value_heads": 1}),
+    "Qwen2": ("qwen2", SIZES | {"num_key_value_heads": 1}),
+    "T5": ("t5", T5),
+}
+
+
+def tiny(auto, family, vocab_size, **more):
+    """A model of random weights, large enough that what it sees of a text shows in its logits."""
+    kind, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    model = auto.from_config(AutoConfig.for_model(kind, vocab_size=vocab_size, **sizes | more))
+    with torch.no_grad():
+        for weights in model.parameters():
+            if weights.ndim > 1:
+                weights.mul_(max(1.0, 0.3 / weights.std().item()))
+    return model

@@ -1,0 +1,59 @@
+"""`recipes/nlp.py --packing`: it computes no padding, resumes exactly, and its evaluation is that of each text alone.
+
+test_exactness.py tests that its weights are those of padded rows, on any number of processes.
+"""
+
+import csv
+
+import pytest
+import runs
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from shared.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+EIGHT = ["--packing", "--checkpointing_steps", 4]
+
+
+@pytest.fixture(scope="module")
+def bert(texts, tmp_path_factory):
+    """The flag of a BERT with dropout."""
+    return ["--model_name_or_path", runs.write_bert_with_dropout(tmp_path_factory.mktemp("bert") / "model", texts)]
+
+
+def test_a_resumed_run_ends_with_the_same_bytes_and_needs_the_same_flag(train, bert, tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    train(whole, *bert, *EIGHT)
+    middle = ["--resume_from_checkpoint", whole / "checkpoints/step_00000004"]
+    train(resumed, *bert, *EIGHT, *middle)
+    bytes_of = [(output / "model/model.safetensors").read_bytes() for output in (whole, resumed)]
+    assert bytes_of[0] == bytes_of[1]
+    with pytest.raises(UserError, match="--packing was True, is False"):
+        train(tmp_path / "padded", *bert, "--checkpointing_steps", 4, *middle)
+
+
+def test_a_micro_batch_is_full_of_real_tokens_and_evaluation_is_that_of_each_text_alone(
+    train, bert, texts, tmp_path, capfd
+):
+    for name, flags in {"packed": ["--packing"], "padded": []}.items():
+        results = train(tmp_path / name, *bert, *flags, "--logging_steps", 1)
+        said, lines = capfd.readouterr().out, runs.training_lines(tmp_path / name)
+        padding = [line["padding"] for line in lines]
+        assert ("packed without padding, attention over each micro-batch's documents" in said) == (name == "packed")
+        assert len(padding) == 8
+        assert (max(padding) == 0) == (name == "packed")
+        assert results["eval_loss"] == pytest.approx(loss_of_each_text(tmp_path / name / "model", texts[3]), rel=1e-5)
+
+
+def loss_of_each_text(folder, file):
+    """The mean loss of the exported model, which gets one text at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer, losses = AutoTokenizer.from_pretrained(folder), []
+    assert model.config._attn_implementation == "sdpa"
+    with file.open(newline="") as stream, torch.inference_mode():
+        for row in csv.DictReader(stream):
+            given = tokenizer(row["text"], truncation=True, max_length=48, return_tensors="pt")
+            losses.append(F.cross_entropy(model(**given).logits, torch.tensor([model.config.label2id[row["label"]]])))
+    return torch.stack(losses).mean().item()

@@ -95,7 +95,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     from shared.checkpoints import resuming
-    from shared.checkpoints.buffers import distinct, flatten
+    from shared.checkpoints.layout import distinct, flatten
     from shared.checkpoints.progress import Progress
     from shared.checkpoints.saving import Saver
     from shared.config.options import Options
@@ -191,7 +191,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             drain()
             synchronize()
             step += 1
-            writer = saver.writer.process.pid if saver.writer else None
+            writer = saver.staging.writer.process.pid if saver.staging.writer else None
             before = cpu_seconds(), cpu_of_copying() + (cpu_of(writer) if writer else 0.0)
             started = time.perf_counter()
             ways[way](step)
@@ -334,7 +334,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     from safetensors.torch import save_file
     from torch.distributed import checkpoint
 
-    from shared.checkpoints.buffers import flatten
+    from shared.checkpoints.layout import flatten
     from shared.checkpoints.progress import Progress
     from shared.checkpoints.saving import Saver
     from shared.config.options import Options
@@ -388,13 +388,16 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
         "distributed": lambda: checkpoint.save(state(), checkpoint_id=new),
     }
     ours()  # lays out the memory, and starts the writer
-    if saver.writer:
+    if saver.staging.writer:
         with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
-            os.setpriority(os.PRIO_PROCESS, saver.writer.process.pid, 0)
-    size = sum(image.size for image in saver.buffers.images.values()) if saver.buffers else 0
+            os.setpriority(os.PRIO_PROCESS, saver.staging.writer.process.pid, 0)
+    size = sum(image.size for image in saver.staging.buffers.images.values()) if saver.staging.buffers else 0
     assert size, "not enough memory"
-    assert saver.buffers
-    mapped = {name: memoryview(mmap.mmap(image.descriptor, image.size)) for name, image in saver.buffers.images.items()}
+    assert saver.staging.buffers
+    mapped = {
+        name: memoryview(mmap.mmap(image.descriptor, image.size))
+        for name, image in saver.staging.buffers.images.items()
+    }
     for content in mapped.values():
         zlib.crc32(content)  # the first pass over a mapping is slow, and no part of a plain write
 

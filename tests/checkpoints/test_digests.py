@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.checkpoints import digests, resuming
-from shared.checkpoints.writer import CHUNK, Image, Job, write, write_file
+from shared.checkpoints.digests import CHUNK
+from shared.checkpoints.files import Image, write_file
+from shared.checkpoints.writer import Job, write
 
 CONTENTS = {
     "model.safetensors": bytes(range(256)) * 40,
@@ -102,10 +104,10 @@ def test_the_line_of_a_file_names_its_algorithm(tmp_path):
     content = os.urandom(2 * CHUNK + 7)
     line = write_file(tmp_path / "file", content)
     assert line == {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
-    assert digests.line_of(tmp_path / "file") == line
+    assert digests.lines_of({"file": tmp_path / "file"}) == {"file": line}
     (tmp_path / "abc").write_bytes(b"abc")
-    assert digests.digest(tmp_path / "abc", "xxh3_128") == "06b05ab6733a618578af5f94892f3950"
-    assert digests.digest(tmp_path / "abc", "sha256").startswith("ba7816bf8f01cfea414140de5dae2223")
+    assert digests.digest(tmp_path / "abc", "xxh3_128").hex() == "06b05ab6733a618578af5f94892f3950"
+    assert digests.digest(tmp_path / "abc", "sha256").hex().startswith("ba7816bf8f01cfea414140de5dae2223")
 
 
 @pytest.mark.parametrize("line", [{"bytes": 11}, {"bytes": 11, "blake9": "00"}])

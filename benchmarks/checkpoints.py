@@ -391,13 +391,10 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     if saver.staging.writer:
         with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
             os.setpriority(os.PRIO_PROCESS, saver.staging.writer.process.pid, 0)
-    size = sum(image.size for image in saver.staging.buffers.images.values()) if saver.staging.buffers else 0
-    assert size, "not enough memory"
-    assert saver.staging.buffers
-    mapped = {
-        name: memoryview(mmap.mmap(image.descriptor, image.size))
-        for name, image in saver.staging.buffers.images.items()
-    }
+    assert saver.staging.buffers, "not enough memory"
+    images = saver.staging.buffers.images
+    size = sum(image.size for image in images.values())
+    mapped = {name: memoryview(mmap.mmap(image.descriptor, image.size)) for name, image in images.items()}
     for content in mapped.values():
         zlib.crc32(content)  # the first pass over a mapping is slow, and no part of a plain write
 

@@ -35,8 +35,10 @@ def with_sha256(checkpoint):
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.fixture(params=["xxh3_128", "sha256"])
-def checkpoint(request, tmp_path):
+@pytest.fixture(params=["xxh3_128", "xxh3_128 of parts", "sha256"])
+def checkpoint(request, tmp_path, monkeypatch):
+    if request.param == "xxh3_128 of parts":
+        monkeypatch.setattr(digests, "PART", 1000)
     write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
     if request.param == "sha256":
         with_sha256(tmp_path / "step_00000003")
@@ -108,6 +110,20 @@ def test_the_line_of_a_file_names_its_algorithm(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")
     assert digests.digest(tmp_path / "abc", "xxh3_128").hex() == "06b05ab6733a618578af5f94892f3950"
     assert digests.digest(tmp_path / "abc", "sha256").hex().startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_a_large_file_has_the_digest_of_the_digests_of_its_parts(tmp_path):
+    content = os.urandom(digests.PART + 5)
+    line = write_file(tmp_path / "file", content)
+    parts = b"".join(xxhash.xxh3_128_digest(part) for part in (content[: digests.PART], content[digests.PART :]))
+    assert line == {"bytes": len(content), "xxh3_128_of_16_mib_parts": xxhash.xxh3_128_hexdigest(parts)}
+    assert digests.lines_of({"file": tmp_path / "file"}) == {"file": line}
+    older = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}  # of the whole file
+    for entry in (line, older):
+        assert digests.problem_with(tmp_path, {"file": entry}) is None
+    runs.flip_a_bit(tmp_path / "file")
+    for entry in (line, older):
+        assert digests.problem_with(tmp_path, {"file": entry}) == "file is damaged"
 
 
 @pytest.mark.parametrize("line", [{"bytes": 11}, {"bytes": 11, "blake9": "00"}])

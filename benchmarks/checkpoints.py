@@ -86,8 +86,33 @@ def start_group(folder: Path) -> None:
     torch.distributed.init_process_group(backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
 
 
+def measure_saves(folder: Path, encoder: str, number: int) -> dict[str, float]:
+    """Measure `number` saves that are due when the last one is done, beside a copy of the same bytes into memory.
+
+    Returns:
+        Medians in milliseconds. `save_extra_ms` and `copy_extra_ms`: how much later the next step ends.
+        `save_stall_ms`: how long the loop stands still. `save_on_disk_ms`: from the start of the save until it is on
+        disk; a save that is due earlier waits for the rest of this time. `save_bytes`: the size.
+    """
+    ways = ["nothing", "copy", "ours"]
+    arguments = argparse.Namespace(encoder=encoder, rounds=number, global_batch_size=8, ways=ways)
+    measured = measure_stall(arguments, folder)
+    medians = summarize(measured)
+    return {
+        "save_bytes": measured["megabytes"] * 1e6,
+        "save_stall_ms": medians["median_stall_ms"]["ours"],
+        "save_extra_ms": medians["median_extra_ms"]["ours"],
+        "copy_extra_ms": medians["median_extra_ms"]["copy"],
+        "save_on_disk_ms": medians["median_until_complete_ms"],
+    }
+
+
 def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure each way of saving, in turns: a row for each save, CPU seconds of a training step, seconds of reading."""
+    """Measure the ways of saving that `arguments.ways` names, in turns.
+
+    Returns:
+        A row for each save, CPU seconds of a training step, and, if all ways are measured, seconds of reading.
+    """
     import torch
     import transformers
     from accelerate import Accelerator
@@ -104,7 +129,9 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
-    start_group(folder)
+    everything = arguments.ways == [*LABELS]
+    if everything:
+        start_group(folder)
     accelerator = Accelerator(cpu=not on_gpu)
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     sizes = SIZES if arguments.encoder == "small" else {}
@@ -186,7 +213,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     rows, step = [], 0
     for round_ in range(-2, arguments.rounds):  # two warm up
-        for way in random.Random(round_).sample(sorted(ways), len(ways)):
+        for way in random.Random(round_).sample(sorted(arguments.ways), len(arguments.ways)):
             train(1, 8, SHORT)
             drain()
             synchronize()
@@ -223,6 +250,15 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     cpu_of_a_step = (cpu_seconds() - before_steps) / 2
     ours(step + 1)
     saver.finish()
+    result = {
+        "device": str(accelerator.device),
+        "megabytes": sum(tensor.nbytes for tensor in tensors()) / 1e6,
+        "rows": rows,
+        "cpu_seconds_of_a_step": cpu_of_a_step,
+    }
+    if not everything:
+        accelerator.free_memory()
+        return result
     accelerator.save_state(str(folder / "kept"))
     checkpoint.save(state(), checkpoint_id=folder / "kept_shards")
     path = resuming.path_of(config.output_dir, step + 1)
@@ -238,21 +274,15 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             readers[reader]()
             if round_ >= 0:
                 reads[reader].append(time.perf_counter() - started)
-    megabytes = sum(tensor.nbytes for tensor in tensors()) / 1e6
     accelerator.free_memory()
     torch.distributed.destroy_process_group()
-    return {
-        "device": str(accelerator.device),
-        "megabytes": megabytes,
-        "rows": rows,
-        "cpu_seconds_of_a_step": cpu_of_a_step,
-        "read_seconds": reads,
-    }
+    return result | {"read_seconds": reads}
 
 
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
     """The medians, and the ratios of ours to the other ways within each round."""
-    by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS}
+    found = {row["way"] for row in stall["rows"]}
+    by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS if way in found}
     alone = [row["through_next_step"] for row in by_way["nothing"]]
     figures = {
         "stall": {way: [row["stall"] for row in rows] for way, rows in by_way.items()},
@@ -262,7 +292,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         },
         "stall_cpu": {way: [row["stall_cpu"] for row in rows] for way, rows in by_way.items()},
     }
-    others = [way for way in LABELS if way not in ("nothing", "ours")]
+    others = [way for way in by_way if way not in ("nothing", "ours")]
     ratios = {
         way: [mine / other for mine, other in zip(figures["stall"]["ours"], figures["stall"][way], strict=True)]
         for way in others
@@ -288,7 +318,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         "median_stall_cpu_ms": medians["stall_cpu"],
         "median_until_complete_ms": round(1e3 * statistics.median(row["until_complete"] for row in by_way["ours"]), 1),
         "median_read_ms": {
-            way: round(1e3 * statistics.median(times), 1) for way, times in stall["read_seconds"].items()
+            way: round(1e3 * statistics.median(times), 1) for way, times in stall.get("read_seconds", {}).items()
         },
         "cpu_seconds_per_save": round(statistics.median(cpu), 4),
         "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),
@@ -511,7 +541,7 @@ def main() -> None:
     import torch
 
     on_gpu = torch.cuda.is_available()
-    arguments.encoder = arguments.encoder or ("base" if on_gpu else "small")
+    arguments.encoder, arguments.ways = arguments.encoder or ("base" if on_gpu else "small"), [*LABELS]
     stall = measure_stall(arguments, folder)
     report |= {"summary": summarize(stall), **stall, "recovery": measure_recovery(arguments, folder)}
     name = f"checkpoints_{'gpu' if on_gpu else 'cpu'}.json"

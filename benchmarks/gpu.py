@@ -123,7 +123,7 @@ def race(name: str, folder: Path, seconds: float) -> Row:
 def figures(benchmark: Benchmark, folder: Path) -> Row:
     """The figures of a run: means over its timed steps, weighted by their time."""
     row: Row = {"data": benchmark.data, "unit": benchmark.unit}
-    for name in ("passes", "kernels"):
+    for name in ("passes", "kernels", "saves"):
         if (file := folder / f"{name}.json").exists():
             found = json.loads(file.read_text())
             row |= found if isinstance(found, dict) else {name: found}
@@ -237,6 +237,8 @@ def said(row: Row) -> str:
         failed = f", failed: {', '.join(row['failed'])}" if row.get("failed") else ""
         return f"tests {row.get('passed', 0)} passed, {row.get('skipped', 0)} skipped{failed} {row.get('problem', '')}"
     figure = f"{row['rate']:12,.1f} {row['unit']}/s" if "rate" in row else f"{len(row.get('passes', ()))} passes"
+    if "save_extra_ms" in row:
+        figure = f"{row['save_extra_ms']:12,.1f} ms for a save"
     return f"{row['benchmark']:34} {figure} {row.get('problem', '')}"
 
 
@@ -370,6 +372,14 @@ def facts(entries: list[Entry]) -> str:
         size = row["checkpoint_bytes"] / 1e9
         stall = row["checkpoint_stall"] * 1e3
         said.append(f"A save of {size:.2f} GB every 8 steps pauses the loop for {stall:,.0f} ms{copy}.")
+    if found := newest(entries, "saves", "save_extra_ms"):
+        row, _ = found
+        said.append(
+            f"A save of {row['save_bytes'] / 1e9:.2f} GB that is due when the last one is done pauses the loop for "
+            f"{row['save_stall_ms']:,.1f} ms, and the next step ends {row['save_extra_ms']:,.1f} ms later; with a copy "
+            f"of the same bytes into pinned memory, {row['copy_extra_ms']:,.1f} ms later. It is on disk after "
+            f"{row['save_on_disk_ms']:,.0f} ms: a save that is due earlier waits for the rest of that time."
+        )
     if found := newest(entries, "tests", "passed"):
         row, entry = found
         failed = f", {len(row['failed'])} failed ({', '.join(row['failed'])})" if row["failed"] else ""

@@ -202,9 +202,9 @@ def tensors_in(image: Image, layout: Layout) -> dict[int, Tensor]:
         length = length * place.dtype.itemsize if place.shape.numel() else 0
         values = whole[place.start : place.start + length].view(place.dtype)
         tensors[index] = values.as_strided(place.shape, place.stride)
-    for index in [index for index, tensor in tensors.items() if tensor.nbytes][:1]:
-        whole[place_of := mine[index].start] = 1
-        if os.pread(image.descriptor, 1, place_of) != b"\x01":
+    if start := next((place.start for place in mine.values() if place.shape.numel()), None):
+        whole[start] = 1
+        if os.pread(image.descriptor, 1, start) != b"\x01":
             raise UnknownLayout("writing to a tensor of the mapped memory does not change the memory")
     return tensors
 

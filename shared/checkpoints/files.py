@@ -74,18 +74,24 @@ class Channel:
     """Messages to and from another process, as lines of JSON."""
 
     def __init__(self, pipe: Pipe) -> None:
-        self._reading, self._writing = os.fdopen(pipe[0]), os.fdopen(pipe[1], "w")
+        self._reading, self._writing = os.fdopen(pipe[0]), pipe[1]
 
     def send(self, message: Any) -> None:
         """Send a message; if the other process has ended, `receive` tells."""
         with suppress(BrokenPipeError):
-            self._writing.write(json.dumps(message) + "\n")
-            self._writing.flush()
+            content = f"{json.dumps(message)}\n".encode()
+            while content:
+                content = content[os.write(self._writing, content) :]
 
     def receive(self) -> Any | None:
         """The next message; None if the other process has ended."""
         line = self._reading.readline()
         return json.loads(line) if line.endswith("\n") else None
+
+    def close(self) -> None:
+        """Close the pipes."""
+        self._reading.close()
+        os.close(self._writing)
 
 
 def offer(number: int) -> tuple[list[Pipe], list[Address]]:

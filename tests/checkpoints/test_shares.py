@@ -99,7 +99,7 @@ def test_the_files_of_several_processes_are_those_of_one(processes, tmp_path, mo
             write(Job(final, memory[0].images, {"state.json": b"{}"}), channels)
             for thread in threads:
                 thread.join()
-            for each in memory:
+            for each in (*memory, *channels, *others):
                 each.close()
         one, several = (tmp_path / f"{number}/step_{step:08d}" for number in (1, processes))
         for name in (MODEL, OPTIMIZER, "manifest.json"):
@@ -111,7 +111,7 @@ def test_the_files_of_several_processes_are_those_of_one(processes, tmp_path, mo
 
 def test_nobody_waits_for_a_process_that_has_ended(tmp_path):
     (channel,), (other,) = connected(1)
-    del other
+    other.close()
     with pytest.raises(OSError, match=r"process 1 of those that write it has ended; 0\.0 MB are needed"):
         write(Job(tmp_path / "step_00000003", {}, {"state.json": b"{}"}), [channel])
     assert list(tmp_path.iterdir()) == []
@@ -119,7 +119,7 @@ def test_nobody_waits_for_a_process_that_has_ended(tmp_path):
     with pytest.raises(OSError, match="No such file or directory"):
         write(Job(tmp_path / "lost/mount/step_00000003", {}, {}), [channel])
     assert files.write_share({}, other, 2) == "the leader could not begin"
-    del channel
+    channel.close()
     with pytest.raises(EOFError):
         files.write_share({}, other, 2)
 

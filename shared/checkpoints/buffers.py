@@ -77,7 +77,7 @@ class Buffers:
 
     Args:
         layouts: the layouts of all files, by name; of a model, the name ends in ".safetensors".
-        share: the parts of each file that this process writes, as `shares.divide` returns them; None: all.
+        share: the parts of each file that this process writes, as `layout.divide` returns them; None: all.
         on_gpu: whether tensors are on a GPU, so that memory is pinned.
 
     Raises:
@@ -95,7 +95,7 @@ class Buffers:
         self._stream = torch.cuda.Stream() if on_gpu else None
         try:
             for name, layout in layouts.items():
-                part = share[name] if share else None
+                part = share[name] if share is not None else None
                 image = Image(os.memfd_create("checkpoint"), layout.size, layout.records, part)
                 self.images[name] = image
                 self._tensors[name] = tensors_in(image, layout)

@@ -140,7 +140,7 @@ def write_files(
         OSError: this process or one of the others could not write.
     """
     with digests.threads(1 + len(others)) as threads:
-        contents = {name: threads.submit(write_file, folder / name, it) for name, it in contents.items()}
+        small = {name: threads.submit(write_file, folder / name, content) for name, content in contents.items()}
         early = {name: [p for p in image.parts if not at_end(image, p)] for name, image in images.items()}
         try:
             written = write_parts(threads, folder, images, early)
@@ -164,7 +164,7 @@ def write_files(
             name: digests.line(image.size, [digest for _, digest in sorted(written[name].items())])
             for name, image in images.items()
         }
-        return lines | {name: line.result() for name, line in contents.items()}
+        return lines | {name: line.result() for name, line in small.items()}
 
 
 def write_share(images: Mapping[str, Image], leader: Channel, processes: int) -> str:

@@ -96,12 +96,12 @@ class Staging:
             if self.leads or any(share.values()):
                 self.buffers = Buffers(layouts, share, on_gpu=any(tensor.is_cuda for tensor in tensors))
                 self._values = self.buffers.values_of(states)
-                if not self._values:
-                    raise RuntimeError("the state differs from that of process 0")
 
         layouts, problem = on_main_process(self.accelerator, lambda: (layouts, problem_of(find_layouts)))
         if not problem and self.partners:
             problem = problem_of(allocate)
+            if self.buffers and not self._values:
+                problem = f"the state of process {self.accelerator.process_index} differs from that of process 0"
         problem = next(filter(None, gather(self.accelerator, problem)), "")
         self.laid_out = not problem
         return problem

@@ -16,9 +16,11 @@ disk on top of that: at most "until_complete".
     python benchmarks/checkpoints.py --gigabytes 1.3 4 --rounds 5 --output_dir out/large
 
 measures only how fast states of these sizes are written and read. Writing ends when the files are on disk (fsync). It
-is measured beside a plain write of the same bytes, torch.save, safetensors and torch.distributed.checkpoint. Our writer
-has the usual priority here. Each loading, ours with the digests verified, takes place in a new process. The script
-needs about three times the size in memory. Writes checkpoints_large_cpu.json.
+is measured beside a plain write of the same bytes (as `dd conv=fsync`; "direct" as `dd oflag=direct conv=fsync
+bs=16M`), torch.save, safetensors and torch.distributed.checkpoint. Our writer has the usual priority here. Each
+loading, ours with the digests verified, takes place in a new process, from the disk: the page cache has none of the
+files ("cold"), or from the page cache ("warm"). The script needs about three times the size in memory. Writes
+checkpoints_large_cpu.json.
 """
 
 import argparse
@@ -364,6 +366,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     from safetensors.torch import save_file
     from torch.distributed import checkpoint
 
+    from shared.checkpoints import resuming
     from shared.checkpoints.layout import flatten
     from shared.checkpoints.progress import Progress
     from shared.checkpoints.saving import Saver
@@ -377,7 +380,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    config = Options(output_dir=str(folder / "ours"), save_total_limit=1, checkpointing_steps="no")
+    config = Options(output_dir=str(folder / "ours"), save_total_limit=None, checkpointing_steps="no")
     (folder / "ours").mkdir()
     saver = Saver(accelerator, config, Plan(num_samples=10**6, seed=0, global_batch_size=1, num_epochs=1))
     progress = Progress()
@@ -400,6 +403,19 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
                     file.write(content[start : start + (1 << 20)])
                 os.fsync(file.fileno())
 
+    def direct() -> None:
+        """What `dd oflag=direct conv=fsync bs=16M` does, with the bytes of our files."""
+        step = 1 << 24
+        for name, content in mapped.items():
+            end = len(content) // 4096 * 4096
+            with (new / name).open("wb", buffering=0) as file:
+                descriptor = os.open(new / name, os.O_WRONLY | os.O_DIRECT)
+                for start in range(0, end, step):
+                    os.pwrite(descriptor, content[start : min(start + step, end)], start)
+                os.close(descriptor)
+                os.pwrite(file.fileno(), content[end:], end)
+                os.fsync(file.fileno())
+
     def torch_save() -> None:
         for name, part in state().items():
             torch.save(part, new / name)
@@ -413,6 +429,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     writers: dict[str, Callable[[], object]] = {
         "ours": ours,
         "plain": plain,
+        "direct": direct,
         "torch_save": torch_save,
         "safetensors": safetensors,
         "distributed": lambda: checkpoint.save(state(), checkpoint_id=new),
@@ -429,7 +446,11 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
         zlib.crc32(content)  # the first pass over a mapping is slow, and no part of a plain write
 
     def write(way: str, _: int) -> dict[str, float]:
-        shutil.rmtree(new, ignore_errors=True)
+        for before in (new, *resuming.complete(folder / "ours").values()):  # no part of the time of any way
+            shutil.rmtree(before, ignore_errors=True)
+        new.mkdir()
+        plain()  # so that all ways find free memory that the machine has used before
+        shutil.rmtree(new)
         new.mkdir()
         os.sync()
         started = time.perf_counter()
@@ -438,34 +459,44 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
 
     write_rows = rounds.take_turns(list(writers), arguments.rounds, write)
     shutil.rmtree(new)
+    if not resuming.complete(folder / "ours"):
+        ours()
     saver.finish()
     accelerator.save_state(str(folder / "kept"))
     os.sync()
     spawn = multiprocessing.get_context("spawn")
 
     def read(way: str, _: int) -> dict[str, float]:
+        way, cache = way.split()
+        for file in (file for kept in (folder / "ours", folder / "kept") for file in kept.rglob("*")):
+            if file.is_file():
+                with file.open("rb", buffering=0) as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    while cache == "warm" and opened.read(1 << 24):
+                        pass
         with ProcessPoolExecutor(1, spawn) as process:
             return {"seconds": process.submit(seconds_of_reading, way, gigabytes, folder).result()}
 
-    read_rows = rounds.take_turns(["ours", "verifying", "load_state"], arguments.rounds, read)
+    ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in ("ours", "verifying", "load_state")]
+    read_rows = rounds.take_turns(ways, arguments.rounds, read)
     accelerator.free_memory()
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
 
-    def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def figures(rows: list[dict[str, Any]], pairs: list[tuple[str, str]]) -> dict[str, Any]:
         """Speeds, and ours divided by each other one, by round."""
         ways = list(dict.fromkeys(row["contestant"] for row in rows))
         seconds = {way: statistics.median(row["seconds"] for row in rows if row["contestant"] == way) for way in ways}
         return {
             "median_gigabytes_per_second": {way: round(size / 1e9 / seconds[way], 3) for way in ways},
-            "speed_of_ours_against": {
-                way: rounds.compare(rows, "seconds", way, "ours") for way in ways if way not in ("ours", "verifying")
-            },
+            "speed_of_ours_against": {other: rounds.compare(rows, "seconds", other, one) for one, other in pairs},
             "rows": rows,
         }
 
-    return {"gigabytes": size / 1e9, "writing": figures(write_rows), "reading": figures(read_rows)}
+    writing = figures(write_rows, [("ours", way) for way in writers if way != "ours"])
+    reading = figures(read_rows, [(f"ours {cache}", f"load_state {cache}") for cache in ("cold", "warm")])
+    return {"gigabytes": size / 1e9, "writing": writing, "reading": reading}
 
 
 def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:

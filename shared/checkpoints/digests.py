@@ -6,13 +6,15 @@ manifest as well. Older checkpoints have SHA-256.
 A file of more than 16 MiB has the digest of the digests of its parts of 16 MiB. So several threads or processes can
 write or verify parts of one file, and the digest does not depend on their number.
 
-The process that writes checkpoints imports this module without site packages, so it needs nothing but `xxhash`. Without
-`xxhash`, as on a machine that has torch and transformers only, new checkpoints have SHA-256, which is slower.
+The process that writes checkpoints imports this module without site packages, so it needs nothing but `xxhash` and
+`isal`. Without `xxhash`, as on a machine that has torch and transformers only, new checkpoints have SHA-256, which is
+slower. Without `isal` the CRC-32 checksums of zip archives come from zlib: the same bytes, at a tenth of the speed.
 """
 
 import hashlib
 import importlib
 import os
+import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
@@ -20,17 +22,22 @@ from pathlib import Path
 from typing import Any
 
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256}
-PACKAGES: list[str] = []  # the folder of `xxhash`, for the process without site packages
+PACKAGES: list[str] = []  # the folders of `xxhash` and `isal`, for the process without site packages
 if find_spec("xxhash"):
     xxhash: Any = importlib.import_module("xxhash")
     ALGORITHMS["xxh3_128"] = xxhash.xxh3_128
     PACKAGES.append(str(Path(xxhash.__file__).parents[1]))
+crc32: Any = zlib.crc32
+if find_spec("isal"):
+    isal: Any = importlib.import_module("isal.isal_zlib")
+    crc32 = isal.crc32
+    PACKAGES.append(str(Path(isal.__file__).parents[1]))
 ALGORITHM = [*ALGORITHMS][-1]  # of new checkpoints
 CHUNK = 1 << 20  # bytes that are read or written at once: they are still in the cache when they are hashed
 PART = 1 << 24  # bytes; manifests depend on it
 OF_PARTS = "_of_16_mib_parts"
-THREADS = min(8, len(os.sched_getaffinity(0)))
-"""How many parts are written or verified at once. xxhash, hashlib, zlib, reads and writes do not hold the GIL."""
+THREADS = min(8, 4 * len(os.sched_getaffinity(0)))
+"""How many parts are written or verified at once. xxhash, hashlib, zlib, isal, reads and writes do not hold the GIL."""
 
 Line = dict[str, Any]
 """A line of a manifest: the size of a file in bytes, and its digest."""

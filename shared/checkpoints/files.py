@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -252,7 +251,7 @@ def write_checksums(image: Image, part: int) -> None:
     """Put the checksums in a part of a zip archive right, and those at its end that repeat them."""
     image.checksums[part] = []
     for start, end, (place, repeated) in image.records_by_part.get(part, []):
-        checksum = zlib.crc32(memoryview(image.memory)[start:end])
+        checksum = digests.crc32(memoryview(image.memory)[start:end])
         struct.pack_into("<I", image.memory, place, checksum)
         struct.pack_into("<I", image.memory, repeated, checksum)
         image.checksums[part].append((repeated, checksum))

@@ -1,8 +1,8 @@
 """Writes a checkpoint so that it is complete or absent, in the training process or in a second process.
 
-That process is this file run as a script. It imports only `xxhash` and what Python brings, so that it starts within
-50 ms. It has a low priority, ignores the signals that are meant for the training process, and ends with it. If several
-training processes of a machine share a checkpoint, each has such a process, and that of the leader commits it.
+That process is this file run as a script. It imports only `xxhash`, `isal` and what Python brings, so that it starts
+within 50 ms. It has a low priority, ignores the signals that are meant for the training process, and ends with it. If
+several training processes of a machine share a checkpoint, each has such a process, and that of the leader commits it.
 """
 
 import ctypes

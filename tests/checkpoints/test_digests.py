@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+import zlib
 
 import pytest
 import runs
@@ -159,19 +160,27 @@ def test_a_disk_that_fills_up_while_an_image_is_written_is_an_error_of_the_disk(
     shutil.rmtree(tmp_path / "step_00000003")
 
 
+def test_isal_computes_the_checksums_of_zip():
+    pytest.importorskip("isal")
+    content = os.urandom(12345)
+    assert digests.crc32(content) == digests.crc32(memoryview(content)) == zlib.crc32(content)
+    assert digests.crc32 is not zlib.crc32
+
+
 def test_without_xxhash_checkpoints_have_sha256_and_others_are_not_taken_for_intact(tmp_path):
     write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
     script = f"""
-import sys
-sys.modules["xxhash"] = None
+import sys, zlib
+sys.modules["xxhash"] = sys.modules["isal"] = None
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "xxhash" else found(name, *more)
+importlib.util.find_spec = lambda name, *more: None if name in ("xxhash", "isal") else found(name, *more)
 from pathlib import Path
 from shared.checkpoints import digests, resuming
 from shared.checkpoints.writer import Job, write
 folder = Path({str(tmp_path)!r})
 write(Job(folder / "step_00000004", images={{}}, contents={{"state.json": b"1"}}))
+assert digests.crc32 is zlib.crc32
 print([resuming.problem_with(folder / name) for name in ("step_00000003", "step_00000004")])
 """
     said = runs.succeed([sys.executable, "-c", script], PYTHONPATH=str(runs.ROOT))

@@ -550,6 +550,9 @@ def main() -> None:
         "--recoveries", type=int, default=0, help="how often to kill the recipe and measure its recovery"
     )
     parser.add_argument("--encoder", choices=("small", "base"), help="default: base on a GPU, else small")
+    parser.add_argument(
+        "--beside_copy", action="store_true", help="only measure saves beside a copy; write saves.json (for gpu.py)"
+    )
     parser.add_argument("--gigabytes", type=float, nargs="+", help="measure writing and reading of these sizes only")
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
@@ -573,6 +576,11 @@ def main() -> None:
 
     on_gpu = torch.cuda.is_available()
     arguments.encoder, arguments.ways = arguments.encoder or ("base" if on_gpu else "small"), [*LABELS]
+    if arguments.beside_copy:
+        measured = measure_saves(folder, arguments.encoder, arguments.rounds)
+        (arguments.output_dir / "saves.json").write_text(json.dumps(measured, indent=1) + "\n")
+        shutil.rmtree(folder)
+        return
     stall = measure_stall(arguments, folder)
     report |= {"summary": summarize(stall), **stall, "recovery": measure_recovery(arguments, folder)}
     name = f"checkpoints_{'gpu' if on_gpu else 'cpu'}.json"

@@ -110,7 +110,11 @@ def race(name: str, folder: Path, seconds: float) -> Row:
     """Run a benchmark for at most `seconds`, then end its process with all that it started; its row."""
     log = folder.with_suffix(".log")
     started = time.perf_counter()
-    code = run_limited([sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder], log, seconds)
+    command = [sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder]
+    if BENCHMARKS[name].recipe == "saves":
+        command = [sys.executable, ROOT / "benchmarks/checkpoints.py", "--beside_copy", "--rounds", 7]
+        command += ["--output_dir", folder]
+    code = run_limited(command, log, seconds)
     row = figures(BENCHMARKS[name], folder) | {"benchmark": name, "seconds": time.perf_counter() - started}
     if code:
         last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]

@@ -23,7 +23,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from benchmarks import checkpoints
 from benchmarks.harness import gpu_passes, gpu_peers
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
 from benchmarks.harness.host_waits import HostWaits
@@ -73,10 +72,6 @@ def run(name: str, folder: Path, toy: bool) -> None:
         (folder / "corpus.txt").write_text((ROOT / "CONTRIBUTING.md").read_text())
     if benchmark.recipe == "passes":
         gpu_passes.run(folder, toy)
-        return
-    if benchmark.recipe == "saves":
-        measured = checkpoints.measure_saves(folder, "small" if toy else "base", 1 if toy else 7)
-        (folder / "saves.json").write_text(json.dumps(measured))
         return
     if "train_file" in benchmark.flags:
         prepare_texts(folder, toy)

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 
 sys.path.insert(0, str(runs.ROOT))
 
-from benchmarks import gpu
+from benchmarks import checkpoints, gpu
 from benchmarks.harness import gpu_benchmarks, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
@@ -62,9 +62,11 @@ def test_the_benchmark_with_checkpoints_gives_stall_and_size(rows):
     assert row["checkpoint_bytes"] > 1e5
 
 
-def test_a_save_that_is_due_when_the_last_one_is_done_is_measured_beside_a_copy(tmp_path):
+def test_a_save_that_is_due_when_the_last_one_is_done_is_measured_beside_a_copy(tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
-    run_gpu_benchmark.run("saves", tmp_path / "saves", toy=True)
+    flags = ["--beside_copy", "--rounds", "1", "--output_dir", str(tmp_path / "saves")]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/checkpoints.py", *flags])
+    checkpoints.main()
     row = gpu.figures(BENCHMARKS["saves"], tmp_path / "saves") | {"benchmark": "saves"}
     assert row["save_bytes"] > 5e7
     assert 0 < row["save_stall_ms"] < row["save_on_disk_ms"]

@@ -16,9 +16,11 @@ disk on top of that: at most "until_complete".
     python benchmarks/checkpoints.py --gigabytes 1.3 4 --rounds 5 --output_dir out/large
 
 measures only how fast states of these sizes are written and read. Writing ends when the files are on disk (fsync). It
-is measured beside a plain write of the same bytes, torch.save, safetensors and torch.distributed.checkpoint. Our writer
-has the usual priority here. Each loading, ours with the digests verified, takes place in a new process. The script
-needs about three times the size in memory. Writes checkpoints_large_cpu.json.
+is measured beside a plain write of the same bytes (as `dd conv=fsync`; "direct" as `dd oflag=direct conv=fsync
+bs=16M`), torch.save, safetensors and torch.distributed.checkpoint. Our writer has the usual priority here. Each
+loading, ours with the digests verified, takes place in a new process, from the disk: the page cache has none of the
+files ("cold"), or from the page cache ("warm"). The script needs about three times the size in memory. Writes
+checkpoints_large_cpu.json.
 """
 
 import argparse
@@ -86,8 +88,33 @@ def start_group(folder: Path) -> None:
     torch.distributed.init_process_group(backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
 
 
+def measure_saves(folder: Path, encoder: str, number: int) -> dict[str, float]:
+    """Measure `number` saves that are due when the last one is done, beside a copy of the same bytes into memory.
+
+    Returns:
+        Medians in milliseconds. `save_extra_ms` and `copy_extra_ms`: how much later the next step ends.
+        `save_stall_ms`: how long the loop stands still. `save_on_disk_ms`: from the start of the save until it is on
+        disk; a save that is due earlier waits for the rest of this time. `save_bytes`: the size.
+    """
+    ways = ["nothing", "copy", "ours"]
+    arguments = argparse.Namespace(encoder=encoder, rounds=number, global_batch_size=8, ways=ways)
+    measured = measure_stall(arguments, folder)
+    medians = summarize(measured)
+    return {
+        "save_bytes": measured["megabytes"] * 1e6,
+        "save_stall_ms": medians["median_stall_ms"]["ours"],
+        "save_extra_ms": medians["median_extra_ms"]["ours"],
+        "copy_extra_ms": medians["median_extra_ms"]["copy"],
+        "save_on_disk_ms": medians["median_until_complete_ms"],
+    }
+
+
 def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure each way of saving, in turns: a row for each save, CPU seconds of a training step, seconds of reading."""
+    """Measure the ways of saving that `arguments.ways` names, in turns.
+
+    Returns:
+        A row for each save, CPU seconds of a training step, and, if all ways are measured, seconds of reading.
+    """
     import torch
     import transformers
     from accelerate import Accelerator
@@ -95,7 +122,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     from shared.checkpoints import resuming
-    from shared.checkpoints.buffers import distinct, flatten
+    from shared.checkpoints.layout import distinct, flatten
     from shared.checkpoints.progress import Progress
     from shared.checkpoints.saving import Saver
     from shared.config.options import Options
@@ -104,7 +131,9 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     torch.set_num_threads(1)
     on_gpu = torch.cuda.is_available()
-    start_group(folder)
+    everything = arguments.ways == [*LABELS]
+    if everything:
+        start_group(folder)
     accelerator = Accelerator(cpu=not on_gpu)
     synchronize = torch.cuda.synchronize if on_gpu else lambda: None
     sizes = SIZES if arguments.encoder == "small" else {}
@@ -186,12 +215,12 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     rows, step = [], 0
     for round_ in range(-2, arguments.rounds):  # two warm up
-        for way in random.Random(round_).sample(sorted(ways), len(ways)):
+        for way in random.Random(round_).sample(sorted(arguments.ways), len(arguments.ways)):
             train(1, 8, SHORT)
             drain()
             synchronize()
             step += 1
-            writer = saver.writer.process.pid if saver.writer else None
+            writer = saver.staging.writer.process.pid if saver.staging.writer else None
             before = cpu_seconds(), cpu_of_copying() + (cpu_of(writer) if writer else 0.0)
             started = time.perf_counter()
             ways[way](step)
@@ -223,6 +252,15 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     cpu_of_a_step = (cpu_seconds() - before_steps) / 2
     ours(step + 1)
     saver.finish()
+    result = {
+        "device": str(accelerator.device),
+        "megabytes": sum(tensor.nbytes for tensor in tensors()) / 1e6,
+        "rows": rows,
+        "cpu_seconds_of_a_step": cpu_of_a_step,
+    }
+    if not everything:
+        accelerator.free_memory()
+        return result
     accelerator.save_state(str(folder / "kept"))
     checkpoint.save(state(), checkpoint_id=folder / "kept_shards")
     path = resuming.path_of(config.output_dir, step + 1)
@@ -238,21 +276,15 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             readers[reader]()
             if round_ >= 0:
                 reads[reader].append(time.perf_counter() - started)
-    megabytes = sum(tensor.nbytes for tensor in tensors()) / 1e6
     accelerator.free_memory()
     torch.distributed.destroy_process_group()
-    return {
-        "device": str(accelerator.device),
-        "megabytes": megabytes,
-        "rows": rows,
-        "cpu_seconds_of_a_step": cpu_of_a_step,
-        "read_seconds": reads,
-    }
+    return result | {"read_seconds": reads}
 
 
 def summarize(stall: dict[str, Any]) -> dict[str, Any]:
     """The medians, and the ratios of ours to the other ways within each round."""
-    by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS}
+    found = {row["way"] for row in stall["rows"]}
+    by_way = {way: [row for row in stall["rows"] if row["way"] == way] for way in LABELS if way in found}
     alone = [row["through_next_step"] for row in by_way["nothing"]]
     figures = {
         "stall": {way: [row["stall"] for row in rows] for way, rows in by_way.items()},
@@ -262,7 +294,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         },
         "stall_cpu": {way: [row["stall_cpu"] for row in rows] for way, rows in by_way.items()},
     }
-    others = [way for way in LABELS if way not in ("nothing", "ours")]
+    others = [way for way in by_way if way not in ("nothing", "ours")]
     ratios = {
         way: [mine / other for mine, other in zip(figures["stall"]["ours"], figures["stall"][way], strict=True)]
         for way in others
@@ -288,7 +320,7 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         "median_stall_cpu_ms": medians["stall_cpu"],
         "median_until_complete_ms": round(1e3 * statistics.median(row["until_complete"] for row in by_way["ours"]), 1),
         "median_read_ms": {
-            way: round(1e3 * statistics.median(times), 1) for way, times in stall["read_seconds"].items()
+            way: round(1e3 * statistics.median(times), 1) for way, times in stall.get("read_seconds", {}).items()
         },
         "cpu_seconds_per_save": round(statistics.median(cpu), 4),
         "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),
@@ -334,7 +366,8 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     from safetensors.torch import save_file
     from torch.distributed import checkpoint
 
-    from shared.checkpoints.buffers import flatten
+    from shared.checkpoints import resuming
+    from shared.checkpoints.layout import flatten
     from shared.checkpoints.progress import Progress
     from shared.checkpoints.saving import Saver
     from shared.config.options import Options
@@ -347,7 +380,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    config = Options(output_dir=str(folder / "ours"), save_total_limit=1, checkpointing_steps="no")
+    config = Options(output_dir=str(folder / "ours"), save_total_limit=None, checkpointing_steps="no")
     (folder / "ours").mkdir()
     saver = Saver(accelerator, config, Plan(num_samples=10**6, seed=0, global_batch_size=1, num_epochs=1))
     progress = Progress()
@@ -370,6 +403,19 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
                     file.write(content[start : start + (1 << 20)])
                 os.fsync(file.fileno())
 
+    def direct() -> None:
+        """What `dd oflag=direct conv=fsync bs=16M` does, with the bytes of our files."""
+        step = 1 << 24
+        for name, content in mapped.items():
+            end = len(content) // 4096 * 4096
+            with (new / name).open("wb", buffering=0) as file:
+                descriptor = os.open(new / name, os.O_WRONLY | os.O_DIRECT)
+                for start in range(0, end, step):
+                    os.pwrite(descriptor, content[start : min(start + step, end)], start)
+                os.close(descriptor)
+                os.pwrite(file.fileno(), content[end:], end)
+                os.fsync(file.fileno())
+
     def torch_save() -> None:
         for name, part in state().items():
             torch.save(part, new / name)
@@ -383,23 +429,28 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     writers: dict[str, Callable[[], object]] = {
         "ours": ours,
         "plain": plain,
+        "direct": direct,
         "torch_save": torch_save,
         "safetensors": safetensors,
         "distributed": lambda: checkpoint.save(state(), checkpoint_id=new),
     }
     ours()  # lays out the memory, and starts the writer
-    if saver.writer:
+    if saver.staging.writer:
         with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
-            os.setpriority(os.PRIO_PROCESS, saver.writer.process.pid, 0)
-    size = sum(image.size for image in saver.buffers.images.values()) if saver.buffers else 0
-    assert size, "not enough memory"
-    assert saver.buffers
-    mapped = {name: memoryview(mmap.mmap(image.descriptor, image.size)) for name, image in saver.buffers.images.items()}
+            os.setpriority(os.PRIO_PROCESS, saver.staging.writer.process.pid, 0)
+    assert saver.staging.buffers, "not enough memory"
+    images = saver.staging.buffers.images
+    size = sum(image.size for image in images.values())
+    mapped = {name: memoryview(mmap.mmap(image.descriptor, image.size)) for name, image in images.items()}
     for content in mapped.values():
         zlib.crc32(content)  # the first pass over a mapping is slow, and no part of a plain write
 
     def write(way: str, _: int) -> dict[str, float]:
-        shutil.rmtree(new, ignore_errors=True)
+        for before in (new, *resuming.complete(folder / "ours").values()):  # no part of the time of any way
+            shutil.rmtree(before, ignore_errors=True)
+        new.mkdir()
+        plain()  # so that all ways find free memory that the machine has used before
+        shutil.rmtree(new)
         new.mkdir()
         os.sync()
         started = time.perf_counter()
@@ -408,34 +459,44 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
 
     write_rows = rounds.take_turns(list(writers), arguments.rounds, write)
     shutil.rmtree(new)
+    if not resuming.complete(folder / "ours"):
+        ours()
     saver.finish()
     accelerator.save_state(str(folder / "kept"))
     os.sync()
     spawn = multiprocessing.get_context("spawn")
 
     def read(way: str, _: int) -> dict[str, float]:
+        way, cache = way.split()
+        for file in (file for kept in (folder / "ours", folder / "kept") for file in kept.rglob("*")):
+            if file.is_file():
+                with file.open("rb", buffering=0) as opened:
+                    os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    while cache == "warm" and opened.read(1 << 24):
+                        pass
         with ProcessPoolExecutor(1, spawn) as process:
             return {"seconds": process.submit(seconds_of_reading, way, gigabytes, folder).result()}
 
-    read_rows = rounds.take_turns(["ours", "verifying", "load_state"], arguments.rounds, read)
+    ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in ("ours", "verifying", "load_state")]
+    read_rows = rounds.take_turns(ways, arguments.rounds, read)
     accelerator.free_memory()
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
 
-    def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def figures(rows: list[dict[str, Any]], pairs: list[tuple[str, str]]) -> dict[str, Any]:
         """Speeds, and ours divided by each other one, by round."""
         ways = list(dict.fromkeys(row["contestant"] for row in rows))
         seconds = {way: statistics.median(row["seconds"] for row in rows if row["contestant"] == way) for way in ways}
         return {
             "median_gigabytes_per_second": {way: round(size / 1e9 / seconds[way], 3) for way in ways},
-            "speed_of_ours_against": {
-                way: rounds.compare(rows, "seconds", way, "ours") for way in ways if way not in ("ours", "verifying")
-            },
+            "speed_of_ours_against": {other: rounds.compare(rows, "seconds", other, one) for one, other in pairs},
             "rows": rows,
         }
 
-    return {"gigabytes": size / 1e9, "writing": figures(write_rows), "reading": figures(read_rows)}
+    writing = figures(write_rows, [("ours", way) for way in writers if way != "ours"])
+    reading = figures(read_rows, [(f"ours {cache}", f"load_state {cache}") for cache in ("cold", "warm")])
+    return {"gigabytes": size / 1e9, "writing": writing, "reading": reading}
 
 
 def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
@@ -489,6 +550,9 @@ def main() -> None:
         "--recoveries", type=int, default=0, help="how often to kill the recipe and measure its recovery"
     )
     parser.add_argument("--encoder", choices=("small", "base"), help="default: base on a GPU, else small")
+    parser.add_argument(
+        "--beside_copy", action="store_true", help="only measure saves beside a copy; write saves.json (for gpu.py)"
+    )
     parser.add_argument("--gigabytes", type=float, nargs="+", help="measure writing and reading of these sizes only")
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
@@ -511,7 +575,12 @@ def main() -> None:
     import torch
 
     on_gpu = torch.cuda.is_available()
-    arguments.encoder = arguments.encoder or ("base" if on_gpu else "small")
+    arguments.encoder, arguments.ways = arguments.encoder or ("base" if on_gpu else "small"), [*LABELS]
+    if arguments.beside_copy:
+        measured = measure_saves(folder, arguments.encoder, arguments.rounds)
+        (arguments.output_dir / "saves.json").write_text(json.dumps(measured, indent=1) + "\n")
+        shutil.rmtree(folder)
+        return
     stall = measure_stall(arguments, folder)
     report |= {"summary": summarize(stall), **stall, "recovery": measure_recovery(arguments, folder)}
     name = f"checkpoints_{'gpu' if on_gpu else 'cpu'}.json"

@@ -110,7 +110,11 @@ def race(name: str, folder: Path, seconds: float) -> Row:
     """Run a benchmark for at most `seconds`, then end its process with all that it started; its row."""
     log = folder.with_suffix(".log")
     started = time.perf_counter()
-    code = run_limited([sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder], log, seconds)
+    command = [sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder]
+    if BENCHMARKS[name].recipe == "saves":
+        command = [sys.executable, ROOT / "benchmarks/checkpoints.py", "--beside_copy", "--rounds", 7]
+        command += ["--output_dir", folder]
+    code = run_limited(command, log, seconds)
     row = figures(BENCHMARKS[name], folder) | {"benchmark": name, "seconds": time.perf_counter() - started}
     if code:
         last = log.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
@@ -123,7 +127,7 @@ def race(name: str, folder: Path, seconds: float) -> Row:
 def figures(benchmark: Benchmark, folder: Path) -> Row:
     """The figures of a run: means over its timed steps, weighted by their time."""
     row: Row = {"data": benchmark.data, "unit": benchmark.unit}
-    for name in ("passes", "kernels"):
+    for name in ("passes", "kernels", "saves"):
         if (file := folder / f"{name}.json").exists():
             found = json.loads(file.read_text())
             row |= found if isinstance(found, dict) else {name: found}
@@ -237,6 +241,8 @@ def said(row: Row) -> str:
         failed = f", failed: {', '.join(row['failed'])}" if row.get("failed") else ""
         return f"tests {row.get('passed', 0)} passed, {row.get('skipped', 0)} skipped{failed} {row.get('problem', '')}"
     figure = f"{row['rate']:12,.1f} {row['unit']}/s" if "rate" in row else f"{len(row.get('passes', ()))} passes"
+    if "save_extra_ms" in row:
+        figure = f"{row['save_extra_ms']:12,.1f} ms for a save"
     return f"{row['benchmark']:34} {figure} {row.get('problem', '')}"
 
 
@@ -370,6 +376,14 @@ def facts(entries: list[Entry]) -> str:
         size = row["checkpoint_bytes"] / 1e9
         stall = row["checkpoint_stall"] * 1e3
         said.append(f"A save of {size:.2f} GB every 8 steps pauses the loop for {stall:,.0f} ms{copy}.")
+    if found := newest(entries, "saves", "save_extra_ms"):
+        row, _ = found
+        said.append(
+            f"A save of {row['save_bytes'] / 1e9:.2f} GB that is due when the last one is done pauses the loop for "
+            f"{row['save_stall_ms']:,.1f} ms, and the next step ends {row['save_extra_ms']:,.1f} ms later; with a copy "
+            f"of the same bytes into pinned memory, {row['copy_extra_ms']:,.1f} ms later. It is on disk after "
+            f"{row['save_on_disk_ms']:,.0f} ms: a save that is due earlier waits for the rest of that time."
+        )
     if found := newest(entries, "tests", "passed"):
         row, entry = found
         failed = f", {len(row['failed'])} failed ({', '.join(row['failed'])})" if row["failed"] else ""

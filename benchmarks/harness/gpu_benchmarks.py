@@ -13,7 +13,7 @@ class Benchmark:
     """One benchmark, and so one line of a table."""
 
     recipe: str
-    """A recipe; or "trainer", "bare loop" (gpu_peers.py), "passes" (gpu_passes.py)."""
+    """A recipe; or "trainer", "bare loop" (gpu_peers.py), "passes" (gpu_passes.py), "saves" (checkpoints.py)."""
     data: str
     """random, real, on the device, cache."""
     flags: dict[str, Any]
@@ -157,7 +157,8 @@ PEERS = {
     "bare_loop_bert_base": peer("bare loop", "bert_base_eager", "a bare loop"),
     "trainer_modernbert_base": peer("trainer", "modernbert_base_eager", TRAINER),
 }
-BENCHMARKS = MAIN | VARIANTS | PEERS
+SAVES = {"saves": Benchmark("saves", "random", {}, about="a save of BERT-base that is due when the last one is done")}
+BENCHMARKS = MAIN | VARIANTS | PEERS | SAVES
 # Further ratios of rates: one, other.
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))

@@ -1,42 +1,32 @@
-"""The large files of a checkpoint, laid out once in shared memory: a save copies the tensors over their old values.
+"""This process's share of the large files of a checkpoint in memory: a save copies the tensors over their old values.
 
 The memory is anonymous, so it is freed with the process, and limited only by the machine's memory (/dev/shm of a
 container often has 64 MB). Its content is a file in Accelerate's format, so the process that writes it to disk does not
-handle tensors.
+handle tensors. Where other processes write parts of the file, the memory has holes.
 """
 
-import json
-import math
 import mmap
 import os
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from shared.checkpoints.writer import Image
+from shared.checkpoints import digests
+from shared.checkpoints.files import Image
+from shared.checkpoints.layout import Layout, distinct, flatten, path_of
 from shared.compat import of_torch
 from shared.compat.of_torch import UnknownLayout
 
 PAGE = mmap.PAGESIZE
-
-
-@dataclass
-class Flat:
-    """The leaves of a state dict, and its structure."""
-
-    tensors: list[Tensor]
-    floats: list[float]
-    shape: list[Any]
-    """Everything else: keys, kinds of leaves in order, and all values that are neither tensor nor float."""
+Values = dict[str, tuple[list[Tensor], list[float]]]
+"""Tensors and floats, by file name."""
 
 
 class Copy:
@@ -83,61 +73,67 @@ class Copy:
 
 
 class Buffers:
-    """Files laid out for the state dicts of models and optimizers, by file name; their values come with `copy`.
+    """The memory of this process's share of the files of a checkpoint; the values come with `copy`.
+
+    Args:
+        layouts: the layouts of all files, by name; of a model, the name ends in ".safetensors".
+        share: the parts of each file that this process writes, as `layout.divide` returns them; None: all.
+        on_gpu: whether tensors are on a GPU, so that memory is pinned.
 
     Raises:
         MemoryError: there is not enough memory.
-        UnknownLayout: torch or safetensors lay their files out in an unknown way, which may also raise other errors;
-            the memory is freed after any error.
     """
 
-    def __init__(self, models: dict[str, Any], optimizers: dict[str, Any]) -> None:
-        sizes = [sum(t.nbytes for t in flatten(state).tensors) for state in (*models.values(), *optimizers.values())]
-        needed = sum(sizes) + max(sizes, default=0)  # the file of a model exists twice for a moment
-        if (free := available_memory()) < needed:
-            raise MemoryError(f"{needed / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
+    def __init__(self, layouts: dict[str, Layout], share: dict[str, list[int]] | None = None, on_gpu: bool = False):
+        require_memory(sum(layout.size for layout in layouts.values()))
+        self.layouts = layouts
         self.images: dict[str, Image] = {}
-        self._shapes = {name: flatten(state).shape for name, state in (models | optimizers).items()}
-        self._tensors: dict[str, list[Tensor]] = {}
-        self._floats: dict[str, list[int]] = {}
+        self._tensors: dict[str, dict[int, Tensor]] = {}
         self._registered: list[int] = []
-        on_gpu = any(t.is_cuda for state in (*models.values(), *optimizers.values()) for t in flatten(state).tensors)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         # One stream for all saves: torch has a pool of 32, and another could be NCCL's, which would wait for the copy.
         self._stream = torch.cuda.Stream() if on_gpu else None
         try:
-            for name, state in models.items():
-                self.images[name], self._tensors[name] = lay_out_model(state)
-                self._floats[name] = []
-            for name, state in optimizers.items():
-                self.images[name], self._tensors[name], self._floats[name] = lay_out_optimizer(state)
+            for name, layout in layouts.items():
+                part = share[name] if share is not None else None
+                image = Image(os.memfd_create("checkpoint"), layout.size, layout.records, part)
+                self.images[name] = image
+                self._tensors[name] = tensors_in(image, layout)
             if on_gpu:
-                for tensors in self._tensors.values():
-                    self._register(tensors)
+                self._register()
         except BaseException:
             self.close()
             raise
 
-    def copy(self, states: dict[str, Any], lasting: Collection[int] = ()) -> Copy | None:
-        """Start to copy the current values into memory; None if the states do not fit the layout.
+    def values_of(self, states: dict[str, Any]) -> Values | None:
+        """The values of state dicts, by file name, in the order of their layouts; None if they do not fit them."""
+        if states.keys() != self.layouts.keys():
+            return None
+        values = {}
+        for name, state in states.items():
+            flat = flatten(state)
+            if flat.shape != self.layouts[name].shape:
+                return None
+            tensors = list(distinct(state).values()) if name.endswith(".safetensors") else flat.tensors
+            values[name] = tensors, flat.floats
+        return values
+
+    def copy(self, values: Values, lasting: Collection[int] = ()) -> Copy:
+        """Start to copy this process's share of values into memory.
 
         Args:
-            states: the state dicts, by file name.
+            values: as `values_of` returns them.
             lasting: addresses of tensors that do not change until `hold` of the returned `Copy`. All other tensors
                 are copied when this returns, or on a GPU before any later operation in the current stream.
         """
-        flat = {name: flatten(state) for name, state in states.items()}
-        if any(flat[name].shape != shape for name, shape in self._shapes.items()):
-            return None
         now: tuple[list[Tensor], list[Tensor]] = ([], [])
         later: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for name, state in flat.items():
-            source = distinct(states[name]).values() if name.endswith(".safetensors") else state.tensors
-            for place, tensor in zip(self._tensors[name], source, strict=True):
-                places, tensors = later if of_torch.COUNTS_WRITES and tensor.data_ptr() in lasting else now
+        for name, (sources, floats) in values.items():
+            for index, place in self._tensors[name].items():
+                places, tensors = later if of_torch.COUNTS_WRITES and sources[index].data_ptr() in lasting else now
                 places.append(place)
-                tensors.append(tensor)
-            for position, value in zip(self._floats[name], state.floats, strict=True):
+                tensors.append(sources[index])
+            for position, value in zip(self.layouts[name].floats, floats, strict=True):
                 os.pwrite(self.images[name].descriptor, struct.pack(">d", value), position)
         copy_all(*now)
         return Copy(*later, self._stream or self._thread)
@@ -147,22 +143,33 @@ class Buffers:
         self._thread.shutdown()
         for address in self._registered:
             torch.cuda.cudart().cudaHostUnregister(address)
+        self._registered.clear()
         self._tensors.clear()
         for image in self.images.values():
             os.close(image.descriptor)
         self.images.clear()
 
-    def _register(self, tensors: list[Tensor]) -> None:
-        """Pin the memory of these tensors, so that the GPU copies into it directly; without this, copies are slower."""
-        starts = [tensor.data_ptr() for tensor in tensors if tensor.nbytes]
-        if starts:
-            start = min(starts) // PAGE * PAGE
-            end = -(-max(tensor.data_ptr() + tensor.nbytes for tensor in tensors) // PAGE) * PAGE
+    def _register(self) -> None:
+        """Pin the memory of the tensors, so that the GPU copies into it directly; without this, copies are slower."""
+        runs: list[list[int]] = []  # (start, end) of consecutive pages of one mapping
+        for tensors in self._tensors.values():
+            first = len(runs)
+            pages = [
+                (t.data_ptr() // PAGE * PAGE, -(-(t.data_ptr() + t.nbytes) // PAGE) * PAGE)
+                for t in tensors.values()
+                if t.nbytes
+            ]
+            for start, end in sorted(pages):
+                if len(runs) > first and start <= runs[-1][1]:
+                    runs[-1][1] = max(runs[-1][1], end)
+                else:
+                    runs.append([start, end])
+        for start, end in runs:
             if int(torch.cuda.cudart().cudaHostRegister(start, end - start, 0)) == 0:
                 self._registered.append(start)
-                return
-            with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let this one take it
-                torch.zeros(1, device="cuda")
+            else:
+                with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let this one take it
+                    torch.zeros(1, device="cuda")
 
 
 def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
@@ -172,142 +179,40 @@ def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
             of_torch.copy(places, tensors, non_blocking=tensors[0].is_cuda)
 
 
-def lay_out_model(state: dict[str, Tensor]) -> tuple[Image, list[Tensor]]:
-    """model.safetensors in memory, and the place in it of each tensor of `distinct(state)`."""
-    tensors = distinct(state)
-    content = safetensors_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, {"format": "pt"})
-    with unnamed_memory() as descriptor:
-        with os.fdopen(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:start])
-        whole = torch.from_file(path_of(descriptor), shared=True, size=len(content), dtype=torch.uint8)
-        parts = [tuple(start + offset for offset in header[name]["data_offsets"]) for name in tensors]
-        places = [
-            whole[first:last].view(tensor.dtype).view(tensor.shape)
-            for (first, last), tensor in zip(parts, tensors.values(), strict=True)
-        ]
-        require_shared(places, descriptor, parts)
-    return Image(descriptor, len(content)), places
+def tensors_in(image: Image, layout: Layout) -> dict[int, Tensor]:
+    """Give the memory of an image its size and its fixed bytes; the tensors in its parts, by index in the layout.
 
-
-def lay_out_optimizer(state: dict[str, Any]) -> tuple[Image, list[Tensor], list[int]]:
-    """optimizer.bin in memory, and the place in it of each tensor, and the offset of each float, of the state.
-
-    Floats, such as the learning rate, are pickled. To find their offsets, the layout is written with numbers in their
-    place that occur nowhere else.
-    """
-    marks = [math.pi + i * 2.0**-30 for i in range(len(flatten(state).floats))]
-    marked = with_floats(state, iter(marks))
-    with unnamed_memory() as descriptor:
-        with os.fdopen(descriptor, "r+b", closefd=False) as file:
-            torch.save(marked, file)
-        with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
-            mapped = flatten(torch.load(path_of(descriptor), mmap=True, weights_only=True, map_location="cpu"))
-        if (mapped.shape, mapped.floats) != (flatten(marked).shape, marks):
-            raise UnknownLayout("torch.load does not return the state that torch.save wrote")
-        records = of_torch.archive_records(descriptor)
-        storages = [(start, end) for name, (start, end, _) in records.items() if "/data/" in name]
-        require_shared(mapped.tensors, descriptor, storages)
-        pickles = [record for name, record in records.items() if name.endswith("/data.pkl")]
-        if len(pickles) != 1:
-            raise UnknownLayout(f"torch's archive has {len(pickles)} records called data.pkl")
-        start, end, _ = pickles[0]
-        pickled = os.pread(descriptor, end - start, start)
-        packed = [struct.pack(">d", mark) for mark in marks]
-        if any(pickled.count(mark) != 1 for mark in packed):
-            raise UnknownLayout("data.pkl of torch's archive does not hold each float once, in eight bytes")
-        positions = [start + pickled.index(mark) for mark in packed]
-        image = Image(descriptor, os.fstat(descriptor).st_size, list(records.values()))
-    return image, mapped.tensors, positions
-
-
-@contextmanager
-def unnamed_memory() -> Iterator[int]:
-    """The descriptor of new anonymous memory; an error inside the block frees it."""
-    descriptor = os.memfd_create("checkpoint")
-    try:
-        yield descriptor
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
-def require_shared(places: list[Tensor], descriptor: int, parts: list[tuple[int, int]]) -> None:
-    """Check, with the smallest tensor, that writing to a tensor changes the memory of `descriptor`.
-
-    Args:
-        places: the tensors.
-        parts: (start, end) in the memory, of each tensor or of each tensor's storage.
+    Pages outside these parts are never written, so they take no memory.
 
     Raises:
-        UnknownLayout: it does not, so each checkpoint would have the values of the first one.
+        UnknownLayout: writing to a tensor does not change the image, so each checkpoint would have the same values.
     """
-    parts = [(start, end - start) for start, end in parts if end > start]
-    places = [place for place in places if place.nbytes]
-    if not places:
-        return
-    shortest = min((size for _, size in parts), default=0)
-
-    def content() -> list[bytes]:
-        return [os.pread(descriptor, size, start) for start, size in parts if size == shortest]
-
-    place = min(places, key=lambda tensor: (tensor.untyped_storage().nbytes(), tensor.nbytes))
-    storage, first, before = place.untyped_storage(), place.storage_offset() * place.element_size(), content()
-    byte = storage[first]
-    storage[first] = 255 - byte
-    reached = content() != before
-    storage[first] = byte
-    if not reached:
-        raise UnknownLayout("writing to a tensor of the mapped file does not change the file")
-
-
-def flatten(state: Any) -> Flat:
-    """The leaves and the structure of a state dict, in its order."""
-    flat = Flat([], [], [])
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Tensor):  # first, because nearly all are
-            flat.tensors.append(value)
-            flat.shape.append((value.shape, value.dtype))
-        elif isinstance(value, dict):
-            flat.shape.append(tuple(value))
-            for part in value.values():
-                walk(part)
-        elif isinstance(value, list | tuple):
-            flat.shape.append(len(value))
-            for part in value:
-                walk(part)
-        elif isinstance(value, float):
-            flat.floats.append(value)
-            flat.shape.append("float")
-        else:
-            flat.shape.append(value)
-
-    walk(state)
-    return flat
+    os.truncate(image.descriptor, image.size)
+    for offset, content in layout.fixed:
+        os.pwrite(image.descriptor, content, offset)
+    whole = torch.from_file(path_of(image.descriptor), shared=True, size=image.size, dtype=torch.uint8)
+    mine = {
+        index: place
+        for index, place in enumerate(layout.places)
+        if any(digests.overlaps(part, place.extent) for part in image.parts)
+    }
+    tensors = {}
+    for index, place in mine.items():
+        length = sum((size - 1) * step for size, step in zip(place.shape, place.stride, strict=True)) + 1
+        length = length * place.dtype.itemsize if place.shape.numel() else 0
+        values = whole[place.start : place.start + length].view(place.dtype)
+        tensors[index] = values.as_strided(place.shape, place.stride)
+    if start := next((place.start for place in mine.values() if place.shape.numel()), None):
+        whole[start] = 1
+        if os.pread(image.descriptor, 1, start) != b"\x01":
+            raise UnknownLayout("writing to a tensor of the mapped memory does not change the memory")
+    return tensors
 
 
-def with_floats(state: Any, floats: Iterator[float]) -> Any:
-    """A copy of a state dict with its floats replaced, in order."""
-    if isinstance(state, dict):
-        return type(state)((key, with_floats(value, floats)) for key, value in state.items())
-    if isinstance(state, list | tuple):
-        return type(state)(with_floats(value, floats) for value in state)
-    return next(floats) if isinstance(state, float) else state
-
-
-def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state dict with one name for each group of tied tensors, because safetensors stores them once."""
-    found: dict[Any, str] = {}
-    for name, tensor in state.items():
-        found.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name, name)
-    return {name: state[name] for name in found.values()}
-
-
-def path_of(descriptor: int) -> str:
-    """A path that opens an anonymous file."""
-    return f"/proc/self/fd/{descriptor}"
+def require_memory(needed: int) -> None:
+    """Raise MemoryError when less than `needed` bytes of memory are free."""
+    if (free := available_memory()) < needed:
+        raise MemoryError(f"{needed / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
 
 
 def available_memory() -> int:

@@ -71,14 +71,11 @@ def remove_partials(output_dir: str | Path) -> None:
 def manifest_of(path: Path, rank: int | None = None) -> dict[str, Any]:
     """Size and digest of the files in a folder (those that process `rank` wrote), which are then on disk."""
 
-    def synced(file: Path) -> dict[str, Any]:
-        disk.sync(file)
-        return digests.line_of(file)
-
     files = [file for file in path.rglob("*") if file.is_file()]
-    mine = [file for file in files if rank is None or sharded.is_mine(file, rank)]
+    mine = {str(file.relative_to(path)): file for file in files if rank is None or sharded.is_mine(file, rank)}
     with digests.threads() as threads:
-        return {str(file.relative_to(path)): line for file, line in zip(mine, threads.map(synced, mine), strict=True)}
+        list(threads.map(disk.sync, mine.values()))
+    return digests.lines_of(mine)
 
 
 def problem_with(path: Path) -> str | None:
@@ -86,11 +83,7 @@ def problem_with(path: Path) -> str | None:
     if not path.is_dir():
         return "there is no such folder"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        names, lines = list(manifest), list(manifest.values())
-        with digests.threads() as threads:
-            found = threads.map(lambda name, line: digests.problem_with(path, name, line), names, lines)
-            return next(filter(None, found), None)
+        return digests.problem_with(path, json.loads((path / "manifest.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest cannot be read ({error})"
 

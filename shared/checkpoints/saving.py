@@ -16,10 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from shared.checkpoints import digests, sharded, writer
-from shared.checkpoints.buffers import Buffers, Copy, distinct, flatten
+from shared.checkpoints.buffers import Copy
+from shared.checkpoints.layout import distinct, flatten
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import interval_ends, manifest_of, numbered, path_of, save_is_due
-from shared.checkpoints.writer import Job, Writer
+from shared.checkpoints.staging import Staging
+from shared.checkpoints.writer import Job
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
@@ -39,9 +41,10 @@ class Saver:
 
     `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
     for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
-    second process writes them; at most one save is under way. A checkpoint is written before `save` returns if the
-    model is sharded, memory is short, or the layout of the files is unknown. A save that fails prints a warning, the
-    run continues, and the next save tries again. `finish` waits for the last save and requires it to succeed.
+    second process writes them; at most one save is under way. Each process of a machine that writes has a share of the
+    large files. A checkpoint is written before `save` returns if the model is sharded, memory is short, or the layout
+    of the files is unknown. A save that fails prints a warning, the run continues, and the next save tries again.
+    `finish` waits for the last save and requires it to succeed.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -64,11 +67,10 @@ class Saver:
         self.settings = options.plain(config)
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
         self.in_background = not self.sharded
+        self.staging = Staging(accelerator, config)
         self.copy: Copy | None = None  # under way
         for optimizer in self.optimizers:
             inner(optimizer).register_step_pre_hook(lambda *_: self._before_update())
-        self.buffers: Buffers | None = None
-        self.writer: Writer | None = None
         self.job: Job | None = None  # of the last save
         self.under_way = False
         self.problem: str | None = None  # of the last save
@@ -91,9 +93,11 @@ class Saver:
         self._look(wait=True)
         if self.job:
             self._warn_of_slow_disk(progress.step, due, time.perf_counter())
-        mine = (random_states(self.accelerator), self.committed if self.writes else None)
+        models, archives = (self._models(), self._archives()) if self.in_background else ({}, {})
+        ready = self.staging.is_ready(models | archives)
+        mine = (random_states(self.accelerator), self.committed if self.writes else None, ready)
         everybody = gather(self.accelerator, mine)
-        contents = {f"random_states_{rank}.pkl": states for rank, (states, _) in enumerate(everybody)}
+        contents = {f"random_states_{rank}.pkl": of_rank for rank, (of_rank, *_) in enumerate(everybody)}
         if self.accelerator.scaler is not None:
             contents["scaler.pt"] = saved(self.accelerator.scaler.state_dict())
         contents["state.json"] = json.dumps(self._state(progress), indent=1).encode()
@@ -105,10 +109,13 @@ class Saver:
             best=progress.best_step if self.config.load_best_model_at_end else None,
         )
         if self.config.save_on_each_node:
-            self.job.needed_from = min(step for _, step in everybody if step is not None)
+            self.job.needed_from = min(step for _, step, _ in everybody if step is not None)
         self.progress, self.step = progress, progress.step
-        if self.writes and self.in_background:
-            self._copy()
+        if self.in_background:
+            fit, connected = (all(each) for each in zip(*(each for *_, each in everybody), strict=True))
+            if problem := self.staging.set_up(models, archives, fit, connected):
+                self._give_up_background(problem)
+            self.copy = self.staging.copy(self._lasting())
         self._write()
         self.returned = time.perf_counter()
 
@@ -120,11 +127,10 @@ class Saver:
         """
         self._look(wait=True, last=True)
         for _ in range(ATTEMPTS - 1):
-            if self.problem and self._can_repeat():
-                writer.complain(f"{self.problem}; trying again in {SECONDS_BETWEEN:g} s")
-                time.sleep(SECONDS_BETWEEN)
-                self._write()
-                self._look(wait=True, last=True)
+            problems = gather(self.accelerator, self.problem and self._can_repeat() and self.problem)
+            if not any(problems):
+                break
+            self._try_again(problems)
         problem = UserError(f"{self.problem}: free space, or set another --output_dir") if self.problem else None
         self.close()
         agree(self.accelerator, problem)
@@ -134,19 +140,32 @@ class Saver:
     def close(self) -> None:
         """Complete the save under way, end the writer, and free its memory."""
         self._hand_over(wait=True)
-        if self.writer:
-            self.writer.end()
-        if self.buffers:
-            self.buffers.close()
-        self.writer = self.buffers = None
+        self.staging.close()
+
+    def _try_again(self, problems: list[str | None]) -> None:
+        """Repeat the last save on the machines where it failed; every process calls it, with the problems of all."""
+        if self.problem and self.writes:
+            writer.complain(f"{self.problem}; trying again in {SECONDS_BETWEEN:g} s")
+        time.sleep(SECONDS_BETWEEN)
+        copied, connected = zip(
+            *gather(self.accelerator, (self.staging.has_memory(), self.staging.has_writer())), strict=True
+        )
+        if not all(copied) or (not all(connected) and self.staging.connect()):
+            self.staging.close()  # the leader alone writes the current state
+        leader = next(iter(self.staging.partners), self.accelerator.process_index)
+        if problems[leader] and self._can_repeat():
+            self._write()
+        self._look(wait=True, last=True)
 
     def _warn_of_slow_disk(self, step: int, due: float, complete: float) -> None:
         """Say once that saves wait: that of `step` was due at time `due`, and the last one `complete` later.
 
         Only saves that --checkpointing_steps asks for count, because that flag is what the message proposes to change.
         """
-        if step == self.plan.total_steps or not all(
-            interval_ends(self.config, self.plan, s) for s in (self.step, step)
+        if (
+            not self.writes
+            or step == self.plan.total_steps
+            or not all(interval_ends(self.config, self.plan, s) for s in (self.step, step))
         ):
             return
         before, self.waited = self.waited, self.waited + complete - due
@@ -158,32 +177,20 @@ class Saver:
                 f"{math.ceil(1.1 * (step - self.step) * took / between)} would not wait"
             )
 
-    def _copy(self) -> None:
-        """Start to copy the current state into memory; if that fails, this and later saves write without a copy."""
-        models = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
-        rest = self._archives()
-        lasting = {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
-        try:
-            if self.buffers and (copy := self.buffers.copy(models | rest, lasting)):
-                self.copy = copy
-                return
-            self.close()
-            self.buffers = Buffers(models, rest)
-            self.copy = self.buffers.copy(models | rest, lasting)
-            assert self.copy, "a state dict has another shape than a moment ago"
-        except (MemoryError, OSError) as error:
-            self._give_up_background(str(error))
-        except Exception as error:  # the layout is not documented by torch: a new version must not end the run
-            self._give_up_background(
-                f"torch {self.versions['torch']} or safetensors may lay files out in a new way "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-            )
-
     def _give_up_background(self, why: str) -> None:
-        """From now on, write checkpoints while the training waits."""
-        self.close()
+        """From now on, write checkpoints while the training waits; every process calls it."""
+        self.staging.close()
         self.in_background = False
-        writer.complain(f"checkpoints are written while the training waits: {why}")
+        if self.writes:
+            writer.complain(f"checkpoints are written while the training waits: {why}")
+
+    def _lasting(self) -> set[int]:
+        """The addresses of the tensors that only an optimizer step changes."""
+        return {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
+
+    def _models(self) -> dict[str, Any]:
+        """The states that safetensors writes, by file."""
+        return {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
 
     def _archives(self) -> dict[str, Any]:
         """The states that torch.save writes, by file: optimizers, and objects registered for checkpointing."""
@@ -196,11 +203,11 @@ class Saver:
         self.job.partial = writer.partial_of(self.job.final)
         if self.sharded:
             self._record_outcome(self._write_shards(self.job))
-        elif self.buffers:
-            self.writer = self.writer or Writer(self.buffers.images)
+        elif self.staging.buffers:
+            assert self.staging.writer
             self.under_way = True
             if not self.copy:  # its content has been in memory since the last attempt
-                self.writer.start(self.job)
+                self.staging.writer.start(self.job)
         elif self.writes:
             self._record_outcome(self._write_files(self.job))
 
@@ -214,11 +221,11 @@ class Saver:
         """Give the writer its job once the copy is complete."""
         if not self.copy or not (wait or self.copy.done()):
             return
-        assert self.writer
+        assert self.staging.writer
         assert self.job
         copy, self.copy = self.copy, None
         if copy.wait():
-            self.writer.start(self.job)
+            self.staging.writer.start(self.job)
             return
         self.under_way = False
         self.close()  # so that no other attempt writes this invalid copy
@@ -228,14 +235,15 @@ class Saver:
         """Read the outcome of the save under way, if it has ended."""
         self._hand_over(wait, last)
         if self.under_way:
-            assert self.writer
+            assert self.staging.writer
             assert self.job
-            if (problem := self.writer.reply(wait)) is None:
+            if (problem := self.staging.writer.reply(wait)) is None:
                 return
             self.under_way = False
-            if self.writer.process.poll() is not None:
-                self.writer = None
-                shutil.rmtree(self.job.partial, ignore_errors=True)
+            if self.staging.writer.process.poll() is not None:
+                self.staging.writer = None
+                if self.writes:
+                    shutil.rmtree(self.job.partial, ignore_errors=True)
             self._record_outcome(problem, last)
 
     def _record_outcome(self, problem: str, last: bool = False) -> None:
@@ -243,6 +251,8 @@ class Saver:
         assert self.job
         if not problem:
             self.committed, self.problem = self.step, None
+            return
+        if not (self.writes or self.sharded):  # the leader gets the problem, too
             return
         self.problem = f"cannot save {self.job.final} ({problem})"
         if self.writes and not last:
@@ -319,7 +329,7 @@ class Saver:
 
     def _can_repeat(self) -> bool:
         """Whether the state of the last save still exists, in memory or as the current state."""
-        return self.buffers is not None or self.progress.step == self.step
+        return self.staging.buffers is not None or self.progress.step == self.step
 
     def _state(self, progress: Progress) -> dict[str, Any]:
         """The content of state.json."""

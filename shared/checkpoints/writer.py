@@ -1,7 +1,8 @@
 """Writes a checkpoint so that it is complete or absent, in the training process or in a second process.
 
-That process is this file run as a script. It imports only `xxhash` and what Python brings, so that it starts within
-50 ms. It has a low priority, ignores the signals that are meant for the training process, and ends with it.
+That process is this file run as a script. It imports only `xxhash`, `isal` and what Python brings, so that it starts
+within 50 ms. It has a low priority, ignores the signals that are meant for the training process, and ends with it. If
+several training processes of a machine share a checkpoint, each has such a process, and that of the leader commits it.
 """
 
 import ctypes
@@ -12,24 +13,18 @@ import re
 import select
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import repeat
-from mmap import MAP_SHARED, mmap
 from pathlib import Path
 from typing import Any
 
 from shared.checkpoints import digests
-from shared.checkpoints.digests import CHUNK
+from shared.checkpoints.files import Channel, Image, Pipe, create_files, write_file, write_files, write_share
 from shared.disk import sync, usual_permissions
 
-WRITE_BACK = 8 * CHUNK  # bytes after which the kernel is asked to begin with the disk
 NICENESS = 10
 # The process that writes. It is started without the module `site`, whose imports may take a second.
 SERVE = (
@@ -38,24 +33,6 @@ SERVE = (
 )
 NOT_FOR_THE_WRITER = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
-
-
-Record = tuple[int, int, tuple[int, int]]
-"""A record of a zip archive: where its content starts and ends, and the two places of its checksum."""
-
-
-@dataclass
-class Image:
-    """A file laid out in memory: the descriptor and size of that memory, and, of a zip archive, its records."""
-
-    descriptor: int
-    size: int
-    records: list[Record] = field(default_factory=list)
-
-    @cached_property
-    def memory(self) -> mmap:
-        """The memory, mapped once for all saves: the first pass over a mapping takes as long as several later ones."""
-        return mmap(self.descriptor, self.size, MAP_SHARED)
 
 
 @dataclass
@@ -83,21 +60,34 @@ def partial_of(final: Path) -> Path:
     return final.with_name(f"{final.name}.partial-{os.urandom(4).hex()}")
 
 
-def write(job: Job) -> None:
+def write(job: Job, others: Sequence[Channel] = ()) -> None:
     """Write a checkpoint from memory, commit it, and remove the old checkpoints.
+
+    Args:
+        job: the checkpoint.
+        others: channels to the processes that write the parts of its files that `job` lacks.
 
     Raises:
         OSError: it could not be written, and its files are removed; gives the space that is needed and free.
     """
+    waiting = list(others)
+
+    def tell(folder: str) -> None:
+        while waiting:
+            waiting.pop().send(folder)
 
     def fill() -> None:
         require_space(job.final.parent, job.bytes())
-        commit(job.partial, job.final, write_files(job))
+        create_files(job.partial, job.images)
+        tell(str(job.partial))
+        commit(job.partial, job.final, write_files(job.partial, job.images, job.contents, others))
 
     try:
         attempt(job.partial, fill)
     except OSError as error:
         raise OSError(f"{error}; {space(job.final.parent, job.bytes())}") from None
+    finally:
+        tell("")  # there is nothing to write
     rotate(job.final, job.keep, job.best, job.needed_from)
 
 
@@ -127,49 +117,6 @@ def space(folder: Path, needed: int) -> str:
     except OSError as error:
         free = f"the free space is unknown ({error.strerror})"
     return f"{needed / 1e6:,.1f} MB are needed, and in {folder} {free}"
-
-
-def write_files(job: Job) -> dict[str, dict[str, Any]]:
-    """Write all files of a checkpoint, several at once; their lines of the manifest."""
-    with digests.threads() as threads:
-        files = {}
-        for name, image in sorted(job.images.items(), key=lambda item: len(item[1].records)):
-            # One thread alone computes CRC-32 more slowly than a fast disk writes; the model is written meanwhile.
-            list(threads.map(write_checksum, repeat(image), image.records))
-            files[name] = threads.submit(write_file, job.partial / name, memoryview(image.memory))
-        for name, content in job.contents.items():
-            files[name] = threads.submit(write_file, job.partial / name, content)
-    return {name: file.result() for name, file in files.items()}
-
-
-def write_checksum(image: Image, record: Record) -> None:
-    """Put the checksum of a record of a zip archive right."""
-    start, end, places = record
-    checksum = zlib.crc32(memoryview(image.memory)[start:end])
-    for place in places:
-        struct.pack_into("<I", image.memory, place, checksum)
-
-
-def write_file(path: Path, content: bytes | memoryview) -> dict[str, Any]:
-    """Write a file, have it on disk, and return its line of the manifest."""
-    digest = digests.ALGORITHMS[digests.ALGORITHM]()
-    with path.open("xb") as file:
-        for start in range(0, len(content), CHUNK):
-            chunk = content[start : start + CHUNK]
-            digest.update(chunk)
-            file.write(chunk)
-            if (end := start + CHUNK) % WRITE_BACK == 0:
-                begin_write_back(file.fileno(), end - WRITE_BACK, WRITE_BACK)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": len(content), digests.ALGORITHM: digest.hexdigest()}
-
-
-def begin_write_back(descriptor: int, start: int, size: int) -> None:
-    """Ask the kernel to begin writing a part of a file to disk, so that `fsync` finds little left to wait for."""
-    sync_file_range_write = 2
-    length = ctypes.c_int64
-    ctypes.CDLL(None).sync_file_range(descriptor, length(start), length(size), sync_file_range_write)
 
 
 def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
@@ -246,9 +193,19 @@ def has_manifest(folder: Path) -> bool:
 
 
 class Writer:
-    """The second process, as the training process controls it: one job at a time, all with the same images."""
+    """The second process, as the training process controls it: one job at a time, all with the same images.
 
-    def __init__(self, images: dict[str, Image]) -> None:
+    Args:
+        images: the files in memory.
+        others: of the leader, the pipes to the writers that write the other parts.
+        leader: of another process, the pipe to the leader's writer.
+        processes: how many processes write the files together.
+    """
+
+    def __init__(
+        self, images: dict[str, Image], others: Sequence[Pipe] = (), leader: Pipe | None = None, processes: int = 1
+    ) -> None:
+        pipes = [descriptor for pipe in (*others, *([leader] if leader else [])) for descriptor in pipe]
         # Blocked until the process ignores them: these signals cannot end it while it starts.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_THE_WRITER)
         try:
@@ -256,17 +213,20 @@ class Writer:
                 [sys.executable, "-I", "-S", "-c", SERVE, str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[image.descriptor for image in images.values()],
+                pass_fds=[*(image.descriptor for image in images.values()), *pipes],
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._send({name: vars(image) for name, image in images.items()})
+            for descriptor in pipes:  # so that the pipes end with the process
+                os.close(descriptor)
+        shared = {name: (it.descriptor, it.size, it.records, it.share) for name, it in images.items()}
+        self._send((shared, list(others), leader, processes))
 
     def start(self, job: Job) -> None:
         """Start a job; the memory of the images must not change before `reply` returns its outcome."""
         self._send({name: value for name, value in vars(job).items() if name != "images"})
 
-    def _send(self, what: dict[str, Any]) -> None:
+    def _send(self, what: Any) -> None:
         assert self.process.stdin
         with suppress(BrokenPipeError):  # it has ended: `reply` reports that
             self.process.stdin.write(pickle.dumps(what))
@@ -303,22 +263,22 @@ def serve(parent: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_THE_WRITER)
     jobs, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    images: dict[str, Image] | None = None  # the first message
-    while True:
-        try:
+    with suppress(EOFError):
+        shared, pipes, pipe, processes = pickle.load(jobs)
+        images = {name: Image(*values) for name, values in shared.items()}
+        others, leader = [Channel(other) for other in pipes], pipe and Channel(pipe)
+        while True:
             asked = pickle.load(jobs)
-        except EOFError:
-            return
-        if images is None:
-            images = {name: Image(**image) for name, image in asked.items()}
-            continue
-        partial = asked.pop("partial")
-        job = Job(**asked, images=images)
-        job.partial = partial
-        try:
-            write(job)
-            problem = ""
-        except OSError as error:
-            problem = str(error)
-        replies.write(pickle.dumps(problem))
-        replies.flush()
+            partial = asked.pop("partial")
+            job = Job(**asked, images=images)
+            job.partial = partial
+            try:
+                problem = ""
+                if leader:
+                    problem = write_share(images, leader, processes)
+                else:
+                    write(job, others)
+            except OSError as error:
+                problem = str(error)
+            replies.write(pickle.dumps(problem))
+            replies.flush()

@@ -95,6 +95,10 @@ class UnknownLayout(Exception):
     """A file of torch or safetensors has a layout that this code does not know."""
 
 
+BYTES_OF_CHECKSUM = 8
+"""How many bytes behind the content of a record hold its checksum: a mark, and the checksum."""
+
+
 def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
     """Return (start, end, both offsets of its checksum) of each non-empty record in a torch.save archive, by name.
 

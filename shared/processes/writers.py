@@ -18,6 +18,24 @@ def writes(accelerator: Any, config: Options) -> bool:
     return accelerator.is_local_main_process if config.save_on_each_node else accelerator.is_main_process
 
 
+def partners(accelerator: Any, config: Options) -> list[int]:
+    """The ranks that write a checkpoint together with this process; none if this process's machine writes none.
+
+    They are on one machine. The first one is the one for which `writes` is True. Every process must call this.
+    """
+    # Processes of one kernel and one container can open each other's pipes, which they need for that.
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
+    everybody = gather(accelerator, (accelerator.is_local_main_process, kernel))
+    machines: list[list[int]] = []
+    for rank, (first, its_kernel) in enumerate(everybody):
+        if first or not machines:
+            machines.append([rank])
+        elif its_kernel == everybody[machines[-1][0]][1]:
+            machines[-1].append(rank)
+    mine = next((machine for machine in machines if accelerator.process_index in machine), [])
+    return mine if config.save_on_each_node or 0 in mine else []
+
+
 def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -> list[Any]:
     """Call `function` on the processes that write; return their results, by rank, on every process.
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from shared.checkpoints.buffers import distinct
+from shared.checkpoints.layout import distinct
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.disk import usual_permissions

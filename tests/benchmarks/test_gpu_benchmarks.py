@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 
 sys.path.insert(0, str(runs.ROOT))
 
-from benchmarks import gpu
+from benchmarks import checkpoints, gpu
 from benchmarks.harness import gpu_benchmarks, gpu_passes, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
@@ -63,6 +63,18 @@ def test_the_benchmark_with_checkpoints_gives_stall_and_size(rows):
     row = rows["bert_base_checkpoints"]
     assert row["checkpoint_stall"] > 0
     assert row["checkpoint_bytes"] > 1e5
+
+
+def test_a_save_that_is_due_when_the_last_one_is_done_is_measured_beside_a_copy(tmp_path, monkeypatch):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    flags = ["--beside_copy", "--rounds", "1", "--output_dir", str(tmp_path / "saves")]
+    monkeypatch.setattr(sys, "argv", ["benchmarks/checkpoints.py", *flags])
+    checkpoints.main()
+    row = gpu.figures(BENCHMARKS["saves"], tmp_path / "saves") | {"benchmark": "saves"}
+    assert row["save_bytes"] > 5e7
+    assert 0 < row["save_stall_ms"] < row["save_on_disk_ms"]
+    assert math.isfinite(row["save_extra_ms"] + row["copy_extra_ms"])
+    assert "A save of 0.07 GB that is due when the last one is done pauses" in gpu.tables(entries([row]))
 
 
 def entries(rows, **changes):
@@ -175,7 +187,7 @@ def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_
     from shared.config import options
 
     benchmark = BENCHMARKS[name]
-    if benchmark.recipe == "passes":
+    if benchmark.recipe in ("passes", "saves"):
         return
     recipe = importlib.import_module(f"recipes.{run_gpu_benchmark.recipe_of(benchmark)}")
     config = options.parse(recipe.Config, run_gpu_benchmark.command_line(benchmark, tmp_path, toy=False))

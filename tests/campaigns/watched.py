@@ -84,7 +84,8 @@ def watched(build_model):
 def paused_write(saver, write=Saver._write):
     """Write a checkpoint; at a pause, the writing process is stopped before it gets the order."""
     savers[:] = [saver]
-    stopped = saver.writer.process if f"save-{saver.step}" in PAUSES and saver.writer else None
+    writer = saver.staging.writer
+    stopped = writer.process if f"save-{saver.step}" in PAUSES and writer else None
     if stopped:
         stopped.send_signal(signal.SIGSTOP)
     write(saver)

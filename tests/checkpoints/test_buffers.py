@@ -9,8 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from shared.checkpoints import buffers as checkpoint_buffers
-from shared.checkpoints import writer
-from shared.checkpoints.buffers import Buffers, distinct, flatten
+from shared.checkpoints.buffers import Buffers
+from shared.checkpoints.files import create_files, write_files
+from shared.checkpoints.layout import distinct, flatten, lay_out
 from shared.checkpoints.saving import changed_by
 from shared.config.options import Options
 from shared.optimization.optimizers import make_optimizer
@@ -65,9 +66,8 @@ def states(model, optimizer):
 
 def write(buffers, folder):
     folder.mkdir()
-    job = writer.Job(folder, buffers.images, {})
-    job.partial = folder
-    for name, line in writer.write_files(job).items():
+    create_files(folder, buffers.images)
+    for name, line in write_files(folder, buffers.images, {}).items():
         assert line["bytes"] == (folder / name).stat().st_size
     return folder
 
@@ -88,12 +88,12 @@ def assert_equal(folder, model, optimizer):
 @pytest.mark.parametrize("lasting", [True, False])
 def test_files_written_after_more_steps_equal_those_of_a_fresh_save(trained, lasting, tmp_path):
     model, optimizer, step = trained
-    buffers = Buffers(*states(model, optimizer))
+    buffers = Buffers(lay_out(*states(model, optimizer)))
     for learning_rate in (0.03, 1e-9, 0.0):
         step(learning_rate)
         models, optimizers = states(model, optimizer)
         changed = {tensor.data_ptr() for tensor in changed_by(optimizer)}
-        assert buffers.copy(models | optimizers, changed if lasting else ()).wait()
+        assert buffers.copy(buffers.values_of(models | optimizers), changed if lasting else ()).wait()
         folder = write(buffers, tmp_path / str(learning_rate))
         assert_equal(folder, model, optimizer)
         save_file({k: v.contiguous() for k, v in distinct(models[MODEL]).items()}, tmp_path / "fresh", {"format": "pt"})
@@ -103,15 +103,15 @@ def test_files_written_after_more_steps_equal_those_of_a_fresh_save(trained, las
 
 def test_a_state_of_a_different_shape_is_not_copied_into_the_layout(trained):
     model, optimizer, step = trained
-    buffers = Buffers(*states(model, optimizer))
+    buffers = Buffers(lay_out(*states(model, optimizer)))
     before = os.pread(buffers.images[OPTIMIZER].descriptor, 1 << 20, 0)
     step(0.5)
     optimizer.param_groups[0]["amsgrad"] = "other"
     models, optimizers = states(model, optimizer)
-    assert not buffers.copy(models | optimizers)
+    assert buffers.values_of(models | optimizers) is None
     optimizer.param_groups[0].pop("amsgrad")
     optimizer.state.popitem()
-    assert not buffers.copy(models | {OPTIMIZER: optimizer.state_dict()})
+    assert buffers.values_of(models | {OPTIMIZER: optimizer.state_dict()}) is None
     assert os.pread(buffers.images[OPTIMIZER].descriptor, 1 << 20, 0) == before
     buffers.close()
 
@@ -120,7 +120,7 @@ def test_too_little_memory_is_an_error_that_names_the_needed_and_the_free_memory
     model, optimizer, _ = trained
     monkeypatch.setattr(checkpoint_buffers, "available_memory", lambda: 100)
     with pytest.raises(MemoryError, match="0 MB of memory are needed, and 0 MB are free"):
-        Buffers(*states(model, optimizer))
+        Buffers(lay_out(*states(model, optimizer)))
 
 
 def test_the_available_memory_is_known_and_plausible():
@@ -133,9 +133,10 @@ def test_a_run_on_the_cpu_does_not_use_the_gpu_of_its_machine(trained, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("Stream", "cudart", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name} is called"))
-    buffers = Buffers({MODEL: model.state_dict()}, {OPTIMIZER: optimizer.state_dict()})
+    buffers = Buffers(lay_out(*states(model, optimizer)))
     try:
         lasting = {tensor.data_ptr() for tensor in changed_by(optimizer)}
-        assert buffers.copy({MODEL: model.state_dict(), OPTIMIZER: optimizer.state_dict()}, lasting).wait()
+        values = buffers.values_of({MODEL: model.state_dict(), OPTIMIZER: optimizer.state_dict()})
+        assert buffers.copy(values, lasting).wait()
     finally:
         buffers.close()

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import sys
+import zlib
 
 import pytest
 import runs
@@ -14,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.checkpoints import digests, resuming
-from shared.checkpoints.writer import CHUNK, Image, Job, write, write_file
+from shared.checkpoints.digests import CHUNK
+from shared.checkpoints.files import Image, write_file
+from shared.checkpoints.writer import Job, write
 
 CONTENTS = {
     "model.safetensors": bytes(range(256)) * 40,
@@ -33,8 +36,10 @@ def with_sha256(checkpoint):
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.fixture(params=["xxh3_128", "sha256"])
-def checkpoint(request, tmp_path):
+@pytest.fixture(params=["xxh3_128", "xxh3_128 of parts", "sha256"])
+def checkpoint(request, tmp_path, monkeypatch):
+    if request.param == "xxh3_128 of parts":
+        monkeypatch.setattr(digests, "PART", 1000)
     write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
     if request.param == "sha256":
         with_sha256(tmp_path / "step_00000003")
@@ -102,10 +107,24 @@ def test_the_line_of_a_file_in_the_manifest_names_its_digest_algorithm(tmp_path)
     content = os.urandom(2 * CHUNK + 7)
     line = write_file(tmp_path / "file", content)
     assert line == {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
-    assert digests.line_of(tmp_path / "file") == line
+    assert digests.lines_of({"file": tmp_path / "file"}) == {"file": line}
     (tmp_path / "abc").write_bytes(b"abc")
-    assert digests.digest(tmp_path / "abc", "xxh3_128") == "06b05ab6733a618578af5f94892f3950"
-    assert digests.digest(tmp_path / "abc", "sha256").startswith("ba7816bf8f01cfea414140de5dae2223")
+    assert digests.digest(tmp_path / "abc", "xxh3_128").hex() == "06b05ab6733a618578af5f94892f3950"
+    assert digests.digest(tmp_path / "abc", "sha256").hex().startswith("ba7816bf8f01cfea414140de5dae2223")
+
+
+def test_a_large_file_has_the_digest_of_the_digests_of_its_parts(tmp_path):
+    content = os.urandom(digests.PART + 5)
+    line = write_file(tmp_path / "file", content)
+    parts = b"".join(xxhash.xxh3_128_digest(part) for part in (content[: digests.PART], content[digests.PART :]))
+    assert line == {"bytes": len(content), "xxh3_128_of_16_mib_parts": xxhash.xxh3_128_hexdigest(parts)}
+    assert digests.lines_of({"file": tmp_path / "file"}) == {"file": line}
+    older = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}  # of the whole file
+    for entry in (line, older):
+        assert digests.problem_with(tmp_path, {"file": entry}) is None
+    runs.flip_a_bit(tmp_path / "file")
+    for entry in (line, older):
+        assert digests.problem_with(tmp_path, {"file": entry}) == "file is damaged"
 
 
 @pytest.mark.parametrize("line", [{"bytes": 11}, {"bytes": 11, "blake9": "00"}])
@@ -141,19 +160,27 @@ def test_a_disk_that_fills_up_while_an_image_is_written_is_an_oserror(noise, tmp
     shutil.rmtree(tmp_path / "step_00000003")
 
 
+def test_isal_computes_the_checksums_of_zip():
+    pytest.importorskip("isal")
+    content = os.urandom(12345)
+    assert digests.crc32(content) == digests.crc32(memoryview(content)) == zlib.crc32(content)
+    assert digests.crc32 is not zlib.crc32
+
+
 def test_without_xxhash_checkpoints_get_sha256_and_those_with_xxh3_do_not_count_as_intact(tmp_path):
     write(Job(tmp_path / "step_00000003", images={}, contents=CONTENTS))
     script = f"""
-import sys
-sys.modules["xxhash"] = None
+import sys, zlib
+sys.modules["xxhash"] = sys.modules["isal"] = None
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "xxhash" else found(name, *more)
+importlib.util.find_spec = lambda name, *more: None if name in ("xxhash", "isal") else found(name, *more)
 from pathlib import Path
 from shared.checkpoints import digests, resuming
 from shared.checkpoints.writer import Job, write
 folder = Path({str(tmp_path)!r})
 write(Job(folder / "step_00000004", images={{}}, contents={{"state.json": b"1"}}))
+assert digests.crc32 is zlib.crc32
 print([resuming.problem_with(folder / name) for name in ("step_00000003", "step_00000004")])
 """
     output = runs.succeed([sys.executable, "-c", script], PYTHONPATH=str(runs.ROOT))

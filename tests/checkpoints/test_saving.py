@@ -51,9 +51,9 @@ def run(tmp_path):
 
     run.step = step
     yield run
-    if run.saver.writer:
-        run.saver.writer.process.send_signal(signal.SIGCONT)
-        run.saver.writer.process.kill()
+    if run.saver.staging.writer:
+        run.saver.staging.writer.process.send_signal(signal.SIGCONT)
+        run.saver.staging.writer.process.kill()
     run.saver.close()
     accelerator.free_memory()
 
@@ -82,10 +82,10 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     history += [run.step(), run.step()]  # starts the writer
     run.saver._look(wait=True)
     assert run.saver.problem is None
-    stop(run.saver.writer.process)
+    stop(run.saver.staging.writer.process)
     history += [run.step(), run.step(), run.step()]
     assert set(resuming.complete(run.config.output_dir)) == {2, 4}
-    run.saver.writer.process.send_signal(signal.SIGCONT)
+    run.saver.staging.writer.process.send_signal(signal.SIGCONT)
     history += [run.step()]  # waits for the checkpoint of step 6
     assert 6 in resuming.complete(run.config.output_dir)
     run.saver.finish()
@@ -189,12 +189,12 @@ def test_a_killed_writer_causes_a_warning_and_the_next_save_works(run, capfd):
     run.step(), run.step()
     run.saver._look(wait=True)
     assert run.saver.problem is None
-    stop(run.saver.writer.process)
+    stop(run.saver.staging.writer.process)
     run.step(), run.step()
     partial = run.saver.job.partial
     partial.mkdir()  # as a killed writer leaves it
-    run.saver.writer.process.kill()
-    run.saver.writer.process.wait()
+    run.saver.staging.writer.process.kill()
+    run.saver.staging.writer.process.wait()
     assert capfd.readouterr().err == ""
     run.step()
     assert capfd.readouterr().err == (

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
-from shared.checkpoints import buffers, resuming
+from shared.checkpoints import layout, resuming
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -77,9 +77,8 @@ CHANGES = {
     "floats are text": (torch, "save", rewritten(text_of_floats)),
     "loading does not map the file": (torch, "load", loaded_elsewhere),
     "loading fails": (torch, "load", broken),
-    "another header of safetensors": (buffers, "safetensors_bytes", other_header),
+    "another header of safetensors": (layout, "safetensors_bytes", other_header),
     "no mapping of files": (torch, "from_file", broken),
-    "no option to share a mapping": (torch.serialization, "set_default_mmap_options", broken),
 }
 
 

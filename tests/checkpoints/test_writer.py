@@ -14,7 +14,8 @@ import pytest
 import runs
 
 from shared.checkpoints import writer as checkpoint_writer
-from shared.checkpoints.writer import Image, Job, Writer, complete_in, partials_in, rotate, write
+from shared.checkpoints.files import Image
+from shared.checkpoints.writer import Job, Writer, complete_in, partials_in, rotate, write
 
 
 def wait_until(condition):

@@ -10,6 +10,7 @@ from torch import distributed as dist
 from torch import nn
 
 from shared.checkpoints.buffers import Buffers
+from shared.checkpoints.layout import lay_out
 from shared.compat import of_torch
 from shared.errors import UserError
 
@@ -68,9 +69,9 @@ def test_a_write_to_a_tensor_is_counted(tensors):
 def test_without_counts_of_writes_a_save_copies_everything_immediately(tensors, monkeypatch):
     monkeypatch.setattr(of_torch, "COUNTS_WRITES", False)  # Tensor._version itself cannot be deleted
     state = {str(i): tensor for i, tensor in enumerate(tensors)}
-    buffers = Buffers({"model.safetensors": state}, {})
+    buffers = Buffers(lay_out({"model.safetensors": state}, {}))
     try:
-        copy = buffers.copy({"model.safetensors": state}, [tensor.data_ptr() for tensor in tensors])
+        copy = buffers.copy(buffers.values_of({"model.safetensors": state}), [tensor.data_ptr() for tensor in tensors])
         assert copy.tensors == []
         assert copy.wait()
     finally:

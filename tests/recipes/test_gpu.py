@@ -174,7 +174,8 @@ def test_checkpoints_are_copied_into_pinned_memory(train, monkeypatch):
 
     def copied(self, *args):
         done = copy(self, *args)
-        found.extend(tensor.is_pinned() for tensors in self._tensors.values() for tensor in tensors if tensor.nbytes)
+        places = [tensor for tensors in self._tensors.values() for tensor in tensors.values()]
+        found.extend(tensor.is_pinned() for tensor in places if tensor.nbytes)
         return done
 
     monkeypatch.setattr(Buffers, "copy", copied)

@@ -66,7 +66,8 @@ def passes_of_steps(
         for way in WAYS:
             model = AutoModelForSequenceClassification.from_pretrained(prepared["encoder"])
             model = adapt_to_device(accelerator, Options(), model).train()  # type: ignore[arg-type]
-            config = SimpleNamespace(packing=way == "packed", mixed_precision=precision, max_length=longest)
+            settings = {"packing": way == "packed", "mixed_precision": precision, "activation_dtype": None}
+            config = SimpleNamespace(**settings, max_length=longest)
             collate, _ = pack_or_pad_texts(model, data, data, tokenizer, accelerator, config)
             assert collate.packed == config.packing
             lengths = collate.padded_lengths(data.lengths)

@@ -82,9 +82,8 @@ def main(config: Config) -> dict[str, float]:
         scale = Scale.of_run(labels, train.targets, model)
         collate, rows = pack_or_pad_texts(model, train, validation, tokenizer, accelerator, config)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
-        lengths, padded = train.lengths, collate.padded_lengths
-        budget = {"lengths": lengths, "padded": padded, "packed": collate.packed}
-        plan = Plan.of_run(config, accelerator, weights=shape.sample_weights, **budget)
+        sizes = {"lengths": train.lengths, "padded": collate.padded_lengths}
+        plan = Plan.of_run(config, accelerator, **sizes, weights=shape.sample_weights, packed=collate.packed)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 

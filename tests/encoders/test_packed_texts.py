@@ -103,7 +103,7 @@ def test_packed_texts_have_the_logits_and_gradients_of_padded_rows_or_the_model_
 def packed(model, precision="no"):
     """What `pack_or_pad_texts` gives for the texts of `items`."""
     data, tokenizer = items(model), SimpleNamespace(pad_token_id=0)
-    config = SimpleNamespace(packing=True, mixed_precision=precision, max_length=48)
+    config = SimpleNamespace(packing=True, mixed_precision=precision, activation_dtype=None, max_length=48)
     return pack_or_pad_texts(model, data, data, tokenizer, SimpleNamespace(device=CPU), config)
 
 

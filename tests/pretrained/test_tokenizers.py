@@ -109,7 +109,7 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "mlm"])
-def test_texts_with_many_unknown_words_give_a_warning_and_wholly_unknown_ones_are_refused(
+def test_texts_with_few_words_of_the_vocabulary_give_a_warning_and_those_with_none_are_refused(
     alone, tmp_path, capsys, recipe
 ):
     def write(*unknown_of_ten):

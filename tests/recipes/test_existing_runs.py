@@ -162,9 +162,8 @@ def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_
     state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
     assert state.pop("order") == permutation.VERSION
     (checkpoint / "state.json").write_text(json.dumps(state))
-    (checkpoint / "manifest.json").write_text(
-        json.dumps(manifest | {"state.json": digests.line_of(checkpoint / "state.json")})
-    )
+    manifest |= digests.lines_of({"state.json": checkpoint / "state.json"})
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     before = files(tmp_path)
     message = refusal(train, tmp_path, *flags, 4)
     assert message.startswith(f"{checkpoint} belongs to a run that orders its samples in another way (version 1 of")

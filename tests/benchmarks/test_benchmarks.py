@@ -221,6 +221,7 @@ def test_the_recipe_and_a_bare_loop_train_the_same_weights_bit_by_bit(tmp_path):
     assert report["comparisons"]["speed of ours / bare"]["median"] > 0
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_run_to_first_step_ends_a_run_of_the_recipe_after_its_first_step(texts, tmp_path):
     script = [launching.HARNESS / "run_to_first_step.py", tmp_path / "noted", runs.ROOT / "recipes/nlp.py"]
     runs.succeed([sys.executable, *script, *texts, *runs.TINY, "--output_dir", tmp_path / "run"], OMP_NUM_THREADS="1")

@@ -43,11 +43,11 @@ def test_a_recipe_calls_at_most_a_tenth_more_operators_than_a_bare_loop(count, n
 
 
 def test_an_operator_more_in_a_micro_batch_or_a_step_is_counted(count, monkeypatch):
-    before, bare = count("nlp", "no")
+    before, bare = count("images", "no")
     add, end_step = TrainingRun.count, TrainingRun.end_step
     monkeypatch.setattr(TrainingRun, "count", lambda *arguments: (torch.ones(2), add(*arguments)))
     monkeypatch.setattr(TrainingRun, "end_step", lambda *arguments: (torch.ones(2), end_step(*arguments)))
-    after, bare_again = count("nlp", "no")
+    after, bare_again = count("images", "no")
     assert bare_again == bare
     for figure in before:
         more = 1 if figure.startswith("operators") else len(["aten::ones", "aten::empty", "aten::fill_"])

@@ -132,6 +132,7 @@ runpy.run_path("{launching.HARNESS}/start_variant.py", run_name="__main__")
 """
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_a_recipe_trains_in_data_parallel_with_larger_micro_batches(texts, tmp_path):
     """Without GPUs the wrapper only calls its module, so that the run is that of one process."""
     script = tmp_path / "told.py"

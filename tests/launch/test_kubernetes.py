@@ -56,6 +56,7 @@ def test_the_manifests_match_each_other():
     assert "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 " in container["command"][2]
 
 
+@pytest.mark.clusters
 def test_the_start_command_trains_with_the_variables_that_kubernetes_sets(texts, tmp_path):
     words = pod()["containers"][0]["command"]
     flags = " ".join(map(str, [*runs.TINY, *texts, "--dry_run"]))

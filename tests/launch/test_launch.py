@@ -63,18 +63,11 @@ def test_a_dry_run_without_a_launcher_is_one_process_and_writes_no_file(texts, t
     assert not list(tmp_path.iterdir())
 
 
-def test_one_shell_per_process_gives_the_same_run_and_exits_with_0(texts, alone, tmp_path):
-    command = [sys.executable, "recipes/nlp.py", *runs.TINY, *texts, "--output_dir", tmp_path / "run"]
-    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port())}
-    common = address | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    shells = [runs.start(command, **common, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(2)]
-    try:
-        printed = ["".join(shell.communicate(timeout=240)) for shell in shells]
-    finally:
-        for shell in shells:
-            runs.end(shell)
-    assert [shell.returncode for shell in shells] == [0, 0], printed
-    check(tmp_path / "run", "".join(printed), alone)
+def test_processes_without_a_launcher_give_the_same_run_and_exit_with_0(texts, alone, tmp_path):
+    flags = [*runs.TINY, *texts, "--output_dir", tmp_path / "run"]
+    codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path)
+    assert codes == [0, 0], printed
+    check(tmp_path / "run", printed, alone)
 
 
 @pytest.mark.campaign

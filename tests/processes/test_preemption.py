@@ -258,6 +258,7 @@ command.run(nlp.main, nlp.Config)
 """
 
 
+@pytest.mark.clusters
 def test_torchrun_restarts_all_processes_if_only_one_gets_the_signal(texts, tmp_path_factory, tmp_path):
     steps = 60
     script = tmp_path_factory.mktemp("late") / "late.py"

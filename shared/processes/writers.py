@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.processes import exit_reasons
 from shared.processes.collectives import gather, on_main_process
 
 SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in a shared folder
@@ -24,7 +25,7 @@ def partners(accelerator: Any, config: Options) -> list[int]:
     They are on one machine. The first one is the one for which `writes` is True. Every process must call this.
     """
     # Processes of one kernel and one container can open each other's pipes, which they need for that.
-    kernel = Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())
+    kernel = exit_reasons.identity()["machine"]
     everybody = gather(accelerator, (accelerator.is_local_main_process, kernel))
     machines: list[list[int]] = []
     for rank, (first, its_kernel) in enumerate(everybody):

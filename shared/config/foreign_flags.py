@@ -92,6 +92,9 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "--model_name_or_path NAME",
     ),
     "linear_probe": ("--freeze_backbone",),
+    "freeze_layers": ("--freeze NAMES",),
+    "layer_decay": ("--layer_lr_decay FACTOR",),
+    "llrd": ("--layer_lr_decay FACTOR",),
     "ignore_mismatched_sizes": ("a head of another size is always replaced by a new one: leave it out",),
     # Models
     "model": ("--model_name_or_path NAME",),

@@ -30,10 +30,12 @@ class FlopCounter:
 
     Attributes:
         counted: operations of that forward pass.
+        saved: operations that the backward pass saves because weights are frozen: one product for the weight, and one
+            for its input if nothing below it is trained.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.counted = 0
+        self.counted = self.saved = 0
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         self._handles: list[Any] = []
         self._hooked = [m for m in model.modules() if isinstance(m, kinds)]
@@ -71,14 +73,18 @@ class FlopCounter:
         if module.training:
             assert isinstance(module.weight, Tensor)
             # Under FSDP, too, this is the shape of the whole weight.
-            self.counted += 2 * output.numel() * math.prod(module.weight.shape[1:])
+            product = 2 * output.numel() * math.prod(module.weight.shape[1:])
+            self.counted += product
+            if not module.weight.requires_grad:
+                below = args[0].requires_grad or not torch.is_grad_enabled()  # a compiled model is counted without
+                self.saved += product * (1 if below else 2)
 
 
 def attention_flops(model: nn.Module) -> int:
     """Operations of forward and backward pass per token and per token of its sequence: 12 x layers x width.
 
-    0 where the model's config lacks layers or width. Local attention is counted as full attention. A last layer that
-    computes only the first token is left out.
+    0 where the model's config lacks layers or width. Local attention is counted as full attention, and frozen layers as
+    trained ones. A last layer that computes only the first token is left out.
     """
     config = getattr(model, "config", None)
     layers = getattr(config, "num_hidden_layers", 0) - is_short(model)

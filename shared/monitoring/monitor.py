@@ -87,7 +87,8 @@ class Monitor:
         """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
         self.passes.end(synchronized=micro_batch.last)
         if not self.flops_per_position and self.passes.positions:
-            self.flops_per_position = PASSES * self.flop_counter.stop() / self.passes.positions
+            flops = PASSES * self.flop_counter.stop() - self.flop_counter.saved
+            self.flops_per_position = flops / self.passes.positions
         self.losses.append(loss.detach())
         if micro_batch.counted:
             self.fed.append(micro_batch)

@@ -13,13 +13,14 @@ from shared.compat import of_torch
 from shared.config.options import Options, base_learning_rate
 from shared.errors import UserError
 from shared.optimization import gradients
+from shared.optimization.trainable import rates_by_layer
 from shared.pretrained.from_pretrained import backbone
 
 Schedule = Callable[[int], float]
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The trainable parameters in two groups: with weight decay, and without (one dimension: biases and norms)."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     return [
@@ -35,9 +36,10 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
     does not support convolutions; timm has both but depends on torchvision.
 
     Raises:
-        UserError: see `muon_groups`.
+        UserError: see `muon_groups` and `rates_by_layer`.
     """
-    groups, rate = parameter_groups(model, config.weight_decay), base_learning_rate(config)
+    groups = rates_by_layer(model, parameter_groups(model, config.weight_decay), config.layer_lr_decay)
+    rate = base_learning_rate(config)
     if config.optim == "lars":
         from pytorch_optimizer import LARS
 
@@ -46,7 +48,7 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
         from pytorch_optimizer import Muon
 
         betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
-        groups = muon_groups(model, config.weight_decay)
+        groups = rates_by_layer(model, muon_groups(model, config.weight_decay), config.layer_lr_decay)
         return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
     if config.optim == "sgd":
         sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
@@ -77,7 +79,7 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
                 sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def muon_groups(model: Any, weight_decay: float) -> list[dict[str, object]]:
+def muon_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
     """The trainable parameters in three groups: Muon for matrices and kernels of hidden layers, AdamW for the rest.
 
     AdamW updates the first layers ("embeddings", "embedder") and the head, as in Jordan et al. ("Muon", 2024). Both use
@@ -148,9 +150,9 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
+    """Set the learning rate of all parameter groups, scaled if a group has an `lr_scale` (--layer_lr_decay)."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:

@@ -30,6 +30,7 @@ from shared.launch import starting
 from shared.models.sharding import shard
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
+from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
 from shared.processes import folder_lock, preemption
@@ -117,7 +118,7 @@ class TrainingRun(Generic[Config]):
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        Parameters that the loss does not depend on are frozen first, and their names printed.
+        The parameters of --freeze, and those that the loss does not depend on, are frozen first and printed.
 
         Args:
             model: on any device.
@@ -126,12 +127,13 @@ class TrainingRun(Generic[Config]):
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches.
+            UserError: the loss depends on some parameters only for some batches; or see `freeze`.
         """
         self.plan, self._loader = loader.plan, loader
         self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
+        freeze(model, self.config.freeze)
         if self.accelerator.is_fsdp2:
             shard(self.accelerator, model)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)

@@ -29,6 +29,20 @@ def test_convolutions_count_each_output_with_its_kernel():
     assert counter.counted == 2 * (2 * 6 * 8 * 8) * (4 // 2 * 3 * 3)
 
 
+@pytest.mark.parametrize(
+    ("frozen", "saved"),
+    [((), 0), ((0,), 2 * 12), ((1,), 20), ((0, 1), 2 * (12 + 20))],  # times 2 FLOPs and 7 rows
+)
+def test_frozen_weights_save_products_of_the_backward_pass(frozen, saved):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 5), torch.nn.Linear(5, 2))
+    for index in frozen:
+        model[index].requires_grad_(False)
+    counter = FlopCounter(model)
+    model(torch.ones(7, 3))
+    assert counter.stop() == 2 * 7 * (12 + 20 + 10)
+    assert counter.saved == 2 * 7 * saved
+
+
 class Recomputing(torch.nn.Module):
     """A model whose inner layers are computed again in the backward pass if `again`, as far as gradients need them."""
 

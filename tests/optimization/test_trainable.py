@@ -1,0 +1,135 @@
+"""--freeze keeps weights, and --layer_lr_decay trains lower layers at smaller rates."""
+
+import pytest
+import runs
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from shared.config import options
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.optimization.optimizers import make_optimizer, set_learning_rate
+from shared.optimization.trainable import freeze
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
+DISTILBERT = {"dim": 16, "hidden_dim": 32, "n_layers": 3, "n_heads": 2, "vocab_size": 50}
+MODELS = {
+    "bert": lambda: BertForMaskedLM(BertConfig(**TEXT)),
+    "modernbert": lambda: ModernBertForSequenceClassification(ModernBertConfig(**TEXT)),
+    "electra": lambda: ElectraForSequenceClassification(ElectraConfig(**TEXT, embedding_size=8)),
+    "distilbert": lambda: DistilBertForSequenceClassification(DistilBertConfig(**DISTILBERT)),
+    "gpt2": lambda: GPT2ForSequenceClassification(GPT2Config(n_embd=16, n_layer=3, n_head=2, vocab_size=50)),
+    "vit": lambda: ViTForImageClassification(ViTConfig(**SIZES, image_size=16, patch_size=8)),
+}
+
+
+def frozen(model):
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        (["embeddings"], lambda name: ".embeddings." in name),
+        (["layer.0"], lambda name: ".layer.0." in name),
+        (["layer.[0-1]", "*.bias"], lambda name: ".layer.0." in name or ".layer.1." in name or name.endswith("bias")),
+        (["bert"], lambda name: name.startswith("bert.")),
+    ],
+)
+def test_a_pattern_freezes_the_modules_and_parameters_that_it_names(patterns, expected, capsys):
+    model = MODELS["bert"]()
+    freeze(model, patterns)
+    assert frozen(model) == {name for name, _ in model.named_parameters() if expected(name)} != set()
+    count = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    assert f"--freeze {' '.join(patterns)}: {count:,} of " in capsys.readouterr().err
+
+
+def test_no_pattern_freezes_nothing_and_prints_nothing(capsys):
+    model = MODELS["vit"]()
+    freeze(model, None)
+    assert not frozen(model)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are_refused():
+    with pytest.raises(UserError, match=r"--freeze encoder\.layers: no parameter of the BertForMaskedLM has such a"):
+        freeze(MODELS["bert"](), ["encoder.layers"])
+    with pytest.raises(UserError, match=r"--freeze bert cls freezes all parameters: leave some to train"):
+        freeze(MODELS["bert"](), ["bert", "cls"])
+
+
+def rates(model, **settings):
+    """{parameter name: learning rate} after a step's rate of 1 was set."""
+    optimizer = make_optimizer(model, Options(learning_rate=0.5, weight_decay=0.1, **settings))
+    set_learning_rate(optimizer, 1.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("optim", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
+    model = MODELS[name]()
+    found = rates(model, layer_lr_decay=0.5, optim=optim)
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    for parameter, rate in found.items():
+        layer = next((int(word) for word in parameter.split(".") if word.isdigit()), None)
+        below = "embed" in parameter or ".wte." in parameter or ".wpe." in parameter
+        expected = 0.5**4 if below else 1.0 if layer is None else 0.5 ** (3 - layer)
+        assert rate == expected, parameter
+    assert set(found.values()) == {1.0, 0.5, 0.25, 0.125, 0.0625}
+
+
+def test_matrices_keep_their_weight_decay_in_each_layer():
+    model = MODELS["bert"]()
+    optimizer = make_optimizer(model, Options(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5))
+    for group in optimizer.param_groups:
+        assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] == 0.1}
+
+
+def test_without_a_decay_there_are_the_usual_groups():
+    model = MODELS["bert"]()
+    assert set(rates(model).values()) == {1.0}
+    assert len(make_optimizer(model, Options()).param_groups) == 2
+    assert "lr_scale" not in make_optimizer(model, Options()).param_groups[0]
+
+
+def test_a_model_without_layers_has_no_decay():
+    with pytest.raises(UserError, match=r"--layer_lr_decay 0.9: a Linear has no list of layers"):
+        make_optimizer(nn.Linear(2, 2), Options(layer_lr_decay=0.9))
+
+
+def test_a_run_keeps_frozen_weights_and_resumes_bit_identically(
+    texts, tmp_path, one_cpu_process_without_a_picture, capsys
+):
+    nlp = runs.load_recipe("nlp")
+    words = [*texts, *runs.TINY, "--freeze", "embeddings", "layers.0", "--layer_lr_decay", 0.5]
+    words += ["--checkpointing_steps", 4, "--learning_rate", 0.01]
+    flags = [str(word) for word in words]
+    nlp.main(options.parse(nlp.Config, [*flags, "--output_dir", str(tmp_path / "whole")]))
+    assert "--freeze embeddings layers.0: " in capsys.readouterr().err
+    middle = str(tmp_path / "whole/checkpoints/step_00000004")
+    resumed = [*flags, "--resume_from_checkpoint", middle, "--output_dir", str(tmp_path / "resumed")]
+    nlp.main(options.parse(nlp.Config, resumed))
+    files = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert files[0] == files[1]
+    *_, labels, tokenizer = nlp.load_data(config := options.parse(nlp.Config, flags))
+    before = nlp.build_model(config, labels, tokenizer).state_dict()
+    after = nlp.build_model(config, labels, tokenizer).from_pretrained(tmp_path / "whole/model").state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if "embeddings" not in name and ".layers.0." not in name}

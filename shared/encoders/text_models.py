@@ -31,7 +31,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
     elif accelerator.device.type == "cpu" and "bf16" in (accelerator.mixed_precision, config.activation_dtype):
         attend_by_products(model)
     use_activation_dtype(config, model)
-    return compile_layers(accelerator, config, model)
+    return compile_layers(accelerator, config, model, fixed_shapes=getattr(config, "fixed_shapes", False))
 
 
 def attend_to_all(accelerator: Any, model: Any) -> None:

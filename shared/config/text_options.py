@@ -39,8 +39,12 @@ class TextOptions(Options):
     fixed_shapes: bool = False
     """Fill packed micro-batches up to --max_tokens_per_micro_batch, so that --torch_compile knows all sizes."""
 
+    attention: tuple[Literal["auto", "padded", "documents", "varlen", "flash3", "cudnn"], ...] | None = None
+    """Kernels of packed attention: auto (the fastest), or one name, or two, for global and local layers. None: usual."""
+
     NEEDS: ClassVar = (
         *Options.NEEDS,
+        ("attention", "packing"),
         *(("fixed_shapes", name) for name in ("torch_compile", "packing", "max_tokens_per_micro_batch")),
     )
     SIZES_OF_NEW_MODELS: ClassVar = frozenset(

@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
 from shared.encoders.fixed_shapes import FixedShapes
-from shared.encoders.packing import (
-    Packing,
-    filling,
-    packing_is_exact,
-    padded_slots,
-    refuse_fixed_shapes,
-    use_packed_attention,
-)
+from shared.encoders.packing import Packing, pack, packing_is_exact, padded_slots, refuse_fixed_shapes
 from shared.encoders.padding import pad_rows
 from shared.models.first_token import FILLED
 from shared.models.self_check import text_batch
@@ -63,8 +56,7 @@ def pack_or_pad_texts(
     """
     shapes = FixedShapes.of_run(config)
     if config.packing and unpack_before_head(model, filled=shapes is not None):
-        attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
-        return PackedTexts.for_model(model.config, shapes), f"; {attention}{filling(shapes)}"
+        return PackedTexts.for_model(model.config, shapes), f"; {pack(model, accelerator, config, shapes)}"
     refuse_fixed_shapes(model, shapes)
     collate, padding = pad_rows(model, train, validation, tokenizer, config)
     why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""

@@ -29,6 +29,7 @@ from shared.text.tokenized import Padding
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
+FLASH_3 = "FA3"  # torch's name of FlashAttention-3
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -117,8 +118,7 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
     shapes = FixedShapes.of_run(config)
     if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows], filled=shapes is not None):
-        attention = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
-        return Packing.for_model(model.config, shapes), attention + filling(shapes)
+        return Packing.for_model(model.config, shapes), pack(model, accelerator, config, shapes)
     refuse_fixed_shapes(model, shapes)
     if config.packing:
         how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
@@ -126,9 +126,15 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
 
 
-def filling(shapes: FixedShapes | None) -> str:
-    """The description of --fixed_shapes for the user; empty without it."""
-    return f"; filled up to {shapes.tokens:,} tokens in {shapes.documents:,} documents" if shapes else ""
+def pack(model: Any, accelerator: Any, config: Any, shapes: FixedShapes | None) -> str:
+    """Make `model` attend only within documents; returns a description for the user.
+
+    With --attention, shared/encoders/attention_choice.py sets the kernels later, and the launch card has a row on them.
+    """
+    how = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
+    if getattr(config, "attention", None):
+        how = "packed without padding"
+    return how + (f"; filled up to {shapes.tokens:,} tokens in {shapes.documents:,} documents" if shapes else "")
 
 
 def refuse_fixed_shapes(model: Any, shapes: FixedShapes | None) -> None:
@@ -175,11 +181,22 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
 
     AttentionInterface.register("packed_varlen", varlen_attention)
     AttentionInterface.register("packed_padded", padded_attention)
+    activate_flash_3(False)
     if why_not := why_not_varlen(model.config, device, precision):
         model.set_attn_implementation("packed_padded")
         return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
     model.set_attn_implementation("packed_varlen")
     return "packed without padding, attention by torch.nn.attention.varlen"
+
+
+def activate_flash_3(wanted: bool) -> None:
+    """Make torch use FlashAttention-3 in this process, or its own version, which an earlier run may have replaced."""
+    attention = torch.nn.attention
+    active = getattr(attention, "current_flash_attention_impl", lambda: None)() == FLASH_3
+    if wanted and not active:
+        attention.activate_flash_attention_impl(FLASH_3)
+    elif active and not wanted:
+        attention.restore_flash_attention_impl()
 
 
 def why_not_varlen(config: Any, device: torch.device, precision: str) -> str:

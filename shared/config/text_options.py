@@ -40,7 +40,7 @@ class TextOptions(Options):
     """Fill packed micro-batches up to --max_tokens_per_micro_batch, so that --torch_compile knows all sizes."""
 
     attention: tuple[Literal["auto", "padded", "documents", "varlen", "flash3", "cudnn"], ...] | None = None
-    """Kernels of packed attention: auto (the fastest), or one name, or two, for global and local layers. None: usual."""
+    """Kernels of packed attention: auto (the fastest), a name, or two, for global and local layers. None: see docs."""
 
     NEEDS: ClassVar = (
         *Options.NEEDS,

@@ -83,7 +83,9 @@ def use_attention_of_run(accelerator: Any, config: Config, model: Any, loader: L
         config = dataclasses.replace(settings, attention=names)
     for window in layers:
         if isinstance(problem := found[window][name := kernel(names, window)], str):
-            raise UserError(f"--attention {name} cannot be used ({problem}): begin a run with auto, or without the flag")
+            raise UserError(
+                f"--attention {name} cannot be used ({problem}): begin a run with auto, or without the flag"
+            )
     set_attention(model, names)
     return config, {"attention": " in global layers, ".join(names) + " in local ones" * (len(names) - 1) + row}
 
@@ -132,7 +134,7 @@ def why_not(name: str, config: Options, model_config: Any, device: torch.device,
     return "" if importlib.util.find_spec("flash_attn_interface") else "no package flash_attn_interface"
 
 
-# Kernels, as attention functions of transformers: query [1, heads, T, width], key and value alike -> [1, T, heads, width]
+# Kernels, as transformers' attention functions: query [1, heads, T, width], key and value alike -> [1, T, heads, width]
 
 
 def attention_by_length(
@@ -244,7 +246,12 @@ class Inputs:
         shared = getattr(config, "num_key_value_heads", None) or heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         generator = torch.Generator(device).manual_seed(0)
-        sizes = ((1, heads, total, width), (1, shared, total, width), (1, shared, total, width), (1, total, heads, width))
+        sizes = (
+            (1, heads, total, width),
+            (1, shared, total, width),
+            (1, shared, total, width),
+            (1, total, heads, width),
+        )
         dtype = DTYPES.get(precision, torch.float32)
         tensors = [torch.randn(size, generator=generator, device=device).to(dtype) for size in sizes]
         for tensor in tensors[:3]:
@@ -313,9 +320,7 @@ def seconds(name: str, inputs: Inputs, window: Window) -> float:
     return min(times[1:])
 
 
-def fastest(
-    found: Mapping[Window, Mapping[str, Outcome]], layers: Mapping[Window, int], usual: str
-) -> tuple[str, ...]:
+def fastest(found: Mapping[Window, Mapping[str, Outcome]], layers: Mapping[Window, int], usual: str) -> tuple[str, ...]:
     """The kernels with the least time over all layers: one name, or those of global and of local layers.
 
     `layers` has the number of layers by window. All layers with FlashAttention use the same version of it.

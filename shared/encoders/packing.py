@@ -144,7 +144,9 @@ def refuse_fixed_shapes(model: Any, shapes: FixedShapes | None) -> None:
         UserError: there are `shapes`.
     """
     if shapes:
-        raise UserError(f"--fixed_shapes has no effect, because a {type(model).__name__} cannot be packed: leave it out")
+        raise UserError(
+            f"--fixed_shapes has no effect, because a {type(model).__name__} cannot be packed: leave it out"
+        )
 
 
 def packing_is_exact(
@@ -152,8 +154,9 @@ def packing_is_exact(
 ) -> bool:
     """Whether documents, given by their token ids, have the same logits when `packing` packs them as each one alone.
 
-    `filled`: fill the micro-batch, as --fixed_shapes does. A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
-    MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
+    A few documents are computed both ways; `filled`: with filling, as --fixed_shapes adds it. Attention is not the only
+    connection between tokens in all models: in a MobileBERT, each token also uses the embeddings of its neighbours. The
+    packed attention is never causal.
     """
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):

@@ -101,7 +101,8 @@ def check_writable(output_dir: Path) -> None:
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
     """Fill in settings that depend on the launch: precision, learning rate, kernels, and the global batch size G.
 
-    A resumed run keeps the kernels that --attention auto chose. --gradient_accumulation_steps determines G once, at the first launch. A resumed run keeps G for any number of
+    --attention auto chooses kernels once, at the first launch, and a resumed run keeps them.
+    --gradient_accumulation_steps determines G once, at the first launch. A resumed run keeps G for any number of
     processes, and prints a line if the equation now gives another value.
 
     Raises:

@@ -185,8 +185,9 @@ def test_global_and_local_layers_use_their_own_kernels(monkeypatch):
         monkeypatch.setitem(
             KERNELS,
             name,
-            lambda *arrays, name=name, kernel=kernel, **given: calls.append((name, given["sliding_window"]))
-            or kernel(*arrays, **given),
+            lambda *arrays, name=name, kernel=kernel, **given: (
+                calls.append((name, given["sliding_window"])) or kernel(*arrays, **given)
+            ),
         )
     set_attention(model, ("documents", "padded"))
     found = logits_and_gradients(model, LENGTHS[0])
@@ -264,7 +265,9 @@ def test_the_clock_counts_a_forward_and_a_backward_pass():
     """The real clock, whose figure decides nothing here."""
     arrays, given = inputs((9, 9, 4, 1), shared=4)
     tensors = [each.requires_grad_() for each in arrays[1:4]] + [torch.randn(1, 23, 4, 8)]
-    found = attention_choice.outcomes(KERNELS, "padded", dict.fromkeys(KERNELS, ""), [attention_choice.Inputs(tensors, given)], None)
+    found = attention_choice.outcomes(
+        KERNELS, "padded", dict.fromkeys(KERNELS, ""), [attention_choice.Inputs(tensors, given)], None
+    )
     assert found["padded"] > 0
     assert found["documents"] > 0
     assert all(isinstance(found[name], str) for name in ("varlen", "flash3", "cudnn")), "no GPU"

@@ -147,6 +147,8 @@ VARIANTS = {
     "bert_base_real_attention_auto": variant("bert_base_real", "--attention auto", attention="auto"),
     "bert_base_flash3": variant("bert_base", "--attention flash3", attention="flash3"),
     "bert_base_cudnn": variant("bert_base", "--attention cudnn", attention="cudnn"),
+    "bert_base_fused_qkv": variant("bert_base", "--fused_qkv", fused_qkv=True),
+    "vit_fused_qkv": variant("vit", "--fused_qkv", fused_qkv=True),
     "bert_base_dense_head": variant("bert_base", "logits of all tokens", "dense_head"),
     "bert_base_padded_attention": variant("bert_base_real", "documents padded inside of attention", "padded_attention"),
     "bert_base_padded": variant("bert_base_real", "a document per row (--packing false)", packing=False),

@@ -44,6 +44,7 @@ PAIRS = (
 DISTILBERT: dict[str, int] = {}  # sizes; transformers' defaults are those of the published models
 VIT: dict[str, int] = {}
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+WIDE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2, "intermediate_size": 3072}
 LATE = ("evaluate", "wandb", "matplotlib.pyplot", "datasets")
 
 
@@ -114,9 +115,8 @@ def last_layers(bert: torch.nn.Module) -> dict[str, Callable[[], object]]:
 def projections() -> dict[str, Callable[[], object]]:
     """Functions that make a forward and backward pass over 8 rows of 128 tokens with --fused_qkv or without, by name."""
     ids = torch.randint(8192, (8, 128), generator=torch.Generator().manual_seed(0))
-    wide = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2, "intermediate_size": 3072}
     ways: dict[str, Callable[[], object]] = {}
-    for name, sizes in {"BERT 4 x 256": encoder_and_texts.SIZES, "BERT 2 x 768": wide}.items():
+    for name, sizes in {"BERT 4 x 256": encoder_and_texts.SIZES, "BERT 2 x 768": WIDE}.items():
         three = transformers.BertModel(transformers.BertConfig(vocab_size=8192, **WITHOUT_DROPOUT, **sizes))
         one = copy.deepcopy(three)
         for layers in triples(one):

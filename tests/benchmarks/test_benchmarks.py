@@ -148,6 +148,8 @@ def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypat
     monkeypatch.setattr(encoder_and_texts, "SIZES", sizes)
     monkeypatch.setattr(techniques, "LATE", ("json",))
     monkeypatch.setattr(techniques, "VIT", {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 24})
+    monkeypatch.setitem(techniques.WIDE, "hidden_size", 24)
+    monkeypatch.setitem(techniques.WIDE, "intermediate_size", 24)
     monkeypatch.setattr(techniques, "DISTILBERT", {"n_layers": 1, "dim": 24, "hidden_dim": 24})
     alone_in_a_group(monkeypatch)
     monkeypatch.setattr(sys, "argv", ["benchmarks/techniques.py", "--rounds", "2", "--output_dir", str(tmp_path)])

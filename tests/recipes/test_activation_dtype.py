@@ -1,4 +1,4 @@
-"""--activation_dtype, --chunked_loss and --fused_qkv in whole runs: on several processes, under FSDP, resumed, exported."""
+"""--activation_dtype, --chunked_loss and --fused_qkv in whole runs: several processes, FSDP, resuming, export."""
 
 import pytest
 import runs

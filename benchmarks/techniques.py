@@ -113,7 +113,7 @@ def last_layers(bert: torch.nn.Module) -> dict[str, Callable[[], object]]:
 
 
 def projections() -> dict[str, Callable[[], object]]:
-    """Functions that make a forward and backward pass over 8 rows of 128 tokens with --fused_qkv or without, by name."""
+    """Functions that make a forward and backward pass over 8 rows of 128 tokens, with and without --fused_qkv."""
     ids = torch.randint(8192, (8, 128), generator=torch.Generator().manual_seed(0))
     ways: dict[str, Callable[[], object]] = {}
     for name, sizes in {"BERT 4 x 256": encoder_and_texts.SIZES, "BERT 2 x 768": WIDE}.items():

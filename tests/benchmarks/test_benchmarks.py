@@ -156,7 +156,7 @@ def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypat
     techniques.main()
     report = json.loads((tmp_path / "techniques.json").read_text())
     assert [*report["comparisons"]] == [f"{slow} / {fast}" for slow, fast in techniques.PAIRS] + ["import json (s)"]
-    assert len(report["rows"]) == 2 * 11
+    assert len(report["rows"]) == 2 * 15
     assert min(row["ms"] for row in report["rows"]) > 0
 
 

@@ -59,7 +59,8 @@ class Plan:
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
-        fixed_shapes: each packed micro-batch is filled up to `max_tokens` (--fixed_shapes).
+        fixed_shapes: each packed micro-batch is filled up to `max_tokens` (--fixed_shapes), so a step is cut into as
+            few as possible.
         micro_batches: cut a step into at least this many.
         num_processes, process_index: which process this is. They do not change the cut, except with `equal_counts` or
             with more processes than micro-batches (see `refined`).
@@ -260,11 +261,11 @@ class Plan:
         return self._cut_points(lengths, asked) != self._cut_points(lengths, needed)
 
     def _cut_points(self, sorted_lengths: list[int], at_least: int) -> list[int]:
-        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed)
+        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed, self.fixed_shapes)
 
     def _at_least(self, sorted_lengths: list[int]) -> int:
         """The minimum number of micro-batches of a step, so that every process gets its share."""
-        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
+        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed, self.fixed_shapes)
         needed = piece_count(sorted_lengths, *budgets)
         if self.equal_counts:
             return -(-needed // self.num_processes) * self.num_processes

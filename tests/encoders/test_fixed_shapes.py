@@ -26,6 +26,7 @@ from shared.models import compiling
 from shared.models.compiling import compile_layers
 from shared.models.first_token import is_short
 from shared.plan.batches import Plan
+from shared.plan.cutting import fill_in_order
 
 CPU = torch.device("cpu")
 NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
@@ -188,6 +189,9 @@ def test_every_micro_batch_of_a_plan_can_be_filled_in_training_and_evaluation(ma
         assert lengths[piece.samples].max() <= longest <= 50
         assert filling.max(initial=0) <= longest
         assert longest in (13, 26, 39, 50)
+    real = -np.sort(-lengths[plan.global_batch(0)[0]])
+    assert len(plan.cut(0)) == len(fill_in_order(real.tolist(), 97, rows, packed=True)), "no more than needed"
+    assert not plan.refined(0)
     assert plan.filling(0) == pytest.approx(1 - lengths[plan.global_batch(0)[0]].sum() / (97 * len(plan.cut(0))))
 
 

@@ -5,8 +5,7 @@
 The model is the BERT of nlp_peers.py (4 layers x 256) unless a row names another one, in float32, with one thread per
 process. The script compares: the update of AdamW (fused, in groups, parameter by parameter); a forward and backward
 pass under DDP, whose gradients are views of its buckets or copies; a forward and backward pass of classifiers whose
-last layer computes the first token only or all tokens, or whose attention computes query, key and value by one product
-or by three. It also measures the import of libraries that the recipes import
+last layer computes the first token only or all tokens. It also measures the import of libraries that the recipes import
 late or never. Writes techniques.json and techniques.md into the output folder.
 """
 
@@ -29,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import encoder_and_texts, rounds
 from shared.launch.starting import keep_freed_memory
 from shared.models.first_token import shorten_last_layer
-from shared.models.fused_qkv import fuse, triples
 
 PAIRS = (
     ("update, in groups", "update, fused"),
@@ -38,13 +36,9 @@ PAIRS = (
     ("BERT 4 x 256, every token", "BERT 4 x 256, first token"),
     ("DistilBERT, every token", "DistilBERT, first token"),
     ("ViT-B/16, every token", "ViT-B/16, first token"),
-    ("BERT 4 x 256, three products", "BERT 4 x 256, one product"),
-    ("BERT 2 x 768, three products", "BERT 2 x 768, one product"),
 )
 DISTILBERT: dict[str, int] = {}  # sizes; transformers' defaults are those of the published models
 VIT: dict[str, int] = {}
-WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-WIDE = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2, "intermediate_size": 3072}
 LATE = ("evaluate", "wandb", "matplotlib.pyplot", "datasets")
 
 
@@ -112,24 +106,6 @@ def last_layers(bert: torch.nn.Module) -> dict[str, Callable[[], object]]:
     return ways
 
 
-def projections() -> dict[str, Callable[[], object]]:
-    """Functions that make a forward and backward pass over 8 rows of 128 tokens, with and without --fused_qkv."""
-    ids = torch.randint(8192, (8, 128), generator=torch.Generator().manual_seed(0))
-    ways: dict[str, Callable[[], object]] = {}
-    for name, sizes in {"BERT 4 x 256": encoder_and_texts.SIZES, "BERT 2 x 768": WIDE}.items():
-        three = transformers.BertModel(transformers.BertConfig(vocab_size=8192, **WITHOUT_DROPOUT, **sizes))
-        one = copy.deepcopy(three)
-        for layers in triples(one):
-            fuse(*layers)
-
-        def compute(model: torch.nn.Module) -> None:
-            model(input_ids=ids).last_hidden_state.square().mean().backward()
-
-        ways |= {f"{name}, three products": partial(compute, three.train())}
-        ways |= {f"{name}, one product": partial(compute, one.train())}
-    return ways
-
-
 def import_seconds(package: str) -> float:
     """Seconds that the import of a package takes after torch and transformers."""
     code = f"import time, torch, transformers; t = time.perf_counter(); import {package}; print(time.perf_counter()-t)"
@@ -142,9 +118,11 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=8192, **WITHOUT_DROPOUT, **encoder_and_texts.SIZES)
+    config = transformers.BertConfig(
+        vocab_size=8192, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **encoder_and_texts.SIZES
+    )
     model = transformers.BertForSequenceClassification(config)
-    ways = updates(model) | steps(model) | last_layers(model) | projections()
+    ways = updates(model) | steps(model) | last_layers(model)
     for run in ways.values():  # the first call warms up
         run()
 

@@ -194,7 +194,8 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
 
 def activate_flash_3(wanted: bool) -> None:
     """Make torch use FlashAttention-3 in this process, or its own version, which an earlier run may have replaced."""
-    attention = torch.nn.attention
+    from torch.nn import attention
+
     active = getattr(attention, "current_flash_attention_impl", lambda: None)() == FLASH_3
     if wanted and not active:
         attention.activate_flash_attention_impl(FLASH_3)

@@ -158,6 +158,7 @@ def figures(benchmark: Benchmark, folder: Path) -> Row:
         waits = json.loads((folder / "waits.json").read_text())
         steps = waits["steps"][1:]  # compiling, in the first step, may wait for the device
         row |= {"host_waits_per_step": sum(steps) / max(len(steps), 1), "host_waits_where": waits["where"]}
+        row |= {"compiled_graphs": waits["compiled_graphs"]}
     return row
 
 

@@ -51,6 +51,7 @@ FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch
 FINE_TOY = {"global_batch_size": 8}
 COMPILED = {"torch_compile": True}
 PACKED = {"packing": True}
+FIXED = {"fixed_shapes": True}
 DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short texts: two or three micro-batches per step
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
@@ -137,6 +138,17 @@ VARIANTS = {
     "vit_bf16_activations": variant("vit", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "bert_base_not_compiled": variant("bert_base", "layers not compiled", torch_compile=False),
     "bert_base_fixed_sizes": variant("bert_base", "compiled with fixed sizes", "fixed_sizes"),
+    "bert_base_fixed_shapes": variant("bert_base", "--fixed_shapes", **FIXED),
+    "bert_base_real_fixed_shapes": variant("bert_base_real", "--fixed_shapes", **FIXED),
+    "modernbert_base_real_fixed_shapes": variant("modernbert_base_real", "--fixed_shapes", **FIXED),
+    "fine_tuning_fixed_shapes": variant("fine_tuning_packed_compiled", "--fixed_shapes", **FIXED),
+    "bert_base_attention_auto": variant("bert_base", "--attention auto", attention="auto"),
+    "modernbert_base_attention_auto": variant("modernbert_base", "--attention auto", attention="auto"),
+    "bert_base_real_attention_auto": variant("bert_base_real", "--attention auto", attention="auto"),
+    "bert_base_flash3": variant("bert_base", "--attention flash3", attention="flash3"),
+    "bert_base_cudnn": variant("bert_base", "--attention cudnn", attention="cudnn"),
+    "bert_base_fused_qkv": variant("bert_base", "--fused_qkv", fused_qkv=True),
+    "vit_fused_qkv": variant("vit", "--fused_qkv", fused_qkv=True),
     "bert_base_dense_head": variant("bert_base", "logits of all tokens", "dense_head"),
     "bert_base_padded_attention": variant("bert_base_real", "documents padded inside of attention", "padded_attention"),
     "bert_base_padded": variant("bert_base_real", "a document per row (--packing false)", packing=False),

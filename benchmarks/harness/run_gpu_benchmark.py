@@ -51,6 +51,7 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
     flags = common | benchmark.flags | {"output_dir": folder / "run"}
     if toy:
         flags |= benchmark.toy | {"torch_compile": False}
+        flags.pop("fixed_shapes", None)  # which needs --torch_compile
     if "config" in flags:
         flags["config"] = ROOT / flags["config"]
     if benchmark.data == "cache":
@@ -107,6 +108,7 @@ def run(name: str, folder: Path, toy: bool) -> None:
         waits = stack.enter_context(HostWaits(recipe))
         recipe.main(config)
     summary = {"steps": waits.steps, "where": waits.where.most_common(8), "seconds": time.perf_counter() - started}
+    summary |= {"compiled_graphs": of_torch.compiled_graphs()}
     (folder / "waits.json").write_text(json.dumps(summary))
     if config.profile:
         kernels = kernels_per_step(folder / "run/profile/trace-0.json", config.profile)

@@ -81,6 +81,15 @@ def is_compiled(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", True) is not None
 
 
+def compiled_graphs() -> int:
+    """`torch._dynamo.utils.counters`: the number of graphs compiled in this process; -1 if that name is missing."""
+    try:
+        from torch._dynamo.utils import counters
+    except ImportError:
+        return -1
+    return int(counters["stats"]["unique_graphs"])
+
+
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`; False if that name is missing."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -105,6 +105,8 @@ class Options:
     """Recompute activations in the backward pass: saves memory, takes about a third more time."""
     torch_compile: bool = False
     """Compile the repeated layers of the model: faster steps on a GPU, a slower start, different rounding."""
+    fused_qkv: bool = False
+    """Compute query, key and value by one matrix product: BERT, RoBERTa, ELECTRA, DistilBERT, ViT and DeiT."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
     """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     deterministic: bool = False

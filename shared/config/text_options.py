@@ -36,7 +36,17 @@ class TextOptions(Options):
     """Maximum length of a sequence in tokens."""
     max_tokens_per_micro_batch: int | None = 2048
     """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
+    fixed_shapes: bool = False
+    """Fill packed micro-batches up to --max_tokens_per_micro_batch, so that --torch_compile knows all sizes."""
 
+    attention: tuple[Literal["auto", "padded", "documents", "varlen", "flash3", "cudnn"], ...] | None = None
+    """Kernels of packed attention: auto (the fastest), a name, or two, for global and local layers. None: see docs."""
+
+    NEEDS: ClassVar = (
+        *Options.NEEDS,
+        ("attention", "packing"),
+        *(("fixed_shapes", name) for name in ("torch_compile", "packing", "max_tokens_per_micro_batch")),
+    )
     SIZES_OF_NEW_MODELS: ClassVar = frozenset(
         {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rope_theta"}
         | {"tokenizer_type", "vocab_size"}

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.compat import of_transformers
-from shared.encoders.packing import Packing, packing_is_exact, padded_slots, use_packed_attention
+from shared.compat import of_torch, of_transformers
+from shared.encoders.fixed_shapes import FixedShapes
+from shared.encoders.packing import Packing, pack, packing_is_exact, padded_slots, refuse_fixed_shapes
 from shared.encoders.padding import pad_rows
+from shared.models.first_token import FILLED
 from shared.models.self_check import text_batch
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
@@ -26,7 +28,8 @@ class PackedTexts(Packing):
         lengths, ids, types, targets = rows if isinstance(rows, tuple) else joined(rows)
         batch = self.arguments(ids, lengths)
         if types is not None:
-            batch["token_type_ids"] = torch.from_numpy(types.astype(np.int64))[None]
+            filled = np.pad(types.astype(np.int64), (0, batch["input_ids"].shape[1] - len(types)))
+            batch["token_type_ids"] = torch.from_numpy(filled)[None]
         if targets is not None:
             batch["labels"] = torch.from_numpy(targets)
         return batch
@@ -34,7 +37,8 @@ class PackedTexts(Packing):
     def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
         """Those of `Packing`, and attention_mask [texts, longest] for heads that compute the mean of all tokens."""
         real = np.arange(int(lengths.max())) < lengths[:, None]
-        return super().arguments(tokens, lengths) | {"attention_mask": torch.from_numpy(real.astype(np.int64))}
+        batch = super().arguments(tokens, lengths) | {"attention_mask": torch.from_numpy(real.astype(np.int64))}
+        return batch | {FILLED: True} if self.shapes else batch
 
 
 Collate = Padding | PackedTexts
@@ -48,28 +52,51 @@ def pack_or_pad_texts(
     If a model cannot be packed exactly, each text has its own row, with padding.
 
     Raises:
-        UserError: see `pad_rows`.
+        UserError: --fixed_shapes, and the model cannot be packed; see also `FixedShapes.of_run` and `pad_rows`.
     """
-    if config.packing and unpack_before_head(model):
-        attention = use_packed_attention(model, accelerator.device, config.mixed_precision)
-        return PackedTexts.for_model(model.config), f"; {attention}"
+    shapes = FixedShapes.of_run(config)
+    if config.packing and unpack_before_head(model, filled=shapes is not None):
+        return PackedTexts.for_model(model.config, shapes), f"; {pack(model, accelerator, config, shapes)}"
+    refuse_fixed_shapes(model, shapes)
     collate, padding = pad_rows(model, train, validation, tokenizer, config)
     why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
     return collate, why + padding
 
 
-def unpack_before_head(model: Any) -> bool:
+def unpack_before_head(model: Any, filled: bool = False) -> bool:
     """Make a ...ForSequenceClassification accept batches of `PackedTexts`, if that does not change its logits.
 
-    Returns whether it accepts them. Padded rows are computed as before.
+    Returns whether it accepts them. Padded rows are computed as before. `filled`: the batches have fixed shapes; a
+    model that does not accept those cannot be used.
     """
     layers = holder_of_layers(model)
     if layers is None or not of_transformers.takes_registered_attention(model):
         return False
+    forward = model.forward
+    real: Tensor | None = None  # `attention_mask` of the current call, if its batch is filled
+
+    def put_into_rows(module: nn.Module, _: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:
+        if "cu_seq_lens_q" in arguments:
+            hidden, ends = output["last_hidden_state"], arguments["cu_seq_lens_q"]
+            output["last_hidden_state"] = (
+                into_rows(hidden, ends, arguments["max_length_q"]) if real is None else real_rows(hidden, ends, real)
+            )
+        return output
+
+    def forward_noting_rows(_: nn.Module, *args: Any, **arguments: Any) -> Any:
+        nonlocal real
+        real = arguments.get("attention_mask") if arguments.get(FILLED) else None
+        try:
+            return forward(*args, **arguments)
+        finally:
+            real = None
+
     hook = layers.register_forward_hook(put_into_rows, with_kwargs=True)
+    if filled:
+        of_torch.replace_forward(model, forward_noting_rows)
     padded = text_batch(model.config)
-    texts = [ids[real.bool()].numpy() for ids, real in zip(padded["input_ids"], padded["attention_mask"], strict=True)]
-    exact = packing_is_exact(model, texts, PackedTexts)
+    texts = [ids[kept.bool()].numpy() for ids, kept in zip(padded["input_ids"], padded["attention_mask"], strict=True)]
+    exact = packing_is_exact(model, texts, PackedTexts, filled)
     if not exact:
         hook.remove()
     return exact
@@ -82,15 +109,6 @@ def holder_of_layers(model: Any) -> nn.Module | None:
     if (first := next(names, None)) is None:
         return None
     return encoder.get_submodule(first.rpartition(".")[0])
-
-
-def put_into_rows(module: nn.Module, _: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:
-    """Forward hook: if texts are packed, put `last_hidden_state` [1, T, width] into rows [texts, longest, width]."""
-    if "cu_seq_lens_q" in arguments:
-        output["last_hidden_state"] = into_rows(
-            output["last_hidden_state"], arguments["cu_seq_lens_q"], arguments["max_length_q"]
-        )
-    return output
 
 
 def into_rows(hidden: Tensor, ends: Tensor, longest: int) -> Tensor:
@@ -106,3 +124,19 @@ def into_rows(hidden: Tensor, ends: Tensor, longest: int) -> Tensor:
     if slots is not None:
         flat = flat.new_zeros(texts * longest, width).index_copy(0, slots, flat)
     return flat.view(texts, longest, width)
+
+
+def real_rows(hidden: Tensor, ends: Tensor, real: Tensor) -> Tensor:
+    """As `into_rows`, for the texts of a batch with fixed shapes, without its filling: [texts, longest, width].
+
+    Args:
+        hidden: [1, T, width], or first tokens [1, documents, width], for which the result is [texts, 1, width].
+        ends: [documents + 1], the boundaries of all documents. The texts come first.
+        real: [texts, longest], 0 where a row has no token.
+    """
+    texts, longest = real.shape
+    if hidden.shape[1] == len(ends) - 1:
+        return hidden[0, :texts, None]
+    place = ends[:texts, None] + torch.arange(longest, dtype=ends.dtype, device=ends.device)
+    rows = hidden[0].index_select(0, place.clamp(max=hidden.shape[1] - 1).flatten()).view(texts, longest, -1)
+    return rows.masked_fill(real[..., None] == 0, 0.0)

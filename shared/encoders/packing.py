@@ -20,13 +20,16 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.encoders.attention import attend
+from shared.encoders.fixed_shapes import FixedShapes
 from shared.encoders.padding import TRIAL_TOKENS, padding_for
+from shared.errors import UserError
 from shared.models.self_check import logits_of, same
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.text.tokenized import Padding
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
+FLASH_3 = "FA3"  # torch's name of FlashAttention-3
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -35,12 +38,16 @@ class Packing:
     """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one row without padding."""
 
     first_position: int = 0
+    pad_token_id: int = 0
+    shapes: FixedShapes | None = None
+    """With shapes, each micro-batch is filled up to them."""
     packed: ClassVar[bool] = True
 
     @classmethod
-    def for_model(cls, config: Any) -> Self:
+    def for_model(cls, config: Any, shapes: FixedShapes | None = None) -> Self:
         """For a model with this `PretrainedConfig`: models like RoBERTa count positions from the padding id + 1."""
-        return cls(config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0)
+        first = config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
+        return cls(first, config.pad_token_id or 0, shapes)
 
     def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """The cost of documents in tokens, int64 [N]: their lengths, because nothing is padded."""
@@ -57,12 +64,16 @@ class Packing:
     def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
         """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
 
-        input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k.
+        input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k. With
+        `shapes`, T and the number of documents include the filling, which follows these documents.
         """
-        ends = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
+        ends, longest = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.max())
+        if self.shapes:
+            filling, ends, longest = self.shapes.fill(lengths)
+            tokens = np.concatenate([tokens, np.full(filling.sum(), self.pad_token_id)])
+            lengths = np.concatenate([lengths, filling])
+        positions = np.arange(len(tokens)) - np.repeat(ends[: len(lengths)], lengths) + self.first_position
         boundaries = torch.from_numpy(ends.astype(np.int32))
-        longest = int(lengths.max())
         return {
             "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
             "position_ids": torch.from_numpy(positions)[None],
@@ -100,22 +111,52 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     """The collate function for the pieces of `data` according to --packing, and a description of it for the user.
 
     If packed documents would attend to each other in this model, it gets one document per row.
+
+    Raises:
+        UserError: --fixed_shapes, and the model cannot be packed; see also `FixedShapes.of_run`.
     """
     how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
-    if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows]):
-        attention = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
-        return Packing.for_model(model.config), attention
+    shapes = FixedShapes.of_run(config)
+    if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows], filled=shapes is not None):
+        return Packing.for_model(model.config, shapes), pack(model, accelerator, config, shapes)
+    refuse_fixed_shapes(model, shapes)
     if config.packing:
         how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
     multiple, padding = padding_for(model, rows[0], tokenizer, config)
     return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
 
 
-def packing_is_exact(model: Any, rows: Sequence[NDArray[np.int64]], packing: type[Packing] = Packing) -> bool:
+def pack(model: Any, accelerator: Any, config: Any, shapes: FixedShapes | None) -> str:
+    """Make `model` attend only within documents; returns a description for the user.
+
+    With --attention, shared/encoders/attention_choice.py sets the kernels later, and the launch card has a row on them.
+    """
+    how = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
+    if getattr(config, "attention", None):
+        how = "packed without padding"
+    return how + (f"; filled up to {shapes.tokens:,} tokens in {shapes.documents:,} documents" if shapes else "")
+
+
+def refuse_fixed_shapes(model: Any, shapes: FixedShapes | None) -> None:
+    """Refuse --fixed_shapes for a model that cannot be packed.
+
+    Raises:
+        UserError: there are `shapes`.
+    """
+    if shapes:
+        raise UserError(
+            f"--fixed_shapes has no effect, because a {type(model).__name__} cannot be packed: leave it out"
+        )
+
+
+def packing_is_exact(
+    model: Any, rows: Sequence[NDArray[np.int64]], packing: type[Packing] = Packing, filled: bool = False
+) -> bool:
     """Whether documents, given by their token ids, have the same logits when `packing` packs them as each one alone.
 
-    A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
-    MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
+    A few documents are computed both ways; `filled`: with filling, as --fixed_shapes adds it. Attention is not the only
+    connection between tokens in all models: in a MobileBERT, each token also uses the embeddings of its neighbours. The
+    packed attention is never causal.
     """
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
@@ -123,10 +164,13 @@ def packing_is_exact(model: Any, rows: Sequence[NDArray[np.int64]], packing: typ
     # [tokens, vocabulary] of a masked LM, [documents, labels] of a classifier
     alone = torch.cat([logits_of(model, {"input_ids": torch.from_numpy(ids)[None]}).flatten(0, -2) for ids in rows])
     lengths = np.array([len(ids) for ids in rows])
-    packed = packing.for_model(model.config).arguments(np.concatenate(rows), lengths)
+    shapes = FixedShapes.for_trial(lengths) if filled else None
+    packed = packing.for_model(model.config, shapes).arguments(np.concatenate(rows), lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = logits_of(model, packed).flatten(0, -2)
+        if filled:
+            together = together[: len(alone)]  # those of the filling follow
     except Exception:  # any model: one may not pass the boundaries on to its attention
         return False
     finally:
@@ -140,11 +184,23 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
 
     AttentionInterface.register("packed_varlen", varlen_attention)
     AttentionInterface.register("packed_padded", padded_attention)
+    activate_flash_3(False)
     if why_not := why_not_varlen(model.config, device, precision):
         model.set_attn_implementation("packed_padded")
         return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
     model.set_attn_implementation("packed_varlen")
     return "packed without padding, attention by torch.nn.attention.varlen"
+
+
+def activate_flash_3(wanted: bool) -> None:
+    """Make torch use FlashAttention-3 in this process, or its own version, which an earlier run may have replaced."""
+    from torch.nn import attention
+
+    active = getattr(attention, "current_flash_attention_impl", lambda: None)() == FLASH_3
+    if wanted and not active:
+        attention.activate_flash_attention_impl(FLASH_3)
+    elif active and not wanted:
+        attention.restore_flash_attention_impl()
 
 
 def why_not_varlen(config: Any, device: torch.device, precision: str) -> str:
@@ -238,7 +294,8 @@ def padded_attention(
 
     mask = None
     if slots is not None:
-        mask = (torch.arange(longest, device=query.device) < cu_seq_lens_k.diff()[:, None])[:, None, None]
+        lengths = cu_seq_lens_k.diff().clamp(min=1)  # attention to nothing, in an empty document, would give NaN
+        mask = (torch.arange(longest, device=query.device) < lengths[:, None])[:, None, None]
     if sliding_window is not None and longest > sliding_window:
         place = torch.arange(longest, device=query.device)
         window = (place[:, None] - place).abs() < sliding_window

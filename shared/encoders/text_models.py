@@ -11,7 +11,8 @@ from shared.encoders.attention import attend
 from shared.models.activations import use_activation_dtype
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
-from shared.models.loadable import check_names
+from shared.models.fused_qkv import fuse_qkv
+from shared.models.requirements import check_names
 from shared.models.self_check import keep_if_equal, text_batch
 
 ATTENTION, PRODUCTS = "sdpa_on_device", "sdpa_or_products"
@@ -21,7 +22,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
     """Adapt the model to its device and the flags; call it before creating the optimizer and `prepare`.
 
     Raises:
-        UserError: see `check_names`, `use_activation_dtype` and `compile_layers`.
+        UserError: see `check_names`, `fuse_qkv`, `use_activation_dtype` and `compile_layers`.
     """
     check_names(model)
     shorten_last_layer(model)
@@ -30,8 +31,9 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
         mask_on_device(model)
     elif accelerator.device.type == "cpu" and "bf16" in (accelerator.mixed_precision, config.activation_dtype):
         attend_by_products(model)
+    fuse_qkv(config, model)
     use_activation_dtype(config, model)
-    return compile_layers(accelerator, config, model)
+    return compile_layers(accelerator, config, model, fixed_shapes=getattr(config, "fixed_shapes", False))
 
 
 def attend_to_all(accelerator: Any, model: Any) -> None:

@@ -16,6 +16,7 @@ from shared.compat import of_torch, of_transformers
 from shared.models.self_check import image_batch, keep_if_equal, text_batch
 
 SHORT = "last_layer_is_short"
+FILLED = "filled"  # argument of a layer: True for packed texts of which the last may be empty (--fixed_shapes)
 
 
 def shorten_last_layer(model: Any) -> None:
@@ -96,8 +97,11 @@ def first_tokens(hidden_states: Tensor, more: Mapping[str, Any]) -> Tensor:
 
     `more` has the further arguments of the layer; `cu_seq_lens_q` [texts + 1] are the boundaries of packed texts.
     """
-    ends = more.get("cu_seq_lens_q")
-    return hidden_states[:, :1] if ends is None else hidden_states.index_select(1, ends[:-1])
+    if (ends := more.get("cu_seq_lens_q")) is None:
+        return hidden_states[:, :1]
+    # An empty text begins after the last token. It gets that token, and nothing reads the result.
+    begins = ends[:-1].clamp(max=hidden_states.shape[1] - 1) if more.get(FILLED) else ends[:-1]
+    return hidden_states.index_select(1, begins)
 
 
 def attend_from_first(
@@ -119,8 +123,14 @@ def attend_from_first(
         for projected in (to_query(first_tokens(hidden_states, more)), to_key(hidden_states), to_value(hidden_states))
     )
     boundaries: dict[str, Any] = {}
+    empty: Tensor | None = None
     if (ends := more.get("cu_seq_lens_q")) is not None:  # each text has one token in the query
         each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
+        if more.get(FILLED):
+            real = ends.diff() > 0
+            each = each.clamp(max=real.sum(dtype=each.dtype))
+            empty = ~real[:, None, None]  # no kernel computes these, so their values and gradients are set to 0
+            query = query.masked_fill(empty[:, 0], 0.0)
         boundaries = {
             "cu_seq_lens_q": each,
             "max_length_q": 1,
@@ -137,4 +147,4 @@ def attend_from_first(
         scaling=own.scaling,
         **boundaries,
     )
-    return context.flatten(2)
+    return (context if empty is None else context.masked_fill(empty, 0.0)).flatten(2)

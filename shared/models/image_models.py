@@ -13,7 +13,8 @@ from shared.models.activations import use_activation_dtype
 from shared.models.batch_norm import synchronize
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
-from shared.models.loadable import check_names
+from shared.models.fused_qkv import fuse_qkv
+from shared.models.requirements import check_names
 from shared.pretrained.from_pretrained import backbone, head_for, load_classifier, load_pretrained, reason
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -183,14 +184,14 @@ def zero_last_norms(model: nn.Module) -> None:
 
 
 def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: Geometry | None = None) -> nn.Module:
-    """Apply --sync_batchnorm, --channels_last, --activation_dtype and --torch_compile, before optimizer and `prepare`.
+    """Apply the flags for a model's computation, such as --torch_compile, before the optimizer and `prepare`.
 
     The last layer is shortened if the head reads only one token. A pretrained model is first tested on images of the
     `geometry`.
 
     Raises:
-        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
-            `compile_layers`.
+        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `fuse_qkv`, `use_activation_dtype`
+            and `compile_layers`.
     """
     if geometry and config.model_name_or_path:
         require_logits(model, geometry.size, f"--model_name_or_path {config.model_name_or_path}")
@@ -200,6 +201,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    fuse_qkv(config, model)
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model, fixed_shapes=True)
 

@@ -59,6 +59,8 @@ class Plan:
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
+        fixed_shapes: each packed micro-batch is filled up to `max_tokens` (--fixed_shapes), so a step is cut into as
+            few as possible.
         micro_batches: cut a step into at least this many.
         num_processes, process_index: which process this is. They do not change the cut, except with `equal_counts` or
             with more processes than micro-batches (see `refined`).
@@ -78,6 +80,7 @@ class Plan:
         num_samples: int | None = None,
         weights: NDArray[np.integer | np.floating] | None = None,
         packed: bool = False,
+        fixed_shapes: bool = False,
         seed: int,
         global_batch_size: int,
         num_epochs: int | None = None,
@@ -107,7 +110,7 @@ class Plan:
             longest = int(self.lengths.argmax()) if longest is None else longest
             length = int(self.lengths_of(np.array([longest]))[0])
             check_budget(longest, length, max_tokens, "--max_tokens_per_micro_batch")
-        self.weights, self.packed = weights, packed
+        self.weights, self.packed, self.fixed_shapes = weights, packed, fixed_shapes
         self.seed, self.global_batch_size = seed, global_batch_size
         assert num_epochs is not None or max_steps is not None
         stream = num_epochs * self.num_samples if num_epochs is not None else 0
@@ -138,6 +141,7 @@ class Plan:
             num_samples=num_samples,
             weights=weights,
             packed=packed,
+            fixed_shapes=getattr(config, "fixed_shapes", False),
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_train_epochs,
@@ -151,11 +155,18 @@ class Plan:
         )
 
     def evaluation(self, lengths: NDArray[np.integer]) -> list[MicroBatch]:
-        """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept."""
+        """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept.
+
+        With `fixed_shapes` they have the shapes of training.
+        """
+        most_tokens, most_rows = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
+        if self.fixed_shapes:
+            size = self.global_batch_size
+            most_tokens, most_rows = self.max_tokens, min(self.max_samples or size, size)
         return evaluation_batches(
             lengths,
-            self.max_tokens and 2 * self.max_tokens,
-            self.max_samples and 2 * self.max_samples,
+            most_tokens,
+            most_rows,
             num_processes=self.num_processes,
             process_index=self.process_index,
             equal_counts=self.equal_counts,
@@ -235,6 +246,13 @@ class Plan:
             mine.append(_repeat(pieces))
         return [*mine[:-1], replace(mine[-1], last=True)]
 
+    def filling(self, step: int) -> float:
+        """The share of the tokens of a step that only fill its micro-batches; 0 without `fixed_shapes`."""
+        if not self.fixed_shapes or self.max_tokens is None:
+            return 0.0
+        samples, _ = self.global_batch(step)
+        return 1 - float(self.lengths_of(samples).sum()) / (len(self.cut(step)) * self.max_tokens)
+
     def refined(self, step: int) -> bool:
         """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
         samples, _ = self.global_batch(step)
@@ -243,11 +261,11 @@ class Plan:
         return self._cut_points(lengths, asked) != self._cut_points(lengths, needed)
 
     def _cut_points(self, sorted_lengths: list[int], at_least: int) -> list[int]:
-        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed)
+        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed, self.fixed_shapes)
 
     def _at_least(self, sorted_lengths: list[int]) -> int:
         """The minimum number of micro-batches of a step, so that every process gets its share."""
-        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
+        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed, self.fixed_shapes)
         needed = piece_count(sorted_lengths, *budgets)
         if self.equal_counts:
             return -(-needed // self.num_processes) * self.num_processes

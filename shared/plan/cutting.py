@@ -12,13 +12,21 @@ MOST_ROWS_CUT_BEST = 256  # rows of a step; for more, the search is slow and sav
 
 
 def cut_points(
-    lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int, packed: bool = False
+    lengths: list[int],
+    max_tokens: int | None,
+    max_samples: int | None,
+    at_least: int,
+    packed: bool = False,
+    fewest: bool = False,
 ) -> list[int]:
-    """Cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each."""
+    """Cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each.
+
+    The other arguments are those of `piece_count`.
+    """
     rows = len(lengths)
     area = area_limit(lengths, max_tokens, packed)
     row_limit = min(max_samples or rows, rows)
-    count = piece_count(lengths, max_tokens, max_samples, at_least, packed)
+    count = piece_count(lengths, max_tokens, max_samples, at_least, packed, fewest)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]
     low, high = max(lengths[0], sum(lengths) // count) - 1, area  # find the smallest that gives `count` pieces
@@ -76,17 +84,23 @@ def _least_padding(lengths: list[int], count: int, limit: int, row_limit: int) -
 
 
 def piece_count(
-    lengths: list[int], max_tokens: int | None, max_samples: int | None, at_least: int, packed: bool = False
+    lengths: list[int],
+    max_tokens: int | None,
+    max_samples: int | None,
+    at_least: int,
+    packed: bool = False,
+    fewest: bool = False,
 ) -> int:
     """The number of micro-batches for rows that are sorted by length, longest first.
 
     It is `at_least`, or, if the budgets need more, the next of 1, 2, 4, 8, 16, 24, 32, ...: these numbers divide well
-    among processes, and depend only on the budgets. It is at most the number of rows.
+    among processes, and depend only on the budgets. It is at most the number of rows. With `fewest` it is the
+    number that the budgets need: micro-batches that are filled up to the budget all cost the same.
     """
     rows = len(lengths)
     area = area_limit(lengths, max_tokens, packed)
     if (needed := len(fill_in_order(lengths, area, min(max_samples or rows, rows), packed))) > at_least:
-        at_least = next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
+        at_least = needed if fewest else next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
     return min(at_least, rows)
 
 

@@ -71,6 +71,7 @@ class TrainingRun(Generic[Config]):
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
         self.before_reading_weights: Callable[[], None] = lambda: None
+        self._card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[Config]":
@@ -132,6 +133,10 @@ class TrainingRun(Generic[Config]):
         self.plan, self._loader = loader.plan, loader
         self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
+        if getattr(self.config, "attention", None):  # a field of text recipes
+            from shared.encoders.attention_choice import use_attention_of_run
+
+            self.config, self._card = use_attention_of_run(self.accelerator, self.config, model, loader)
         model.train()
         freeze(model, self.config.freeze)
         if self.accelerator.is_fsdp2:
@@ -167,7 +172,8 @@ class TrainingRun(Generic[Config]):
         run_warm_up_pass(accelerator, model, lambda: self._compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
-        print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **card)
+        rows = {**card, **self._card}
+        print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **rows)
         if self.config.dry_run:
             return
         run_folder.begin(accelerator, self.config, self.progress)

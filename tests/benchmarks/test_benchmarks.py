@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import runs
+import torch
 from torch.nn import functional as F
 
 sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import (
     barrier_cost,
+    fused_qkv,
     image_peers,
     independent_runs,
     launch_to_first_step,
@@ -141,6 +143,21 @@ def test_processes_that_wait_take_turns_with_processes_that_never_wait(tmp_path,
     ]
     assert min(row["products_per_second"] for row in report["rows"]) > 0
     assert len(report["comparisons"]["waiting / never waiting"]["rounds"]) == 3
+
+
+def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    monkeypatch.setattr(fused_qkv, "SIZES", {"1 x 16": small})
+    monkeypatch.setattr(sys, "argv", ["benchmarks/fused_qkv.py", "--rounds", "1", "--output_dir", str(tmp_path)])
+    threads = torch.get_num_threads()
+    try:
+        fused_qkv.main()
+    finally:
+        torch.set_num_threads(threads)
+    report = json.loads((tmp_path / "fused_qkv.json").read_text())
+    names = [f"BERT 1 x 16, {precision}, three / one" for precision in ("float32", "bf16")]
+    assert [*report["comparisons"]] == names
+    assert min(row["cpu_ms"] for row in report["rows"]) > 0
 
 
 def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
 from shared.encoders import packing
+from shared.encoders.attention_choice import KERNELS
 from shared.launch import starting
 from shared.monitoring import evaluation, tracking
 
@@ -193,19 +194,23 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(train, recipe):
     )
 
 
+@pytest.mark.parametrize("kernel", ["varlen", "cudnn", "flash3"])
 @pytest.mark.parametrize("window", [None, 8])
-@pytest.mark.parametrize("lengths", [[60, 37, 12, 3, 1], [64, 64], [5]])
-def test_varlen_attention_equals_attention_over_documents_padded_to_the_longest(lengths, window):
+@pytest.mark.parametrize("lengths", [[60, 37, 12, 3, 1], [64, 64], [5], [60, 37, 0, 0]])
+def test_each_kernel_equals_attention_over_documents_padded_to_the_longest(lengths, window, kernel):
+    if kernel == "flash3":
+        pytest.importorskip("flash_attn_interface")
     torch.manual_seed(0)
     total, heads, width = sum(lengths), 4, 32
     q, k, v = (torch.randn(1, heads, total, width, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     ends = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
     results = []
-    for attention in (packing.varlen_attention, packing.padded_attention):
+    for name in (kernel, "padded"):
+        packing.activate_flash_3(name == "flash3")
         parts = [part.clone().requires_grad_() for part in (q, k, v)]
         kwargs = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": max(lengths)}
         kwargs |= {"max_length_k": max(lengths), "scaling": width**-0.5, "sliding_window": window}
-        out, _ = attention(None, *parts, None, **kwargs)
+        out, _ = KERNELS[name](None, *parts, None, **kwargs)
         out.float().square().sum().backward()
         results.append([out, *(part.grad for part in parts)])
     for ours, expected in zip(*results, strict=True):
@@ -238,6 +243,16 @@ def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
     packed = train("packed", *flags, "--packing", watch="error")
     assert "packed without padding, attention by torch.nn.attention.varlen" in capsys.readouterr().out
     assert losses(packed) == pytest.approx(losses(padded), rel=0.05)
+
+
+@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
+@pytest.mark.parametrize("flags", ["--attention auto", "--torch_compile --fixed_shapes", "--fused_qkv"])
+def test_a_technique_trains_as_without_it(train, recipe, flags):
+    base = [*BF16, "--packing", "--model_type", "bert"]
+    usual, other = (
+        train(name, *base, *more, recipe=recipe) for name, more in (("usual", []), ("other", flags.split()))
+    )
+    assert losses(other) == pytest.approx(losses(usual), rel=0.05)
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "image_classification"])

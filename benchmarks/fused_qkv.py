@@ -1,0 +1,77 @@
+"""Measure --fused_qkv on a CPU: query, key and value by one matrix product or by three, in turns.
+
+    python benchmarks/fused_qkv.py --rounds 7
+
+A round is the CPU time of some forward and backward passes over 8 rows of 128 tokens, without optimizer, in one thread,
+for the encoders of SIZES, in float32 and under bf16 autocast. Writes fused_qkv.json and fused_qkv.md into the output
+folder.
+"""
+
+import copy
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertModel
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness import encoder_and_texts, rounds
+from shared.models.fused_qkv import fuse, triples
+
+SIZES = {
+    "4 x 256": encoder_and_texts.SIZES,
+    "2 x 768": {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+PASSES = 3  # in a round
+
+
+def ways() -> dict[str, Callable[[], object]]:
+    """Functions that make the passes, by name."""
+    ids = torch.randint(8192, (8, 128), generator=torch.Generator().manual_seed(0))
+    found: dict[str, Callable[[], object]] = {}
+    for size, sizes in SIZES.items():
+        three = BertModel(BertConfig(vocab_size=8192, **WITHOUT_DROPOUT, **sizes), add_pooling_layer=False).train()
+        one = copy.deepcopy(three)
+        for layers in triples(one):
+            fuse(*layers)
+        for precision in ("float32", "bf16"):
+            for products, model in (("three", three), ("one", one)):
+                found[f"BERT {size}, {precision}, {products}"] = partial(passes, model, ids, precision == "bf16")
+    return found
+
+
+def passes(model: torch.nn.Module, ids: torch.Tensor, bf16: bool) -> None:
+    """Forward and backward passes."""
+    for _ in range(PASSES):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            hidden = model(input_ids=ids).last_hidden_state
+        hidden.square().mean().backward()
+        model.zero_grad()
+
+
+def main() -> None:
+    arguments = rounds.parser(__doc__, "out/fused_qkv").parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    made = ways()
+    for run in made.values():  # the first call warms up
+        run()
+
+    def timed(name: str, _: int) -> rounds.Row:
+        started = time.process_time()
+        made[name]()
+        return {"cpu_ms": 1e3 * (time.process_time() - started) / PASSES}
+
+    rows = rounds.take_turns(list(made), arguments.rounds, timed)
+    pairs = [(name, name.removesuffix("three") + "one") for name in made if name.endswith("three")]
+    found = {f"{three} / one": rounds.compare(rows, "cpu_ms", three, one) for three, one in pairs}
+    rounds.save(arguments, "fused_qkv", 1, rows, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -189,7 +189,8 @@ def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_pa
     logits = logits_of(folder, [row["text"] for row in rows])
     true = np.array([[name in row for name in names] for row in labels])
     assert 0 < (logits > 0).mean() < 1
-    assert [row["prediction"] for row in found] == [[n for n, x in zip(names, r) if x > 0] for r in logits]
+    predicted = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in logits]
+    assert [row["prediction"] for row in found] == predicted
     shares = np.array([[row[f"probability_{name}"] for name in names] for row in found])
     assert shares == pytest.approx(1 / (1 + np.exp(-logits)), abs=1e-6)
     assert scores["eval_micro_f1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))

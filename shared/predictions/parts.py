@@ -250,8 +250,10 @@ def task_of(accelerator: Any, settings: PredictionOptions, prediction: Predictio
 
 
 def input_digest(prediction: Prediction) -> str:
-    """A digest of what the model reads, and of the columns that the file of predictions repeats."""
+    """A digest of what the model reads, its cut into forward passes, and the columns of the input."""
     content = hashlib.blake2b(prediction.data.digest().encode(), digest_size=16)
+    for micro_batch in prediction.batches:
+        content.update(b"forward pass" + micro_batch.samples.tobytes())
     content.update("\0".join(prediction.table.column_names).encode())
     for start in range(0, prediction.table.num_rows, BLOCK_ROWS):
         for batch in prediction.table.slice(start, BLOCK_ROWS).combine_chunks().to_batches():

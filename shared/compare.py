@@ -1,11 +1,16 @@
-"""Finds the first difference of two runs: `python -m shared.compare RUN_A RUN_B` compares two run folders.
+"""Finds the first difference of two runs, or lists the results of any number of runs.
 
-It compares samples, learning rate and loss at each logged step, and weights at the end and at each step of which both
-runs have a checkpoint. The exit code is 0 if the runs are the same, 1 if they differ, 2 if they cannot be compared.
+`python -m shared.compare RUN_A RUN_B` compares two run folders: samples, learning rate and loss at each logged step,
+and weights at the end and at each step of which both runs have a checkpoint. The exit code is 0 if the runs are the
+same, 1 if they differ, 2 if they cannot be compared.
+
+`python -m shared.compare RUN RUN RUN ...` prints a table of results. Runs that differ only in --seed share a row, with
+the mean and the standard deviation of their results. `--table` prints the table for two runs as well.
 """
 
 import argparse
 import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from shared.checkpoints.resuming import complete
-from shared.config.options import Options, load
+from shared.config.options import Options, load, shown
 from shared.errors import UserError
+from shared.monitoring.evaluation import greater_is_better
 from shared.monitoring.tracking import read_metrics
 
 Lines = Sequence[Mapping[str, Any]]
@@ -36,10 +42,10 @@ class Finding:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the two runs of the command line, print the result, and return the exit code."""
+    """Compare the runs of the command line, print the result, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("run_a", type=Path, metavar="RUN_A", help="output folder of a run")
-    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="output folder of another run")
+    parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="output folder of a run")
+    parser.add_argument("--table", action="store_true", help="print a table of results, also for two runs")
     parser.add_argument("--loss_tolerance", type=float, default=1e-4, help="relative, of losses (default: %(default)s)")
     parser.add_argument(
         "--weight_tolerance",
@@ -48,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="relative, of all weights as one vector (default: %(default)s)",
     )
     given = parser.parse_args(arguments)
-    a, b = given.run_a, given.run_b
+    if given.table or len(given.runs) != 2:
+        return print_results(given.runs)
+    a, b = given.runs
     try:
         lines_a, lines_b = training_lines(a), training_lines(b)
         findings = [
@@ -251,6 +259,85 @@ def verdict(findings: Sequence[Finding]) -> str:
         return f"the runs first differ at step {first.differs_at} in {first.what}: {first.words}"
     compared = [finding for finding in findings if finding.difference]
     return f"the same run: {compared[0].compared} ({', '.join(f'{it.what} {it.difference}' for it in compared)})"
+
+
+# The table of results
+
+
+def print_results(runs: Sequence[Path]) -> int:
+    """Print a row for each group of runs that differ only in their seed; return the exit code, 0 or 2."""
+    try:
+        groups = groups_of(runs)
+        results = [[result_of(run, settings) for run, settings in group] for group in groups]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    first = [group[0][1] for group in groups]
+    names = {name: None for settings in first for name in decisive(settings)}
+    differing = [name for name in names if any(each.get(name) != first[0].get(name) for each in first)]
+    scores = list({name: None for group in results for result in group for name in result})
+    table = [[*differing, "runs", "seeds", *scores]]
+    for group, found, settings in zip(groups, results, first, strict=True):
+        seeds = " ".join(str(each["seed"]) for _, each in group)
+        row = [shown(settings.get(name)) for name in differing] + [str(len(group)), seeds]
+        table.append(row + [mean_and_spread([result[name] for result in found if name in result]) for name in scores])
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("mean ± standard deviation over the seeds, of the evaluation of the exported model")
+    return 0
+
+
+def groups_of(runs: Sequence[Path]) -> list[list[tuple[Path, dict[str, Any]]]]:
+    """The runs with their settings, in groups that differ only in their seed; in the order of the command line.
+
+    Raises:
+        UserError: a folder has no config.yaml, or two runs of a group have the same seed.
+    """
+    groups: list[list[tuple[Path, dict[str, Any]]]] = []
+    for run in runs:
+        if not (run / "config.yaml").is_file():
+            raise UserError(f"{run}: the folder has no config.yaml; give the --output_dir of a run")
+        settings = load(run / "config.yaml")
+        group = next((each for each in groups if decisive(each[0][1]) == decisive(settings)), None)
+        if group is None:
+            groups.append(group := [])
+        for other, others in group:
+            if others["seed"] == settings["seed"]:
+                raise UserError(f"{other} and {run} have the same settings and the same seed; give one of them")
+        group.append((run, settings))
+    return groups
+
+
+def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that affect the result, except the seed."""
+    return {name: value for name, value in settings.items() if name not in Options.NEVER_MATTERS | {"seed"}}
+
+
+def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:
+    """The evaluation of the model that a run exports: the last one, or the best with --load_best_model_at_end.
+
+    Raises:
+        UserError: the run has not been evaluated, or is not finished.
+    """
+    lines = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
+    evaluations = [line for line in lines if "eval_loss" in line]
+    if not evaluations or "train_runtime" not in lines[-1]:
+        raise UserError(f"{run}: the run is not finished; start it again to resume, or leave it out")
+    chosen = evaluations[-1]
+    if settings.get("load_best_model_at_end"):
+        name = str(settings["metric_for_best_model"]).removeprefix("eval_")
+        greater = settings.get("greater_is_better")
+        best = max if (greater_is_better(name) if greater is None else greater) else min
+        chosen = best(evaluations, key=lambda line: line[f"eval_{name}"])
+    return {name: float(value) for name, value in chosen.items() if name.startswith("eval_")}
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Mean and sample standard deviation; one value alone has no deviation."""
+    if len(values) < 2:
+        return "".join(f"{value:.4g}" for value in values)
+    return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"
 
 
 if __name__ == "__main__":

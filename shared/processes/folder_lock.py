@@ -30,8 +30,8 @@ if "fallback_to_soft" not in signature(FileLock).parameters:
 _held: list[FileLock] = []
 
 
-def acquire(output_dir: str | Path) -> None:
-    """Lock a folder for this process. Only the main process calls this.
+def acquire(output_dir: str | Path, flag: str = "--output_dir") -> None:
+    """Lock a folder, which `flag` names, for this process. Only the main process calls this.
 
     If another process holds the lock, this prints so once and waits for up to a minute.
 
@@ -50,7 +50,7 @@ def acquire(output_dir: str | Path) -> None:
             lock.acquire(timeout=WAIT_SECONDS, poll_interval=POLL_INTERVAL)
     except Timeout:
         raise UserError(
-            f"--output_dir {output_dir} is in use by {holder_of(path) or 'another run'}: wait until it has ended, or "
+            f"{flag} {output_dir} is in use by {holder_of(path) or 'another run'}: wait until it has ended, or "
             "name another folder"
         ) from None
     except OSError as error:

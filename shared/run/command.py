@@ -14,8 +14,12 @@ from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
 from shared.run import memory_budget
 
 
-def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
-    """Parse the command line, call `main(config)`, and end every process cleanly.
+def run(
+    main: Callable[[Config], object],
+    config_class: type[Config],
+    parse: Callable[[type[Config]], Config] = options.parse,
+) -> None:
+    """Parse the command line with `parse(config_class)`, call `main(config)`, and end every process cleanly.
 
     A `UserError` or a full disk becomes one line on stderr and exit code 2 on every process. SIGTERM, SIGUSR1, SIGHUP
     and Ctrl-C give exit code 143, after a checkpoint if there is anything to save. The processes leave through
@@ -29,7 +33,7 @@ def run(main: Callable[[Config], object], config_class: type[Config]) -> None:
         require_numbers()
         if exit_reasons.local_processes() > 1:
             exit_reasons.open_file()
-        config = options.parse(config_class)
+        config = parse(config_class)
         signals.listen(None if config.dry_run else config.output_dir, exit_now, exit_reasons.peer_failed)
         main(config)
     except Preempted:

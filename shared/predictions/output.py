@@ -1,0 +1,78 @@
+"""Files of predictions: the columns of the input and those of the model, as CSV, JSON lines or Parquet."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from shared.datasets.rows import is_text
+from shared.errors import UserError
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+
+
+def parts_folder(output: Path) -> Path:
+    """The folder of the parts that are computed so far, beside the file of predictions."""
+    return output.with_name(output.name + ".parts")
+
+
+def record_file(output: Path) -> Path:
+    """The JSON file that describes the predictions: model, input, settings and scores."""
+    return output.with_name(output.name + ".json")
+
+
+def check_columns(table: pa.Table, new: list[str], source: str, output: Path) -> None:
+    """Check that the file can hold the columns of the input and the `new` ones.
+
+    Raises:
+        UserError: a column would exist twice, or the format cannot hold a column.
+    """
+    if both := [name for name in table.column_names if name in new]:
+        raise UserError(f"{source} has a column {both[0]}, as the predictions have: rename it in the input")
+    for field in table.schema:
+        binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        if (pa.types.is_nested(field.type) and output.suffix == ".csv") or (binary and output.suffix != ".parquet"):
+            raise UserError(
+                f"--predictions_file {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "
+                f"which contains {field.type}: use a name that ends in .parquet"
+            )
+
+
+@contextmanager
+def writer(file: Path, output: Path, schema: pa.Schema) -> Iterator[Callable[[pa.Table], object]]:
+    """Open `file` in the format of `output`; gives a function that appends the rows of a table with this schema."""
+    if output.suffix == ".parquet":
+        with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
+            yield parquet.write_table
+        return
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        if output.suffix == ".jsonl":
+            yield lambda table: stream.writelines(
+                json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in plain(table).to_pylist()
+            )
+        else:
+            rows = csv.writer(stream, lineterminator="\n")
+            rows.writerow(schema.names)
+            yield lambda table: rows.writerows(zip(*(texts(column) for column in table.columns), strict=True))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """`table` with float64 in place of float32: the number with the fewest digits that means the same float32."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_float32(field.type):
+            shortest = table.column(place).cast(pa.string()).cast(pa.float64())
+            table = table.set_column(place, field.name, shortest)
+    return table
+
+
+def texts(column: pa.ChunkedArray) -> list[str]:
+    """The cells of a column as text; the empty text for null."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    cells = column if is_text(column.type) else column.cast(pa.string())
+    return pc.fill_null(cells.cast(pa.large_string()), "").to_pylist()

@@ -1,0 +1,159 @@
+"""`python -m shared.predict` for images: folders, columns of paths and of bytes, equal to transformers' pipeline."""
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+from PIL import Image
+from refusing import message_of
+from sklearn.datasets import load_digits
+
+from shared import predict
+from shared.config import options
+from shared.monitoring import tracking
+
+
+@pytest.fixture(autouse=True)
+def one_process(launched_by_nobody, monkeypatch, tmp_path):
+    """A process that no launcher started, on a CPU, with its own cache."""
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The output folder of a short run on the digits, and its last evaluation."""
+    recipe, output = runs.load_recipe("image_classification"), tmp_path_factory.mktemp("digits") / "run"
+    flags = [*runs.TINY_IMAGES, "--max_train_steps", 20, "--eval_steps", 20, "--output_dir", output]
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("ACCELERATE_USE_CPU", "true")
+        changed.setenv("OMP_NUM_THREADS", "1")
+        changed.setattr(tracking, "draw_curves", lambda *_: None)
+        return output, recipe.main(options.parse(recipe.Config, [str(word) for word in flags]))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder with a subfolder for each class, of images with the size of the model's input."""
+    found, folder = load_digits(), tmp_path_factory.mktemp("images") / "digits"
+    for number in range(30):
+        path = folder / str(found.target[number]) / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((found.images[number] * 15).astype("uint8")).convert("RGB")
+        image.resize((16, 16)).save(path)
+    return folder
+
+
+def predict_file(*words):
+    return predict.predict(predict.parse([str(word) for word in words]))
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, tmp_path):
+    run, reported = trained
+    assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-6)
+    assert "eval_top_5_accuracy" in reported
+    found = [json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines()]
+    hits = [row["prediction"] == row["label"] for row in found]
+    assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
+
+
+def test_a_folder_of_classes_is_predicted_as_by_the_pipeline_and_scored(trained, digits, tmp_path):
+    from transformers import pipeline
+
+    run, _ = trained
+    output = tmp_path / "out.csv"
+    scores = predict_file(run, digits, "--predictions_file", output, "--per_device_eval_batch_size", 4)
+    found = rows_of(output)
+    files = sorted(digits.rglob("*.png"))
+    assert [row["file"] for row in found] == [path.relative_to(digits).as_posix() for path in files]
+    assert [row["label"] for row in found] == [path.parent.name for path in files]
+    classify = pipeline("image-classification", model=str(run / "model"), top_k=10)
+    for row, expected in zip(found, classify([str(path) for path in files]), strict=True):
+        assert row["prediction"] == expected[0]["label"]
+        for each in expected:
+            assert float(row[f"probability_{each['label']}"]) == pytest.approx(each["score"], abs=1e-5)
+    assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
+
+    codes, printed = runs.run_forked(
+        2,
+        "shared/predict.py",
+        [run, digits, "--predictions_file", tmp_path / "two.csv", "--per_device_eval_batch_size", 4],
+        tmp_path,
+    )
+    assert codes == [0, 0], printed
+    assert (tmp_path / "two.csv").read_bytes() == output.read_bytes()
+
+
+def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(trained, digits, tmp_path):
+    run, _ = trained
+    files = sorted(digits.rglob("*.png"))
+    names = [path.relative_to(digits).as_posix() for path in files]
+    predict_file(run, digits, "--predictions_file", tmp_path / "folder.csv")
+    expected = [row["prediction"] for row in rows_of(tmp_path / "folder.csv")]
+
+    listed = digits / "listed.csv"
+    with listed.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "path"), *enumerate(names)])
+    flags = ["--image_column_name", "path", "--predictions_file"]
+    predict_file(run, listed, *flags, tmp_path / "listed.csv")
+    found = rows_of(tmp_path / "listed.csv")
+    listed.unlink()
+    assert [(row["path"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
+
+    encoded = pa.array([{"bytes": path.read_bytes(), "path": None} for path in files])
+    labels = [path.parent.name for path in files]
+    pq.write_table(pa.table({"image": encoded, "label": labels, "id": names}), tmp_path / "bytes.parquet")
+    scores = predict_file(run, tmp_path / "bytes.parquet", "--predictions_file", tmp_path / "bytes.csv")
+    found = rows_of(tmp_path / "bytes.csv")
+    assert [(row["id"], row["prediction"]) for row in found] == list(zip(names, expected, strict=True))
+    assert "image" not in found[0]
+    assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
+
+
+def test_a_folder_without_classes_has_no_scores(trained, digits, tmp_path):
+    run, _ = trained
+    output = tmp_path / "out.csv"
+    assert predict_file(run, digits / "3", "--predictions_file", output) == {}
+    assert [row["file"] for row in rows_of(output)] == sorted(path.name for path in (digits / "3").iterdir())
+
+
+def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
+    run, _ = trained
+    folder = tmp_path / "images"
+    for name in ("1", "2"):
+        (folder / name).mkdir(parents=True)
+        for path in (digits / name).iterdir():
+            (folder / name / path.name).write_bytes(path.read_bytes())
+    broken = next((folder / "1").iterdir())
+    runs.truncate(broken)
+    assert f"{broken} is corrupt" in message_of(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
+    scores = predict_file(run, folder, "--predictions_file", tmp_path / "out.csv", "--skip_corrupt_images")
+    found = rows_of(tmp_path / "out.csv")
+    assert len(found) == len(list(folder.rglob("*.png"))) - 1
+    assert f"1/{broken.name}" not in [row["file"] for row in found]
+    assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / len(found))
+
+
+def test_bad_input_is_one_line(trained, digits, tmp_path):
+    run, _ = trained
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "new" / "cat").mkdir(parents=True)
+    (tmp_path / "new" / "1").mkdir()
+    for name in ("cat", "1"):
+        Image.new("RGB", (16, 16)).save(tmp_path / "new" / name / "a.png")
+    for words, expected in (
+        ([tmp_path / "empty"], "empty has no image"),
+        ([tmp_path / "new"], "subfolders of classes and also cat"),
+        ([tmp_path / "missing"], "unknown kind of file"),
+        ([digits, "--text_column_names", "x"], "--text_column_names x has no effect on an image"),
+        ([digits, "--csv_delimiter", ";"], f"--csv_delimiter ; has no effect on the folder {digits}"),
+    ):
+        assert expected in message_of(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv.parts").exists()

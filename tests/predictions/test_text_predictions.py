@@ -1,0 +1,318 @@
+"""`python -m shared.predict` for texts: equal to transformers' pipeline and to the run, resumable, in any format."""
+
+import csv
+import gzip
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from refusing import message_of
+from sklearn.metrics import f1_score
+
+from shared import predict
+from shared.config import options
+from shared.predictions import parts
+from shared.processes import folder_lock
+
+MANY_PARTS = ["--max_tokens_per_micro_batch", 96]  # few texts in each forward pass
+
+
+@pytest.fixture(autouse=True)
+def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
+    """A process that no launcher started, on a CPU."""
+
+
+@pytest.fixture(scope="module")
+def rows(texts):
+    """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
+    with texts[3].open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def predict_file(*words):
+    return predict.predict(predict.parse([str(word) for word in words]))
+
+
+def read_csv(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_model(folder, alone, **config):
+    """A tiny BERT with random weights and the tokenizer of the run."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(alone / "model")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertForSequenceClassification(
+        BertConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.5, pad_token_id=0, **config)
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def logits_of(folder, *texts):
+    """The logits [rows, labels], computed by transformers for one row at a time."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        found = [
+            model(**tokenizer(*row, truncation=True, max_length=48, return_tensors="pt")).logits[0]
+            for row in zip(*texts, strict=True)
+        ]
+    return torch.stack(found).numpy()
+
+
+def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(alone, tmp_path):
+    scores = predict_file(alone, "--predictions_file", tmp_path / "own.parquet")
+    (line,) = [line for line in runs.metrics(alone) if "eval_loss" in line]
+    expected = {name: value for name, value in line.items() if name.startswith("eval_")}
+    assert scores == pytest.approx(expected, rel=1e-6)
+    assert json.loads((tmp_path / "own.parquet.json").read_text())["scores"] == scores
+    assert pq.read_table(tmp_path / "own.parquet").num_rows == 37
+
+
+def test_the_predictions_are_those_of_the_pipeline_in_the_order_of_the_input(alone, rows, tmp_path):
+    from transformers import pipeline
+
+    for number, row in enumerate(rows):
+        row["id"] = f"0{number}"  # a column that the model does not use keeps its spelling
+    file, output = tmp_path / "new.csv", tmp_path / "out.csv"
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ["id", "text"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    assert predict_file(alone, file, "--predictions_file", output, *MANY_PARTS) == {}  # no labels, so no scores
+
+    found = read_csv(output)
+    assert [(row["id"], row["text"]) for row in found] == [(row["id"], row["text"]) for row in rows]
+    classify = pipeline("text-classification", model=str(alone / "model"), top_k=None)
+    for row, expected in zip(
+        found, classify([row["text"] for row in rows], truncation=True, max_length=48), strict=True
+    ):
+        assert row["prediction"] == expected[0]["label"]
+        for each in expected:
+            assert float(row[f"probability_{each['label']}"]) == pytest.approx(each["score"], abs=1e-6)
+
+
+def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same(alone, texts, tmp_path, monkeypatch):
+    flags = [*MANY_PARTS, "--predictions_file"]
+    whole, resumed = tmp_path / "whole.csv", tmp_path / "resumed.csv"
+    predict_file(alone, texts[3], *flags, whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole.csv", "whole.csv.json"]
+
+    write = parts.Parts.write
+
+    def write_five(self, part, outputs):
+        if part == 5:
+            raise KeyboardInterrupt
+        write(self, part, outputs)
+
+    monkeypatch.setattr(parts.Parts, "write", write_five)
+    with pytest.raises(KeyboardInterrupt):
+        predict_file(alone, texts[3], *flags, resumed)
+    monkeypatch.undo()
+    left = sorted(path.name for path in (tmp_path / "resumed.csv.parts").glob("part_*"))
+    assert left == [f"part_{part:04d}.npy" for part in range(5)]
+    assert not resumed.exists()
+    runs.truncate(tmp_path / "resumed.csv.parts" / left[0])  # a damaged part is computed again
+
+    codes, output = runs.run_forked(2, "shared/predict.py", [alone, texts[3], *flags, resumed], tmp_path)
+    assert codes == [0, 0], output
+    assert "of which 4 are computed already" in output
+    assert resumed.read_bytes() == whole.read_bytes()
+    records = [json.loads((tmp_path / f"{name}.csv.json").read_text()) for name in ("whole", "resumed")]
+    assert records[0] == records[1]
+    assert not (tmp_path / "resumed.csv.parts").exists()
+
+
+def test_a_finished_prediction_is_not_computed_again(alone, texts, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out.csv"
+    scores = predict_file(alone, texts[3], "--predictions_file", output)
+    monkeypatch.setattr(parts.Parts, "compute", lambda *_: pytest.fail("computed again"))
+    assert predict_file(alone, texts[3], "--predictions_file", output) == scores
+    assert "holds these predictions already" in capsys.readouterr().out
+    assert "has changed" in message_of(predict_file, alone, texts[1], "--predictions_file", output)
+    assert "--max_length was 48, is 20" in message_of(
+        predict_file, alone, texts[3], "--predictions_file", output, "--max_length", 20
+    )
+    output.write_text("mine")
+    assert "the file has changed" in message_of(predict_file, alone, texts[3], "--predictions_file", output)
+    assert output.read_text() == "mine"
+
+
+def test_a_prediction_whose_input_has_changed_is_not_resumed(alone, rows, tmp_path, monkeypatch):
+    file, output = tmp_path / "new.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(row | {"id": 1}) + "\n" for row in rows))
+    monkeypatch.setattr(parts, "finish", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        predict_file(alone, file, "--predictions_file", output, *MANY_PARTS)
+    monkeypatch.undo()
+    folder_lock.release_all()
+    file.write_text("".join(json.dumps(row | {"id": 2}) + "\n" for row in rows))  # the same texts
+    message = message_of(predict_file, alone, file, "--predictions_file", output, *MANY_PARTS)
+    assert message.startswith(f"{output}.parts holds parts of other predictions (the input has changed)")
+
+
+def test_rows_without_a_label_are_predicted_and_not_scored(alone, rows, tmp_path, capsys):
+    labeled = [row | ({"label": None} if number % 3 else {}) for number, row in enumerate(rows)]
+    file = tmp_path / "new.jsonl.gz"
+    file.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in labeled).encode()))
+    scores = predict_file(alone, file, "--predictions_file", tmp_path / "out.jsonl")
+    assert "24 of 37 rows have no label" in capsys.readouterr().err
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    hits = [row["prediction"] == row["label"] for row in found if row["label"] is not None]
+    assert len(hits) == 13
+    assert scores["eval_accuracy"] == pytest.approx(np.mean(hits))
+
+
+def test_several_labels_are_a_list_or_joined_text_and_scored(alone, rows, tmp_path):
+    names = ["the", "of", "test"]
+    folder = write_model(
+        tmp_path / "model", alone, problem_type="multi_label_classification", id2label=dict(enumerate(names))
+    )
+    labels = [[name for name in names if name in row["text"].lower()] for row in rows]
+    pq.write_table(pa.table({"body": [row["text"] for row in rows], "tags": labels}), tmp_path / "new.parquet")
+    flags = ["--text_column_names", "body", "--label_column_name", "tags", "--max_length", 48]
+    scores = predict_file(folder, tmp_path / "new.parquet", *flags)
+    found = pq.read_table(folder / "predictions/new.parquet").to_pylist()
+
+    logits = logits_of(folder, [row["text"] for row in rows])
+    true = np.array([[name in row for name in names] for row in labels])
+    assert 0 < (logits > 0).mean() < 1
+    predicted = [[name for name, logit in zip(names, row, strict=True) if logit > 0] for row in logits]
+    assert [row["prediction"] for row in found] == predicted
+    shares = np.array([[row[f"probability_{name}"] for name in names] for row in found])
+    assert shares == pytest.approx(1 / (1 + np.exp(-logits)), abs=1e-6)
+    assert scores["eval_micro_f1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
+
+    with (tmp_path / "new.csv").open("w", newline="") as stream:
+        joined = [(row["text"], "|".join(tags)) for row, tags in zip(rows, labels, strict=True)]
+        csv.writer(stream).writerows([("body", "tags"), *joined])
+    assert predict_file(folder, tmp_path / "new.csv", *flags, "--label_delimiter", "|") == pytest.approx(scores)
+    assert [row["prediction"] for row in read_csv(folder / "predictions/new.csv")] == [
+        "|".join(row["prediction"]) for row in found
+    ]
+
+
+def test_the_numbers_of_a_regression_of_pairs_are_in_the_units_of_the_column(alone, rows, texts, tmp_path):
+    pairs = [{"first": row["text"][:40], "second": row["text"][20:], "label": 500.0 + len(row["text"])} for row in rows]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    nlp, output = runs.load_recipe("nlp"), tmp_path / "run"
+    flags = [*runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--train_file", file, "--validation_file", file]
+    flags += ["--text_column_names", "first", "second", "--output_dir", output]
+    reported = nlp.main(options.parse(nlp.Config, [str(word) for word in flags]))
+    scores = predict_file(output, file)
+    assert scores == pytest.approx(reported, rel=1e-4)
+    found = [json.loads(line) for line in (output / "predictions/pairs.jsonl").read_text().splitlines()]
+    assert [set(row) for row in found] == [{"first", "second", "label", "prediction"}] * len(rows)
+    logits = logits_of(output / "model", *([row[name] for row in pairs] for name in ("first", "second")))
+    assert [row["prediction"] for row in found] == pytest.approx(logits[:, 0].tolist(), rel=1e-5)
+    assert 300 < found[0]["prediction"] < 900
+
+
+def test_a_model_without_names_of_labels_is_scored_by_their_numbers(alone, rows, tmp_path, capsys):
+    folder = write_model(tmp_path / "model", alone, num_labels=3)
+    file = tmp_path / "new.csv"
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([["text", "label"], *([row["text"], i % 3] for i, row in enumerate(rows))])
+    scores = predict_file(folder, file, "--max_length", 48)
+    expected = logits_of(folder, [row["text"] for row in rows]).argmax(1)
+    assert scores["eval_accuracy"] == pytest.approx(np.mean(expected == np.arange(len(rows)) % 3))
+    assert "0 is LABEL_0" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def inputs(alone, texts, tmp_path_factory):
+    """Files and folders that cannot be predicted."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "empty.csv").touch()
+    (folder / "file.docx").write_text("text")
+    (folder / "taken.csv").write_text("mine")
+    for name, header, row in (
+        ("other", "body,label", "a,b"),
+        ("collides", "text,prediction", "a text,b"),
+        ("labels", "text,label", "a text,unheard"),
+        ("missing", "text,label", ",asyncio"),
+    ):
+        (folder / f"{name}.csv").write_text(f"{header}\n{row}\n")
+    (folder / "lists.jsonl").write_text('{"text": "a text", "more": [1, 2]}\n')
+    unfinished = folder / "unfinished"
+    unfinished.mkdir()
+    shutil.copy(alone / "config.yaml", unfinished)
+    for name, architecture in (("mlm", "BertForMaskedLM"), ("bare", "BertModel")):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": "bert"}))
+    own = folder / "own"
+    (own / "model").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["missing_run", "labels.csv"], "no such folder"),
+        (["unfinished", "labels.csv"], "unfinished has no model/"),
+        (["own", "labels.csv"], "model has no config.json"),
+        (["mlm", "labels.csv"], "is a masked language model"),
+        (["bare", "labels.csv"], "is a BertModel: predictions need"),
+        (["RUN", "missing_file.csv"], "missing_file.csv: no such file"),
+        (["RUN", "empty.csv"], "empty.csv is empty"),
+        (["RUN", "file.docx"], "unknown kind of file"),
+        (["RUN", "other.csv"], "--text_column_names text: FILE"),
+        (["RUN", "labels.csv", "--label_column_name", "stars"], "--label_column_name stars: FILE"),
+        (["RUN", "collides.csv"], "has a column prediction, as the predictions have"),
+        (["RUN", "labels.csv"], "unheard; known: asyncio"),
+        (["RUN", "missing.csv"], "--skip_incomplete_rows"),
+        (["RUN", "lists.jsonl", "--predictions_file", "new.csv"], "csv cannot hold the column more"),
+        (["RUN", "labels.csv", "--predictions_file", "taken.csv"], "taken.csv exists: remove it"),
+        (["RUN", "labels.csv", "--predictions_file", "new.txt"], "must end in .csv, .jsonl, .parquet"),
+        (["RUN", "labels.csv", "--image_column_name", "x"], "--image_column_name x has no effect on a text"),
+        (["RUN", "labels.csv", "--max_length", "0"], "--max_length 0: must be at least 1"),
+        (["RUN", "labels.csv", "--epochs", "2"], "unknown flag --epochs"),
+        (["RUN", "*.csv"], "name the output with --predictions_file"),
+        (["RUN", "labels.csv", "more.csv"], "expected a folder and at most one file"),
+        (["MODEL"], "is not the folder of a run"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected):
+    places = {"RUN": alone, "MODEL": alone / "model"}
+    before = {path: path.stat().st_mtime_ns for folder in (alone, inputs) for path in folder.rglob("*.*")}
+    given = [
+        str(places.get(word) or (inputs / word if "." in word or number == 0 else word))
+        for number, word in enumerate(words)
+    ]
+    assert expected in message_of(predict_file, *given)
+    assert {path: path.stat().st_mtime_ns for folder in (alone, inputs) for path in folder.rglob("*.*")} == before
+
+
+def test_rows_without_text_can_be_left_out(alone, tmp_path, capsys):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nan event loop,asyncio\n,email\na message with headers,email\n")
+    predict_file(alone, file, "--predictions_file", tmp_path / "out.csv", "--skip_incomplete_rows")
+    assert [row["text"] for row in read_csv(tmp_path / "out.csv")] == ["an event loop", "a message with headers"]
+    assert "1 of 3 rows" in capsys.readouterr().err
+
+
+def test_labels_that_the_model_does_not_know_can_be_ignored(alone, inputs, tmp_path):
+    assert predict_file(alone, inputs / "labels.csv", "--no_scores", "--predictions_file", tmp_path / "out.csv") == {}
+    (row,) = read_csv(tmp_path / "out.csv")
+    assert row["label"] == "unheard"
+    assert row["prediction"] in ("asyncio", "email", "unittest", "xml")
+
+
+def test_help_lists_the_flags(capsys):
+    with pytest.raises(SystemExit) as ended:
+        predict.parse(["--help"])
+    assert ended.value.code == 0
+    assert "--predictions_file" in capsys.readouterr().out.replace("-file", "_file")

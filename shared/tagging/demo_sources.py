@@ -106,7 +106,7 @@ def tagged_functions(source: bytes) -> list[tuple[list[str], list[str]]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escapes
-                tree = ast.parse(source)
+            tree = ast.parse(source)
         words, roles = list(_words(source)), Roles(tree).places
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
         return []

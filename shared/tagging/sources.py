@@ -6,6 +6,7 @@ In all tables of this module, the column "tokens" is a list of words, and "tags"
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,11 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         UserError: a column does not exist or has another type, a row has no value or not one tag for each word, a span
             does not fit its text, or no row has words.
     """
-    texts = _column(table, text_column, TEXT_FLAG, lambda type_: is_text(type_) or _is_list(type_, is_text))
-    labels = _column(table, label_column, TAG_FLAG, lambda type_: _is_list(type_, _is_tag_or_span))
+    if text_column == label_column:
+        raise UserError(f"{TEXT_FLAG} {text_column} and {TAG_FLAG} {label_column}: use different columns")
+    is_words = partial(_is_list, fits=is_text)
+    texts = _column(table, text_column, TEXT_FLAG, lambda type_: is_text(type_) or is_words(type_), label_column)
+    labels = _column(table, label_column, TAG_FLAG, lambda type_: _is_list(type_, _is_tag_or_span), text_column)
     for name, cells in ((text_column, texts), (label_column, labels)):
         if len(rows := np.flatnonzero(cells.is_null())):
             raise UserError(f"{where(table, int(rows[0]))} has no value in {name}: {FILL_IN}")
@@ -121,10 +125,13 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
     return result.filter(pa.array(full))
 
 
-def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
-    """The column `name`; UserError if it does not exist (names the columns of a fitting type) or has another type."""
-    others = [field.name for field in table.schema if fits(field.type) and field.name != ROW_COLUMN]
-    if name not in table.column_names and others and name.casefold() not in map(str.casefold, table.column_names):
+def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType], bool], taken: str) -> pa.Array:
+    """The column `name`; UserError if it does not exist or has another type.
+
+    The error about a missing column names the columns of a fitting type, except the one that is `taken`.
+    """
+    others = [field.name for field in table.schema if fits(field.type) and field.name != taken]
+    if others and name.casefold() not in map(str.casefold, table.column_names):
         there = ", ".join(table.column_names)
         raise UserError(
             f"{flag} {name}: {source_of(table)} has no such column (columns: {there}): use {flag} {' or '.join(others)}"

@@ -124,7 +124,7 @@ BAD = {
     ),
     "column": (
         [{"tokens": ["a"], "ner_tags": ["O"]}],
-        r"\(columns: tokens, ner_tags\): use --label_column_name .*ner_tags",
+        r"\(columns: tokens, ner_tags\): use --label_column_name ner_tags$",
     ),
     "case": ([{"tokens": ["a"], "Tags": ["O"]}], "use --label_column_name Tags"),
     "type": ([{"tokens": ["a"], "tags": "O"}], "--label_column_name tags: .* contains string, not lists of tags, or"),
@@ -132,9 +132,9 @@ BAD = {
     "text": ([{"tokens": "a b", "tags": ["O", "O"]}], "needs lists of spans {start, end, label}"),
     "spans": ([{"tokens": ["a"], "tags": [{"start": 0}]}], "lists of spans need a column of texts"),
     "missing": ([GOOD, {"tokens": None, "tags": ["O"]}], "row 2 of .* has no value in tokens"),
+    "empty": ([{"tokens": [], "tags": []}, {"tokens": [" "], "tags": ["O"]}], "has no words in tokens"),
     "gap": ([GOOD, {"tokens": ["a", None], "tags": ["O", "O"]}], "row 2 of .* has an entry without a value in tokens"),
     "no tag": ([GOOD, {"tokens": ["a"], "tags": [""]}], "row 2 of .* has an entry without a value in tags"),
-    "empty": ([{"tokens": [], "tags": []}, {"tokens": [" "], "tags": ["O"]}], "has no words in tokens"),
 }
 
 

@@ -111,7 +111,7 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
     import pyarrow as pa
     from tqdm import tqdm
 
-    files = {name: path for label, root in roots.items() for name, path in _sample(label, root)}
+    files = {name: path for label, root in roots.items() for name, path in sample_files(label, root, FILES_PER_LIBRARY)}
     found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
     ambiguous = set()
     with tqdm(total=len(files), desc="reading sources", unit="file", disable=not progress) as bar:
@@ -123,7 +123,7 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
             bar.update()
 
     # Sorted by a hash of the text, so the first n rows are a random sample for any n; `_write` relies on this.
-    keys = sorted(found.keys() - ambiguous, key=lambda key: (_hash("order", key), key))
+    keys = sorted(found.keys() - ambiguous, key=lambda key: (unit_hash("order", key), key))
     rows = [found[key] for key in keys]
     return pa.table(
         {
@@ -137,7 +137,7 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
 
 def in_validation(file: str) -> bool:
     """Whether the docstrings of `file` (such as sympy/core/add.py) are for validation; independent of other files."""
-    return _hash("split", file) < VALIDATION_SHARE
+    return unit_hash("split", file) < VALIDATION_SHARE
 
 
 def docstrings(source: bytes) -> list[str]:
@@ -157,19 +157,19 @@ def docstrings(source: bytes) -> list[str]:
     return texts
 
 
-def _sample(label: str, root: Path) -> list[tuple[str, Path]]:
-    """Names and paths of at most FILES_PER_LIBRARY source files, selected by a hash of the name; tests are skipped."""
+def sample_files(label: str, root: Path, most: int) -> list[tuple[str, Path]]:
+    """Names and paths of at most `most` source files, selected by a hash of the name; tests are skipped."""
     paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
     names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
-    names.sort(key=lambda name: (_hash("sample", name), name))
-    return [(name, paths[name]) for name in names[:FILES_PER_LIBRARY]]
+    names.sort(key=lambda name: (unit_hash("sample", name), name))
+    return [(name, paths[name]) for name in names[:most]]
 
 
 def _label(file: str) -> str:
     return file.partition("/")[0]
 
 
-def _hash(purpose: str, text: str) -> float:
+def unit_hash(purpose: str, text: str) -> float:
     """A number in [0, 1) that depends only on the arguments: the same in every process and on every machine."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -95,7 +95,7 @@ class Labels:
                 f"--label_delimiter {delimiter} is in no row of {source_of(table)} ({column}: {listed(distinct)}): "
                 "use the text that separates two labels"
             )
-        classes = _class_names(table, column)
+        classes = class_names(table, column)
         if kind == "multi_label" and not several and not classes and (width := _vector_width(cells, rows, table)):
             if width == 2 and (np.bincount(rows, _zeros_and_ones(cells) == 1) == 1).all():
                 say(f"{source} has only [0, 1] and [1, 0]: read as 0 or 1 for each of two labels, not as label ids")
@@ -169,7 +169,7 @@ class Labels:
         """
         # Compared as text: the inferred type of a small validation file may differ (1, 2; in training 1, 2, "none").
         texts = _texts(cells)
-        classes = _class_names(table, column)
+        classes = class_names(table, column)
         called = _names_of_ids(table, column, cells, rows, classes) if classes else texts
         found = pc.index_in(called, pa.array(self.names))
         by_number = pc.index_in(texts, pa.array(self.values))
@@ -286,7 +286,7 @@ def _cells(table: pa.Table, column: str, kind: Kind, delimiter: str | None = Non
     _refuse_missing(table, column, cells.is_null(nan_is_null=True), rows)
     if pa.types.is_string(cells.type):
         _refuse_missing(table, column, pc.equal(pc.utf8_trim_whitespace(cells), ""), rows)
-    if _class_names(table, column):  # on the Hub, -1 means that the labels of a test split are not published
+    if class_names(table, column):  # on the Hub, -1 means that the labels of a test split are not published
         _refuse_missing(table, column, pc.equal(cells, -1), rows)
     return cells, rows
 
@@ -370,7 +370,7 @@ def _numbers(table: pa.Table, column: str, cells: pa.Array) -> np.ndarray:
     return numbers
 
 
-def _class_names(table: pa.Table, column: str) -> tuple[str, ...]:
+def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
     """The names that `datasets` stores in the metadata of a column of ClassLabels or lists of them; otherwise ()."""
     type_ = table.schema.field(column).type
     if not pa.types.is_integer(getattr(type_, "value_type", type_)):

@@ -133,7 +133,7 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
 
 
 def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:
-    _refuse_non_utf8(data, source)
+    refuse_non_utf8(data, source)
     options = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     texts = pyarrow.csv.ConvertOptions(default_column_type=pa.string())
 
@@ -155,7 +155,7 @@ def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:
 
 
 def _read_json(data: bytes, source: str) -> pa.Table:
-    _refuse_non_utf8(data, source)
+    refuse_non_utf8(data, source)
     unit = "line"
     if re.match(rb"(\xef\xbb\xbf)?\s*\[", data):
         data, unit = _array_to_lines(data, source), "element"
@@ -236,7 +236,7 @@ def _array_to_lines(data: bytes, source: str) -> bytes:
     return "\n".join(map(json.dumps, rows)).encode()
 
 
-def _refuse_non_utf8(data: bytes, source: str) -> None:
+def refuse_non_utf8(data: bytes, source: str) -> None:
     """Raise UserError if `data` is not UTF-8 text: Arrow would read other text as a column of bytes."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{source} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")

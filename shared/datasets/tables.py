@@ -52,13 +52,22 @@ def load_tables(
 
         train, validation = (named(table, "the embedded docstrings") for table in demo_texts.load())
     if validation is None:
-        targets = targets_of(train) if targets_of else None
-        each = "" if targets is None or _are_numbers(targets) else " of each label"
-        train, validation = split_off(train, config.validation_split_percentage, config.seed, targets)
-        say(
-            f"{source_of(train)} has no validation data: {validation.num_rows:,} of its rows "
-            f"({config.validation_split_percentage} %{each}, chosen by --seed {config.seed}) are held out"
-        )
+        train, validation = hold_out(train, config, targets_of(train) if targets_of else None)
+    return train, validation
+
+
+def hold_out(table: pa.Table, config: Options, targets: np.ndarray | None = None) -> tuple[pa.Table, pa.Table]:
+    """The training rows and `validation_split_percentage` of held-out rows; prints how many. See `split_off`.
+
+    Raises:
+        UserError: see `split_off`.
+    """
+    each = "" if targets is None or _are_numbers(targets) else " of each label"
+    train, validation = split_off(table, config.validation_split_percentage, config.seed, targets)
+    say(
+        f"{source_of(train)} has no validation data: {validation.num_rows:,} of its rows "
+        f"({config.validation_split_percentage} %{each}, chosen by --seed {config.seed}) are held out"
+    )
     return train, validation
 
 

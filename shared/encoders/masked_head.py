@@ -1,4 +1,4 @@
-"""Applying the head of a masked language model to masked tokens only, because the loss needs no other logits."""
+"""Applying the head of a model to the tokens of the loss only: masked tokens, or the first tokens of words."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from shared.models.self_check import keep_if_equal, text_batch
 
 
 def predict_only_masked(model: Any) -> None:
-    """Make `model`, a ...ForMaskedLM, accept `masked` [n] and return the logits [n, vocabulary] at these indices.
+    """Make `model`, a ...ForMaskedLM or ...ForTokenClassification, accept `masked` [n]: the indices of n tokens.
 
-    `masked` indexes the flattened rows of the batch. The encoder's hidden states [rows, length, width] are reduced to
-    [n, width] before the model's own head, which is unchanged. If the model has no separate encoder, or
-    `keep_if_equal` finds different logits, the head computes all logits, and those at `masked` are selected. A call
-    without `masked` is unchanged.
+    It then returns the logits [n, vocabulary or labels] of these tokens only. `masked` indexes the flattened rows of
+    the batch; in token classification, these tokens are the first ones of words, and are not masked. The encoder's
+    hidden states [rows, length, width] are reduced to [n, width] before the model's own head, which is unchanged. If
+    the model has no separate encoder, or `keep_if_equal` finds different logits, the head computes all logits, and
+    those at `masked` are selected. A call without `masked` is unchanged.
     """
     encoder, forward = getattr(model, "base_model", model), model.forward
     places: Tensor | None = None  # `masked` of the current call

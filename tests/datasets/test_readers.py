@@ -140,9 +140,9 @@ def test_the_first_byte_that_is_not_utf8_is_found_wherever_blocks_end(prefix, bl
     line = good.count(b"\n") + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "BLOCK_BYTES", block)
-        readers._refuse_non_utf8(good, "x")
+        readers.refuse_non_utf8(good, "x")
         with pytest.raises(UserError, match=rf"\(byte {len(good)}, line {line}\)"):
-            readers._refuse_non_utf8(good + b"\xff" + good, "x")
+            readers.refuse_non_utf8(good + b"\xff" + good, "x")
 
 
 def test_a_row_of_a_csv_file_with_too_many_fields_is_named(tmp_path):

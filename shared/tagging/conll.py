@@ -1,0 +1,57 @@
+"""Reading CoNLL files: a line for each word, with its tag in the last column, and an empty line between sentences."""
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+
+from shared.datasets.files import opened
+from shared.datasets.readers import refuse_non_utf8
+from shared.errors import UserError
+from shared.tagging.tags import TAGS, WORDS
+
+KINDS = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
+DOCUMENT = "-DOCSTART-"  # CoNLL-2003 begins each document with a line of this word, which is not part of the text
+
+
+def read_conll(path: Path, source: str) -> pa.Table:
+    """The sentences of a CoNLL file: the columns tokens and tags, both lists of strings.
+
+    Columns are separated by tabs, or otherwise by spaces. The first is the word, and the last is its tag.
+
+    Raises:
+        UserError: the file cannot be read, is not UTF-8 or has no words, or a line has another number of columns than
+            the first one; the message begins with `source`.
+    """
+    with opened(path, source) as file:
+        data = file.read()
+    refuse_non_utf8(data, source)
+    words: list[str] = []
+    tags: list[str] = []
+    ends, width = [0], 0
+    for number, line in enumerate(data.decode("utf-8-sig").split("\n"), 1):
+        if not line.strip() or line.startswith(DOCUMENT):
+            if len(words) > ends[-1]:
+                ends.append(len(words))
+            continue
+        bare = line.rstrip("\r")
+        fields = bare.split("\t") if "\t" in bare else re.split(" +", bare.strip(" "))
+        width = width or len(fields)
+        if len(fields) != width or width < 2 or not fields[-1].strip():
+            raise UserError(
+                f"{source} is malformed in line {number:,}: it has {_columns(len(fields))} ({bare!r:.60}), and the "
+                f"first line has {width}: write each word and its tag in a line, with the same number of columns"
+            )
+        words.append(fields[0])
+        tags.append(fields[-1].strip())
+    if not words:
+        raise UserError(f"{source} has no words")
+    if len(words) > ends[-1]:
+        ends.append(len(words))
+    columns = {WORDS: words, TAGS: tags}
+    texts = {name: pa.array(column, pa.large_string()) for name, column in columns.items()}
+    return pa.table({name: pa.LargeListArray.from_arrays(ends, column) for name, column in texts.items()})
+
+
+def _columns(count: int) -> str:
+    return "1 column" if count == 1 else f"{count} columns"

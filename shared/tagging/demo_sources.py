@@ -1,0 +1,326 @@
+"""The embedded tagged texts: functions of installed Python libraries, with the role of each name as its tag.
+
+The words are the tokens of a function, without comments and docstring. The tags are IOB2: what a name refers to is a
+class, a function, an argument, an attribute or a module; all other words, such as local variables, have the tag O.
+`python -m shared.tagging.demo_sources` prints the sizes and the scores of a baseline.
+"""
+
+import ast
+import builtins
+import hashlib
+import io
+import json
+import sys
+import token
+import tokenize
+import warnings
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared.datasets import demo_texts
+from shared.datasets.prepared import build_once
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = 1  # part of the cache's name: increase it when a change below changes the data
+FILES_PER_LIBRARY = 80
+MAX_BYTES = 100_000  # of a file; larger ones are mostly tables
+MIN_WORDS, MAX_WORDS = 20, 200  # of a function; further words are cut off
+TRAIN_TEXTS, VALIDATION_TEXTS = 4000, 800
+STRING = '""'  # the word for any string
+SKIPPED = {token.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.COMMENT, token.ENCODING, token.ENDMARKER}
+FSTRING_START, FSTRING_END = (getattr(token, f"FSTRING_{end}", -1) for end in ("START", "END"))  # from Python 3.12 on
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Place = tuple[int, int]  # line from 1, column from 0
+
+
+def load(progress: bool = True) -> "tuple[pa.Table, pa.Table]":
+    """Training and validation tables with the columns tokens and tags (lists of strings) and file.
+
+    A text is a function, cut after MAX_WORDS words. All functions of a source file are in the same table. The tables
+    are the same in every process for the same library versions. The first call on a machine reads the sources, which
+    takes some seconds; with `progress`, that process reports it on stderr.
+
+    Raises:
+        UserError: too few of the libraries are installed.
+    """
+    import pyarrow.parquet as pq
+
+    roots, versions, missing = demo_texts.installed()
+    if len(roots) < demo_texts.MIN_LIBRARIES:
+        raise UserError(
+            f"the embedded sources need {demo_texts.MIN_LIBRARIES} of {len(demo_texts.LIBRARIES)} libraries "
+            f"({', '.join(missing)} not installed): pip install -r requirements.txt, or use your own data with "
+            "--train_file"
+        )
+
+    def build(folder: Path) -> None:
+        if progress:
+            names = ", ".join(f"{package} {version}" for package, version in versions.items())
+            print(f"reading Python sources, once per machine, from {names}", file=sys.stderr, flush=True)
+        for name, table in zip(("train", "validation"), gather(roots), strict=True):
+            pq.write_table(table, folder / f"{name}.parquet")
+
+    content = json.dumps([FORMAT, sys.version_info[:2], versions])  # the Python version determines what can be parsed
+    folder = build_once(f"sources-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}", build)
+    train, validation = (pq.ParquetFile(folder / f"{name}.parquet").read() for name in ("train", "validation"))
+    return train, validation
+
+
+def gather(roots: Mapping[str, Path]) -> "tuple[pa.Table, pa.Table]":
+    """The tagged functions in each library's source folder, for training and validation, in a fixed random order.
+
+    Functions with the same words are duplicates: one of them is kept.
+    """
+    import pyarrow as pa
+
+    found: dict[str, dict[str, Any]] = {}
+    for library, root in roots.items():
+        for name, path in demo_texts.sample_files(library, root, FILES_PER_LIBRARY):
+            if path.stat().st_size <= MAX_BYTES:
+                for words, tags in tagged_functions(path.read_bytes()):
+                    found.setdefault(" ".join(words), {"tokens": words, "tags": tags, "file": name})
+    order = sorted(found, key=lambda text: (demo_texts.unit_hash("order", text), text))
+    held_out = [demo_texts.in_validation(found[text]["file"]) for text in order]
+    parts = []
+    for validation, most in ((False, TRAIN_TEXTS), (True, VALIDATION_TEXTS)):
+        rows = [found[text] for text, held in zip(order, held_out, strict=True) if held == validation][:most]
+        parts.append(pa.Table.from_pylist(rows))
+    return parts[0], parts[1]
+
+
+def tagged_functions(source: bytes) -> list[tuple[list[str], list[str]]]:
+    """(words, tags) of the functions of a Python file, except functions in functions and short ones.
+
+    A file that cannot be parsed has none, and neither has one that is not ASCII, in which `ast` and `tokenize` count
+    columns differently.
+    """
+    if not source.isascii():
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about invalid escapes
+            tree = ast.parse(source)
+        words, roles = list(_words(source)), Roles(tree).places
+    except (SyntaxError, ValueError, RecursionError, tokenize.TokenError):
+        return []
+    functions = []
+    places = [place for _, place in words]
+    for function in _outer_functions(tree):
+        first, end = (bisect_left(places, place) for place in _extent(function))
+        inside = words[first:end]
+        if ast.get_docstring(function, clean=False) is not None:
+            begin, end_of_text = _extent(function.body[0])
+            inside = [(word, place) for word, place in inside if not begin <= place < end_of_text]
+        if len(inside) >= MIN_WORDS:
+            kept = inside[:MAX_WORDS]
+            functions.append(([word for word, _ in kept], _iob2(kept, roles)))
+    return functions
+
+
+def _extent(node: ast.stmt) -> tuple[Place, Place]:
+    """The places where a statement begins and where it ends."""
+    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def _words(source: bytes) -> Iterator[tuple[str, Place]]:
+    """Yield the tokens of a source and their places. Each string is the word STRING, also an f-string with values."""
+    depth = 0
+    for kind, text, place, _, _ in tokenize.tokenize(io.BytesIO(source).readline):
+        if kind == FSTRING_START:
+            depth += 1
+            if depth == 1:
+                yield STRING, place
+        elif kind == FSTRING_END:
+            depth -= 1
+        elif depth == 0 and kind not in SKIPPED:
+            yield (STRING if kind == token.STRING else text), place
+
+
+def _outer_functions(tree: ast.AST) -> Iterator[Function]:
+    """Yield the functions of a module and the methods of its classes."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Function):
+            yield node
+        elif not isinstance(node, ast.expr):
+            yield from _outer_functions(node)
+
+
+def _iob2(words: list[tuple[str, Place]], roles: Mapping[Place, str]) -> list[str]:
+    """The tags of words with roles. Names of the same role that dots join, such as os.path, are one entity."""
+    here = [roles.get(place) for _, place in words]
+    after_definition = {"def": "function", "class": "class"}
+    for i in range(1, len(words)):
+        here[i] = after_definition.get(words[i - 1][0], here[i])  # `ast` does not have the places of these names
+    tags = [f"B-{role}" if role else "O" for role in here]
+    for i in range(1, len(words) - 1):
+        if words[i][0] == "." and here[i - 1] and here[i - 1] == here[i + 1]:
+            tags[i] = tags[i + 1] = f"I-{here[i + 1]}"
+    return tags
+
+
+class Roles(ast.NodeVisitor):
+    """Finds what the names of a module refer to: `places` has the role of a name by its place.
+
+    A name in an f-string has none.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.places: dict[Place, str] = {}
+        self.of_module = _roles_of_module(tree)
+        self.of_functions: dict[str, str | None] = {}  # roles of the names of the functions around the current node
+        self.visit(tree)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """An f-string is one word."""
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """Arguments and variables of functions hide the names of the module, which hide builtins."""
+        if node.id in self.of_functions:
+            role = self.of_functions[node.id]
+        elif node.id in self.of_module:
+            role = self.of_module[node.id]
+        else:
+            known = getattr(builtins, node.id, None)
+            role = "class" if isinstance(known, type) else "function" if callable(known) else None
+        self.note(node.lineno, node.col_offset, role)
+
+    def visit_Attribute(self, node: ast.Attribute, usual: str = "attribute") -> None:
+        """The role is `usual`, except for names of classes."""
+        role = "class" if _is_capitalized(node.attr) else usual
+        self.note(node.end_lineno or 0, (node.end_col_offset or 0) - len(node.attr), role)
+        self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """An attribute that is called is a function."""
+        if isinstance(node.func, ast.Attribute):
+            self.visit_Attribute(node.func, usual="function")
+        else:
+            self.visit(node.func)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
+
+    def visit_arg(self, node: ast.arg | ast.keyword) -> None:
+        """An argument of a function, or one that a call names."""
+        if node.arg:  # a call's **arguments have no name
+            self.note(node.lineno, node.col_offset, "argument")
+        self.generic_visit(node)
+
+    visit_keyword = visit_arg
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Each part of a dotted name is a module."""
+        for alias in node.names:
+            self.note_path(alias.lineno, alias.col_offset, alias.name)
+            self.note_other_name(alias, "module")
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """What is imported has the role that its uses show."""
+        self.note_path(node.lineno, node.col_offset + len("from ") + node.level, node.module or "")
+        for alias in node.names:
+            role = self.of_module.get(alias.asname or alias.name)
+            self.note(alias.lineno, alias.col_offset, role)
+            self.note_other_name(alias, role)
+
+    def visit_FunctionDef(self, node: Function | ast.Lambda) -> None:
+        """Decorators, defaults and annotations are outside of the function's own names."""
+        inside = {child for child in ast.walk(node) if child is not node}
+        own: dict[str, str | None] = {
+            child.id: None for child in inside if isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load)
+        }
+        own |= {child.name: "function" for child in inside if isinstance(child, Function)}
+        given = node.args
+        every = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+        own |= {argument.arg: "argument" for argument in every if argument}
+        body = node.body if isinstance(node.body, list) else [node.body]
+        for child in ast.iter_child_nodes(node):
+            if child not in body:
+                self.visit(child)
+        outside, self.of_functions = self.of_functions, {**self.of_functions, **own}
+        for child in body:
+            self.visit(child)
+        self.of_functions = outside
+
+    visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef
+
+    def note(self, line: int, column: int, role: str | None) -> None:
+        """Note the role of the name at a place."""
+        if role:
+            self.places[line, column] = role
+
+    def note_path(self, line: int, column: int, path: str) -> None:
+        """Note that each part of a dotted name is a module."""
+        for part in path.split("."):
+            self.note(line, column, "module")
+            column += len(part) + 1
+
+    def note_other_name(self, alias: ast.alias, role: str | None) -> None:
+        """Note the role of the name after `as`."""
+        if alias.asname:
+            self.note(alias.end_lineno or 0, (alias.end_col_offset or 0) - len(alias.asname), role)
+
+
+def _roles_of_module(tree: ast.Module) -> dict[str, str]:
+    """The roles of the names that a module imports or defines; what another module defines is guessed from its use."""
+    nodes = list(ast.walk(tree))
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    roles = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            roles |= {alias.asname or alias.name.partition(".")[0]: "module" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            for name in (alias.asname or alias.name for alias in node.names):
+                if _is_capitalized(name):
+                    roles[name] = "class"
+                elif name in called or (name in owners and not name.isupper()):
+                    roles[name] = "function" if name in called else "module"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | Function):
+            roles[node.name] = "class" if isinstance(node, ast.ClassDef) else "function"
+    return roles
+
+
+def _is_capitalized(name: str) -> bool:
+    """Whether a name is written like that of a class, such as Tensor or _LRScheduler."""
+    bare = name.lstrip("_")
+    return bare[:1].isupper() and not bare.isupper()
+
+
+def most_frequent_tags(train: "pa.Table") -> dict[str, str]:
+    """The most frequent tag of each word in training: the baseline, which gives unknown words the tag O."""
+    counts: dict[str, Counter[str]] = {}
+    for words, tags in zip(train["tokens"].to_pylist(), train["tags"].to_pylist(), strict=True):
+        for word, tag in zip(words, tags, strict=True):
+            counts.setdefault(word, Counter())[tag] += 1
+    return {word: max(sorted(found), key=found.__getitem__) for word, found in counts.items()}
+
+
+def _report() -> None:
+    """Print the sizes of the data and the scores of the baseline, which the README compares with the recipe."""
+    import pyarrow as pa
+
+    from shared.tagging.scores import tagging_scores
+    from shared.tagging.tags import Tags, first_words
+
+    parts = dict(zip(("train", "validation"), load(), strict=True))
+    for name, part in parts.items():
+        words = [word for words in part["tokens"].to_pylist() for word in words]
+        counts = Counter(tag for tags in part["tags"].to_pylist() for tag in tags)
+        print(f"{name}: {part.num_rows:,} functions, {len(words):,} words, {len(set(words)):,} different ones")
+        print("  " + ", ".join(f"{tag} {count / len(words):.1%}" for tag, count in counts.most_common()))
+    tags, usual, validation = Tags.of(parts["train"]), most_frequent_tags(parts["train"]), parts["validation"]
+    guesses = [[usual.get(word, "O") for word in words] for words in validation["tokens"].to_pylist()]
+    guessed = pa.table({"tokens": validation["tokens"], "tags": pa.array(guesses, validation["tags"].type)})
+    scores = tagging_scores(tags, tags.encode(guessed), tags.encode(validation), first_words(validation))
+    print("baseline: " + ", ".join(f"{name} {value:.3f}" for name, value in scores.items()))
+
+
+if __name__ == "__main__":
+    _report()

@@ -1,0 +1,253 @@
+"""Tagged texts as tables: from files, data sets and the embedded sources, with words and tags or with spans.
+
+In all tables of this module, the column "tokens" is a list of words, and "tags" a list with the tag of each word.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shared.datasets import readers
+from shared.datasets.files import find_files, kind_of
+from shared.datasets.labels import class_names
+from shared.datasets.rows import (
+    FILL_IN,
+    ROW_COLUMN,
+    column_of,
+    is_text,
+    joined,
+    named,
+    numbered,
+    skip_incomplete,
+    source_of,
+    where,
+)
+from shared.datasets.tables import hold_out, limited, read_dataset
+from shared.errors import UserError, say
+from shared.pretrained.from_pretrained import label_order
+from shared.tagging import conll, demo_sources
+from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
+
+TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
+KINDS = (".json", ".jsonl", ".parquet", *conll.KINDS)
+LISTS = pa.large_list(pa.large_string())
+WORD = re.compile(r"\w+|[^\w\s]")  # the words of a text with spans: letters and digits, or one other character
+SPAN = "{start, end, label}"
+
+
+def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
+    """The training texts, the validation texts and the tags, in the order of the pretrained model's outputs.
+
+    Raises:
+        UserError: the data cannot be read, a text and its tags do not fit each other, or a tag of the validation texts
+            does not occur in training.
+    """
+    columns = (config.text_column_name, config.label_column_name)
+    raw = _read(config, columns)
+    if config.skip_incomplete_rows:
+        raw = [skip_incomplete(table, columns) for table in raw]
+    names = class_names(raw[0], columns[1]) if columns[1] in raw[0].column_names else ()
+    tables = [tagged(table, *columns) for table in raw]
+    tags = Tags.of(tables[0], names)  # before the split, so that both parts have the same tags
+    train, validation = tables if len(tables) == 2 else hold_out(tables[0], config)
+    train, validation = limited((train, validation), config)
+    if config.model_name_or_path:
+        tags = tags.ordered(label_order(config.model_name_or_path, tags.names, config.revision))
+    for table in (train, validation):
+        tags.report_violations(table)
+    return train, validation, tags
+
+
+def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
+    """The tables of --train_file, --dataset_name or the embedded data: training, and validation if there is any."""
+    if config.csv_delimiter is not None:
+        raise UserError(f"--csv_delimiter {config.csv_delimiter} has no effect on tagged texts: remove it")
+    if config.train_file:
+        given = {"--train_file": config.train_file, "--validation_file": config.validation_file}
+        return [read_files(names, flag) for flag, names in given.items() if names]
+    if config.dataset_name:
+        return [table for table in read_dataset(config, columns[1:]) if table is not None]
+    return [named(table, "the embedded sources") for table in demo_sources.load()]
+
+
+def read_files(given: Sequence[str], flag: str) -> pa.Table:
+    """The rows of the files that `given` names; each sentence of a CoNLL file is a row.
+
+    Raises:
+        UserError: a file cannot be read, or two files have different columns.
+    """
+
+    def read(path: Path, source: str) -> pa.Table:
+        return conll.read_conll(path, source) if kind_of(path) in conll.KINDS else readers.read(path, source)
+
+    sources = {file: f"{flag} {file}" for file in find_files(given, flag, KINDS)}
+    return joined([named(read(*each), each[1]) for each in sources.items()], f"{flag} {' '.join(given)}")
+
+
+def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
+    """The columns tokens and tags of a table, from lists of words and tags, or from texts and their spans.
+
+    The tags are strings or ClassLabel numbers, which become their names. Rows without words are left out, and their
+    number is printed.
+
+    Raises:
+        UserError: a column does not exist or has another type, a row has no value or not one tag for each word, a span
+            does not fit its text, or no row has words.
+    """
+    if text_column == label_column:
+        raise UserError(f"{TEXT_FLAG} {text_column} and {TAG_FLAG} {label_column}: use different columns")
+    is_words = partial(_is_list, fits=is_text)
+    texts = _column(table, text_column, TEXT_FLAG, lambda type_: is_text(type_) or is_words(type_), label_column)
+    labels = _column(table, label_column, TAG_FLAG, lambda type_: _is_list(type_, _is_tag_or_span), text_column)
+    for name, cells in ((text_column, texts), (label_column, labels)):
+        if len(rows := np.flatnonzero(cells.is_null())):
+            raise UserError(f"{where(table, int(rows[0]))} has no value in {name}: {FILL_IN}")
+    if is_text(texts.type):
+        words, tags = _of_spans(table, texts.to_pylist(), labels, text_column, label_column)
+    else:
+        words, tags = _of_words(table, texts, labels, text_column, label_column)
+    rows = numbered(table)[ROW_COLUMN]
+    result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: rows}).replace_schema_metadata(table.schema.metadata)
+    blank = pc.fill_null(pc.utf8_is_space(words.flatten()), True)
+    blank = pc.or_(blank, pc.equal(pc.binary_length(words.flatten()), 0))
+    full = np.bincount(np.asarray(pc.list_parent_indices(words)), ~np.asarray(blank), len(words)) > 0
+    if not full.any():
+        raise UserError(f"{source_of(table)} has no words in {text_column}: use the column of the words as {TEXT_FLAG}")
+    if not full.all():
+        say(f"{source_of(table)}: {(~full).sum():,} rows without words are skipped")
+    return result.filter(pa.array(full))
+
+
+def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType], bool], taken: str) -> pa.Array:
+    """The column `name`; UserError if it does not exist or has another type.
+
+    The error about a missing column names the columns of a fitting type, except the one that is `taken`.
+    """
+    others = [field.name for field in table.schema if fits(field.type) and field.name != taken]
+    if others and name.casefold() not in map(str.casefold, table.column_names):
+        there = ", ".join(table.column_names)
+        raise UserError(
+            f"{flag} {name}: {source_of(table)} has no such column (columns: {there}): use {flag} {' or '.join(others)}"
+        )
+    column = column_of(table, name, flag)
+    if not fits(column.type):
+        needs = "lists of words, or texts" if flag == TEXT_FLAG else f"lists of tags, or lists of spans {SPAN}"
+        raise UserError(f"{flag} {name}: this column of {source_of(table)} contains {column.type}, not {needs}")
+    return column.combine_chunks()
+
+
+def _is_list(type_: pa.DataType, fits: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type is a list whose values have a type that fits; the values of empty lists in JSON have type null."""
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    return is_list and (fits(type_.value_type) or pa.types.is_null(type_.value_type))
+
+
+def _is_tag_or_span(type_: pa.DataType) -> bool:
+    return is_text(type_) or pa.types.is_integer(type_) or pa.types.is_struct(type_)
+
+
+# Lists of words and tags
+
+
+def _of_words(
+    table: pa.Table, texts: pa.Array, labels: pa.Array, text_column: str, label_column: str
+) -> tuple[pa.Array, pa.Array]:
+    """The words and tags of two columns of lists."""
+    value = labels.type.value_type
+    if not (is_text(value) or pa.types.is_integer(value) or pa.types.is_null(value)):
+        raise UserError(
+            f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}, not lists of tags; "
+            f"lists of spans need a column of texts as {TEXT_FLAG}"
+        )
+    sizes = [np.asarray(pc.list_value_length(cells)) for cells in (texts, labels)]
+    if len(rows := np.flatnonzero(sizes[0] != sizes[1])):
+        found = f"{sizes[0][rows[0]]:,} words in {text_column} and {sizes[1][rows[0]]:,} tags in {label_column}"
+        such = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
+        raise UserError(f"{where(table, int(rows[0]))} has {found}{such}: write one tag for each word")
+    names = class_names(table, label_column)
+    if names:
+        labels = _named(table, labels, names, label_column)
+    words, tags = (cells.cast(pa.large_list(cells.type.value_type)).cast(LISTS) for cells in (texts, labels))
+    for name, cells in ((text_column, words), (label_column, tags)):
+        gaps = cells.flatten().is_null()
+        if name == label_column:
+            gaps = pc.or_(gaps, pc.equal(pc.fill_null(cells.flatten(), ""), ""))
+        if len(missing := np.flatnonzero(gaps)):
+            row = int(np.asarray(pc.list_parent_indices(cells))[missing[0]])
+            raise UserError(
+                f"{where(table, row)} has an entry without a value in {name}: fill it in, or remove the row"
+            )
+    return words, tags
+
+
+def _named(table: pa.Table, labels: pa.Array, names: tuple[str, ...], column: str) -> pa.Array:
+    """Lists of ClassLabel numbers as lists of their names."""
+    labels = labels.cast(pa.large_list(labels.type.value_type))
+    numbers = np.asarray(pc.fill_null(labels.flatten().cast(pa.int64()), -1))
+    if len(nameless := np.flatnonzero((numbers < 0) | (numbers >= len(names)))):
+        row = int(np.asarray(pc.list_parent_indices(labels))[nameless[0]])
+        raise UserError(
+            f"{where(table, row)} has the tag {numbers[nameless[0]]} in {column}, but its ClassLabel has names for 0 "
+            f"to {len(names) - 1} only: correct the row"
+        )
+    sizes = np.asarray(pc.list_value_length(labels))
+    named_tags = pa.array(names, pa.large_string()).take(pa.array(numbers))
+    return pa.LargeListArray.from_arrays(np.append(0, np.cumsum(sizes)), named_tags)
+
+
+# Texts and spans
+
+
+def _of_spans(
+    table: pa.Table, texts: list[str], labels: pa.Array, text_column: str, label_column: str
+) -> tuple[pa.Array, pa.Array]:
+    """The words of texts, with IOB2 tags from the spans of each text.
+
+    A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. A span that begins or
+    ends inside a word is widened to the whole word; the number of such spans is printed.
+
+    Raises:
+        UserError: a span lies outside its text, contains no word, or shares a word with another span.
+    """
+    keys = {field.name for field in labels.type.value_type} if pa.types.is_struct(labels.type.value_type) else set()
+    if not ({"start", "end", "label"} <= keys or pa.types.is_null(labels.type.value_type)):
+        raise UserError(
+            f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}; with the texts in "
+            f"{TEXT_FLAG} {text_column}, it needs lists of spans {SPAN}"
+        )
+    words, tags, widened = [], [], 0
+    for row, (text, spans) in enumerate(zip(texts, labels.to_pylist(), strict=True)):
+        begins, ends = [m.start() for m in WORD.finditer(text)], [m.end() for m in WORD.finditer(text)]
+        here = [OUTSIDE] * len(begins)
+        for span in spans:
+            problem = None
+            start, end, label = (span[key] for key in ("start", "end", "label"))
+            if None in (start, end, label) or not 0 <= start < end <= len(text):
+                problem = f"lies outside its text of {len(text):,} characters or has a gap"
+            else:
+                first, last = bisect_right(ends, start), bisect_left(begins, end) - 1
+                if first > last:
+                    problem = "contains no word"
+                elif here[first : last + 1] != [OUTSIDE] * (last + 1 - first):
+                    problem = "shares a word with another span"
+            if problem:
+                raise UserError(
+                    f"{where(table, row)} has a span in {label_column} that {problem} ({span!s:.80}): correct it"
+                )
+            widened += begins[first] < start or ends[last] > end
+            here[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
+        words.append([text[begin:end] for begin, end in zip(begins, ends, strict=True)])
+        tags.append(here)
+    if widened:
+        say(
+            f"{source_of(table)}: {widened:,} spans in {label_column} begin or end inside a word and are widened to "
+            "whole words"
+        )
+    return pa.array(words, LISTS), pa.array(tags, LISTS)

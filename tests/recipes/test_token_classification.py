@@ -1,0 +1,243 @@
+"""The recipe for token classification: the same run on 1, 2 and 3 processes and after an interruption, and its scores.
+
+One launch for each number of processes runs all configs. The tolerances are those of docs/exactness.md, in float32.
+"""
+
+import json
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import runs
+import torch
+from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
+from refusals import refusal
+from torch.nn import functional as F
+
+from shared.config import options
+from shared.plan.batches import Plan
+from shared.tagging import demo_sources
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+WORLDS = (1, 2, 3)
+# Half of the texts are longer than a window.
+TINY = [*runs.TINY, "--max_length", "24", "--stride", "6", "--learning_rate", "1e-2"]
+DROPPED = "\u200b"  # a word without pieces
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return runs.load_recipe("token_classification")
+
+
+@pytest.fixture(scope="module")
+def tagged_texts(tmp_path_factory):
+    """The flags of a small data set: functions of the standard library, whose names have roles."""
+    folder = tmp_path_factory.mktemp("tagged")
+    found = []
+    for file in sorted((Path(sysconfig.get_paths()["stdlib"]) / "email").glob("*.py")):
+        found += demo_sources.tagged_functions(file.read_bytes())
+    lengths = [4 + 7 * i % 36 for i in range(100)]  # words
+    rows = [{"tokens": w[:length], "tags": t[:length]} for (w, t), length in zip(found, lengths, strict=False)]
+    rows[3]["tokens"][1], rows[-1]["tokens"][2] = DROPPED, DROPPED
+    flags = []
+    for name, part in (("train", rows[:70]), ("validation", rows[70:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        flags += [f"--{name}_file", folder / f"{name}.jsonl"]
+    return flags
+
+
+@pytest.fixture(scope="module")
+def configs(recipe, tagged_texts, tmp_path_factory):
+    """{name: command line}."""
+    bert = write_bert_with_dropout(recipe, tagged_texts, tmp_path_factory.mktemp("bert") / "model")
+    tiny = [*tagged_texts, *TINY]
+    return {
+        "gradient": [*tiny, *ONE_STEP],
+        "adam": [*tiny, *TWENTY_STEPS],
+        "dropout": [*tiny, *TWENTY_STEPS, "--model_name_or_path", bert, "--no_packing"],
+    }
+
+
+@pytest.fixture(scope="module")
+def outputs(configs, tmp_path_factory):
+    """{processes: {name: output folder}}."""
+    folder = tmp_path_factory.mktemp("outputs")
+    return {world: runs.run_many(world, configs, folder, "recipes/token_classification.py") for world in WORLDS}
+
+
+def prepared(recipe, flags):
+    """(config, training data, validation data, tags, tokenizer) of a command line."""
+    config = options.parse(recipe.Config, list(map(str, flags)))
+    return config, *recipe.load_data(config)
+
+
+def write_bert_with_dropout(recipe, texts, folder):
+    """Write a BERT with random weights and dropout 0.1, and the tokenizer of the tiny runs, to `folder`."""
+    from transformers import BertConfig, BertForTokenClassification
+
+    *_, tags, tokenizer = prepared(recipe, [*texts, *TINY])
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    names = {"id2label": dict(enumerate(tags.names)), "label2id": {name: i for i, name in enumerate(tags.names)}}
+    torch.manual_seed(0)
+    BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), **sizes, **names)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["adam", "dropout"])
+def test_the_run_is_the_same_on_any_number_of_processes(outputs, name):
+    one, *others = (outputs[world][name] for world in WORLDS)
+    lines = runs.training_lines(one)
+    assert len(lines) == 20
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    for other in others:
+        assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
+        assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
+        both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
+        scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
+        assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
+        assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
+        assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
+
+
+def losses_of_words(model, data, windows):
+    """The loss and the predicted tag of each window's own words; one window at a time, with logits of all tokens."""
+    losses, predicted = [], []
+    for window in windows:
+        tokens, _, places, tags = data.read_micro_batch(np.array([window]), np.zeros(1, int))
+        logits = model(input_ids=torch.from_numpy(tokens)[None]).logits[0]
+        losses.append(F.cross_entropy(logits[torch.from_numpy(places)], torch.from_numpy(tags), reduction="none"))
+        predicted.append(logits.argmax(1)[torch.from_numpy(places)])
+    return torch.cat(losses), torch.cat(predicted)
+
+
+def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_all_words_of_the_global_batch(recipe, configs, outputs):
+    config, train, _, tags, tokenizer = prepared(recipe, configs["gradient"])
+    model = recipe.build_model(config, tags, tokenizer)
+    before = torch.cat([p.detach().flatten().double() for _, p in sorted(model.named_parameters())])
+    alone = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)
+    plan = Plan.of_run(config, alone, lengths=train.lengths, weights=train.num_words, packed=True)
+    samples, _ = plan.global_batch(0)
+    losses, _ = losses_of_words(model, train, samples)
+    assert len(losses) == train.num_words[samples].sum() > 2 * len(samples)
+    assert len(plan.cut(0)) > 1
+    losses.mean().backward()
+    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
+    for world in WORLDS:
+        moved = runs.weights(outputs[world]["gradient"]) - before
+        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+
+
+def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_those_of_seqeval(
+    recipe, configs, outputs
+):
+    from seqeval import metrics as seqeval
+    from transformers import AutoModelForTokenClassification
+
+    _, _, validation, tags, _ = prepared(recipe, configs["adam"])
+    texts = [json.loads(line) for line in configs["adam"][3].read_text().splitlines()]
+    assert len(validation) > len(texts), "some texts have several windows"
+    model = AutoModelForTokenClassification.from_pretrained(outputs[1]["adam"] / "model").eval()
+    with torch.inference_mode():
+        losses, predicted = losses_of_words(model, validation, range(len(validation)))
+    words = [word for text in texts for word in text["tokens"]]
+    assert words.count(DROPPED) == 1
+    assert len(losses) == len(words) - 1
+    remaining = iter(predicted.tolist())
+    guesses = [["O" if word == DROPPED else tags.names[next(remaining)] for word in text["tokens"]] for text in texts]
+    true = [text["tags"] for text in texts]
+    for world in WORLDS:
+        found = next(line for line in runs.metrics(outputs[world]["adam"]) if "eval_loss" in line)
+        assert found["eval_loss"] == pytest.approx(losses.double().mean().item(), rel=1e-5)
+        for name in ("f1", "precision", "recall", "accuracy"):
+            expected = getattr(seqeval, f"{name}_score")(true, guesses)
+            assert found[f"eval_{name}"] == pytest.approx(expected, abs=1e-9 if world == 1 else 0.02), name
+
+
+@pytest.fixture
+def train(recipe, tagged_texts):
+    """A function that trains on the small data set in this process, with further flags."""
+
+    def call(output, *flags):
+        everything = map(str, [*tagged_texts, *TINY, *flags, "--output_dir", output])
+        return recipe.main(options.parse(recipe.Config, list(everything)))
+
+    return call
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(train, configs, tmp_path):
+    bert = configs["dropout"][-3:-1]
+    train(tmp_path / "whole", *bert, "--checkpointing_steps", 4)
+    middle = tmp_path / "whole/checkpoints/step_00000004"
+    train(tmp_path / "again", *bert, "--checkpointing_steps", 4, "--resume_from_checkpoint", middle)
+    whole, resumed = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "again"))
+    assert whole == resumed
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(train, tagged_texts, tmp_path, kind):
+    """Of texts that fit into a window; both kinds of tokenizer cut a word as after a space."""
+    from seqeval import metrics as seqeval
+    from transformers import pipeline
+
+    results = train(
+        tmp_path / "run", "--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500
+    )
+    tagger = pipeline("token-classification", model=str(tmp_path / "run/model"), device="cpu")
+    true, predicted = [], []
+    for row in map(json.loads, tagged_texts[3].read_text().splitlines()):
+        starts = np.cumsum([0, *(len(word) + 1 for word in row["tokens"])])
+        tags = {}
+        for piece in tagger(row["tokens"], is_split_into_words=True, ignore_labels=[]):
+            word = int(np.searchsorted(starts, piece["start"], side="right")) - 1
+            tags.setdefault(word, piece["entity"])
+        true.append(row["tags"])
+        predicted.append([tags.get(word, "O") for word in range(len(row["tokens"]))])
+    assert results["eval_f1"] == pytest.approx(seqeval.f1_score(true, predicted))
+    assert results["eval_accuracy"] == pytest.approx(seqeval.accuracy_score(true, predicted))
+    assert results["eval_f1"] > 0.1
+
+
+REFUSED = [
+    (["--metric_name", "accuracy"], "--metric_name accuracy: this recipe always computes f1, precision, recall"),
+    (["--metric_for_best_model", "macro_f1"], "--metric_for_best_model macro_f1 is not computed: use one of loss, f1"),
+    (["--stride", "22"], "--stride 22 is not smaller than the 22 tokens of text in --max_length 24"),
+    (["--max_length", "2", "--stride", "0"], "--max_length 2 leaves no room"),
+    (["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on tagged texts"),
+    (["--label_column_name", "ner"], "--label_column_name ner: --train_file "),
+]
+
+
+@pytest.mark.parametrize(("flags", "expected"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
+def test_invalid_flags_are_refused_in_one_line(train, tmp_path, flags, expected):
+    assert refusal(train, tmp_path / "out", *flags).startswith(expected)
+    assert not (tmp_path / "out/config.yaml").exists()
+
+
+def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
+    def write(name, *rows):
+        (tmp_path / name).write_text("".join(f"{word} {tag}\n" if word else "\n" for word, tag in rows))
+        return tmp_path / name
+
+    good = write("good.conll", ("EU", "B-ORG"), ("", ""), ("a", "O"), ("", ""), ("b", "I-ORG"), ("c", "B-ORG"))
+    unknown = write("unknown.conll", ("a", "O"), ("", ""), ("Ada", "B-PER"))
+    outside = write("outside.conll", ("a", "O"), ("", ""), ("b", "O"))
+    message = refusal(train, tmp_path / "run", "--train_file", good, "--validation_file", unknown)
+    assert message.startswith(f"row 2 of --validation_file {unknown} has a tag that the training data does not have")
+    message = refusal(train, tmp_path / "run", "--train_file", outside, "--validation_file", good)
+    assert message.startswith(f"--train_file {outside}: every word has the tag O, so there is nothing to learn")
+    capsys.readouterr()
+    train(tmp_path / "run", "--train_file", good, "--validation_file", "None", "--dry_run")
+    said = capsys.readouterr().err
+    assert "1 of its rows (10 %, chosen by --seed 0) are held out" in said
+
+
+def test_words_without_pieces_and_violations_of_the_scheme_are_reported(train, tmp_path, capsys):
+    train(tmp_path / "run", "--dry_run")
+    said = capsys.readouterr()
+    assert said.err.count("1 words have no tokens; the evaluation counts the tag O as their prediction") == 2
+    assert "tags violate IOB2" not in said.err
+    assert "70 texts" in said.out

@@ -1,0 +1,126 @@
+"""Schemes of tags, the entities that tags mark, and their scores, which equal those of seqeval."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seqeval import metrics as seqeval
+from seqeval.metrics.sequence_labeling import get_entities
+
+from shared.errors import UserError
+from shared.tagging.scores import SCORES, tagging_scores
+from shared.tagging.tags import Tags, first_words
+
+SCHEMES = {
+    "IOB": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
+    "BIOES": ("O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC"))),
+    "without kinds": ("O", "B", "I"),
+}
+
+
+def table(*texts):
+    """A table of tagged texts, whose words do not matter."""
+    lists = pa.large_list(pa.large_string())
+    words = [["word"] * len(text) for text in texts]
+    return pa.table({"tokens": pa.array(words, lists), "tags": pa.array(list(map(list, texts)), lists)})
+
+
+def arguments(tags, *texts):
+    """The arguments of `Tags.entities` for texts, each a list of tags."""
+    given = table(*texts)
+    return tags.encode(given), first_words(given)
+
+
+def texts_of(names):
+    return st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=8), min_size=1, max_size=5)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(data=st.data())
+def test_entities_are_those_of_seqeval_also_where_tags_violate_their_scheme(scheme, data):
+    tags, texts = Tags(SCHEMES[scheme]), data.draw(texts_of(SCHEMES[scheme]))
+    found = tags.entities(*arguments(tags, *texts))
+    starts = np.cumsum([0, *map(len, texts)])
+    expected = [
+        (kind, first + start, last + start)
+        for text, start in zip(texts, starts, strict=False)
+        for kind, first, last in get_entities(text)
+    ]
+    kinds = [tags.kinds_of_entities[kind] or "_" for kind in found.kind]
+    assert list(zip(kinds, found.first.tolist(), found.last.tolist(), strict=True)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*ill-defined")
+@pytest.mark.parametrize("scheme", SCHEMES)
+@given(data=st.data())
+def test_scores_are_those_of_seqeval(scheme, data):
+    names = SCHEMES[scheme]
+    true = data.draw(texts_of(names))
+    predicted = [data.draw(st.lists(st.sampled_from(names), min_size=len(t), max_size=len(t))) for t in true]
+    tags = Tags(names)
+    (numbers, begins), (guessed, _) = arguments(tags, *true), arguments(tags, *predicted)
+    found = tagging_scores(tags, guessed, numbers, begins)
+    assert tuple(found) == SCORES
+    for name in ("f1", "precision", "recall"):
+        assert found[name] == pytest.approx(getattr(seqeval, f"{name}_score")(true, predicted)), name
+    assert found["accuracy"] == pytest.approx(seqeval.accuracy_score(true, predicted))
+
+
+@given(texts=texts_of(SCHEMES["BIOES"]))
+def test_bilou_tags_mean_the_same_as_bioes_tags(texts):
+    other = str.maketrans({"E": "L", "S": "U"})
+    renamed = [[tag[0].translate(other) + tag[1:] for tag in text] for text in texts]
+    bioes, bilou = Tags(SCHEMES["BIOES"]), Tags(tuple(t[0].translate(other) + t[1:] for t in SCHEMES["BIOES"]))
+    both = zip(bioes.entities(*arguments(bioes, *texts)), bilou.entities(*arguments(bilou, *renamed)), strict=True)
+    assert all(np.array_equal(one, another) for one, another in both)
+
+
+def test_a_word_with_a_plain_tag_is_an_entity_unless_the_tag_is_o():
+    tags = Tags(("NOUN", "O", "VERB"))
+    assert tags.plain
+    numbers, begins = arguments(tags, ["NOUN", "NOUN", "O"], ["VERB"])
+    assert tags.entities(numbers, begins).first.tolist() == [0, 1, 3]
+    guessed, _ = arguments(tags, ["NOUN", "VERB", "NOUN"], ["VERB"])
+    scores = tagging_scores(tags, guessed, numbers, begins)
+    assert scores == {"f1": pytest.approx(4 / 7), "precision": 0.5, "recall": pytest.approx(2 / 3), "accuracy": 0.5}
+
+
+def test_a_word_that_no_tag_was_predicted_for_is_wrong_where_no_tag_is_o():
+    tags = Tags(("NOUN", "VERB"))
+    numbers, begins = arguments(tags, ["NOUN", "VERB"])
+    assert tags.outside == -1
+    scores = tagging_scores(tags, np.array([0, tags.outside]), numbers, begins)
+    assert scores == {"f1": pytest.approx(2 / 3), "precision": 1.0, "recall": 0.5, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        ([["B-A", "I-A", "O", "B-A"]], ("IOB2", 0)),
+        ([["B-A", "I-A", "O"], ["I-A", "I-A"]], ("IOB2", 1)),  # a text begins with I-
+        ([["I-A", "I-A", "B-A", "I-A", "O", "I-B"]], ("IOB1", 0)),
+        ([["S-A", "B-A", "I-A", "E-A", "O"]], ("BIOES", 0)),
+        ([["S-A", "B-A", "O", "E-A", "B-A"], ["E-A"]], ("BIOES", 4)),
+        ([["A", "B", "O"]], ("plain", 0)),
+    ],
+)
+def test_the_scheme_and_the_number_of_its_violations(texts, expected):
+    names = tuple(sorted({tag for text in texts for tag in text}))
+    tags = Tags(names)
+    assert tags.scheme(*arguments(tags, *texts)) == expected
+
+
+def test_tags_are_the_names_of_a_class_label_or_else_the_sorted_tags_that_occur():
+    given = table(["B-B", "O"], ["I-A", "O"])
+    assert Tags.of(given).names == ("B-B", "I-A", "O")
+    names = ("O", "B-A", "I-A", "B-B", "I-B")
+    assert Tags.of(given, names).names == names
+    assert str(Tags(names)) == "5 tags of words: A, B"
+    with pytest.raises(UserError, match="every word has the tag O, so there is nothing to learn"):
+        Tags.of(table(["O", "O"], ["O"]), names)
+
+
+def test_a_tag_that_training_does_not_have_is_refused_with_its_row():
+    with pytest.raises(UserError, match=r"row 2 of the data has a tag .* \(unknown: I-X; known: B-A, O\)"):
+        Tags(("B-A", "O")).encode(table(["O"], ["B-A", "I-X"]))

@@ -127,10 +127,9 @@ def evaluate(
     accelerator: Any, config: Config, model: Any, width: int, plan: Plan, data: TextTuples, collate: TupleCollate
 ) -> dict[str, float]:
     """Loss and retrieval scores: each anchor of `data` searches all positives; {} if a signal interrupted it."""
+    pad = collate.of_texts
     batches = (
-        feed(
-            plan.evaluation(collate.of_texts.padded_lengths(texts.lengths)), texts, collate.of_texts, accelerator.device
-        )
+        feed(plan.evaluation(pad.padded_lengths(texts.lengths)), texts, pad, accelerator.device)
         for texts in data.columns
     )
     counts = [len(texts) for texts in data.columns]

@@ -118,7 +118,7 @@ def _parse_files() -> None:
 
 
 def _report() -> None:
-    """Print the figures of docs/embeddings.md about the data: sizes, and the scores of TF-IDF on the validation pairs."""
+    """Print the figures of docs/embeddings.md about the data: sizes, and the scores of TF-IDF on validation pairs."""
     import numpy as np
     import torch
     from sklearn.feature_extraction.text import TfidfVectorizer

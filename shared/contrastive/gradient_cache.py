@@ -41,13 +41,12 @@ class GradientCache:
         size = plan.global_batch_size
         if size == 1:
             raise UserError(
-                "--global_batch_size 1: the other samples of a batch are the negatives of a sample, so a batch needs at "
-                "least 2: raise it"
+                "--global_batch_size 1: the negatives of a sample are the other samples of its batch: use 2 or more"
             )
         if size > plan.num_samples:
             raise UserError(
-                f"--global_batch_size {size} is larger than the training data, {plan.num_samples:,} samples, so a batch "
-                f"would have the same sample twice: lower it to {plan.num_samples} or less"
+                f"--global_batch_size {size} is larger than the training data ({plan.num_samples:,} samples), so a "
+                f"batch would have the same sample twice: lower it to {plan.num_samples} or less"
             )
         self.accelerator, self.ranking_loss, self._embed = accelerator, loss, embed
         self.losses = self.gradient = torch.empty(0)  # of the current step: [G] and [texts, G, width]

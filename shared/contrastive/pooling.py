@@ -7,17 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from shared.encoders.packed_texts import into_rows
+from shared.errors import UserError
 
 Pooling = Literal["mean", "cls"]
 
 
-def add_pooling(model: nn.Module, pooling: Pooling) -> None:
+def add_pooling(model: Any, pooling: Pooling) -> None:
     """Make an encoder of transformers (AutoModel) also return the embedding of each text, [texts, width].
 
     The embeddings are not normalized. They are named `logits`, because the checks of shared/models compare the output
     of that name. The encoder accepts batches of `Padding` and of `PackedTexts`. Its weights and its export do not
     change.
+
+    Raises:
+        UserError: the model has a decoder besides its encoder.
     """
+    if model.config.is_encoder_decoder:
+        raise UserError(
+            f"--model_name_or_path: a {type(model).__name__} has an encoder and a decoder, and this recipe trains "
+            "encoders: use a model such as BERT, or the encoder alone, saved with save_pretrained"
+        )
     model.register_forward_hook(partial(add_embeddings, pooling), with_kwargs=True)
 
 

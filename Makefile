@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-images demo-mlm test test-docs test-clusters lint bench bench-network campaign gpu clean
+.PHONY: help setup demo demo-images demo-mlm demo-embeddings test test-docs test-clusters lint bench bench-network campaign gpu clean
 help:
 	@echo "make setup     create .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a new folder (CONFIG=accelerate_configs/... selects a config)"
 	@echo "make demo-images  as make demo, with recipes/image_classification.py"
 	@echo "make demo-mlm  as make demo, with recipes/mlm.py, for 300 steps"
+	@echo "make demo-embeddings  as make demo, with recipes/embeddings.py"
 	@echo "make test      install the requirements of the tests and run the tests"
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  run the tests of clusters: two machines, simulated by network namespaces (root), and restarts"
@@ -38,7 +39,9 @@ demo: ON_GPU := --max_tokens_per_micro_batch 4096
 demo-images: RECIPE := recipes/image_classification.py
 demo-mlm: RECIPE := recipes/mlm.py --max_train_steps 300
 demo-mlm: ON_GPU := --max_tokens_per_micro_batch 8192
-demo demo-images demo-mlm: setup
+demo-embeddings: RECIPE := recipes/embeddings.py
+demo-embeddings: ON_GPU := --max_tokens_per_micro_batch 16384
+demo demo-images demo-mlm demo-embeddings: setup
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
 	case "$$gpus" in 0) fitting=cpu;; 1) fitting=single_gpu;; *) fitting="multi_gpu";; esac; \
 	config="$(CONFIG)"; [ -n "$$config" ] || config=accelerate_configs/$$fitting.yaml; \

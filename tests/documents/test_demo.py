@@ -42,6 +42,8 @@ def make(tmp_path):
         ("demo", "nlp", 2, MANY, 4096),
         ("demo-mlm", "mlm", 0, CPU, 2048),
         ("demo-mlm", "mlm", 1, ONE, 8192),
+        ("demo-embeddings", "embeddings", 0, CPU, 2048),
+        ("demo-embeddings", "embeddings", 1, ONE, 16384),
         ("demo-images", "image_classification", 0, CPU, 32),
         ("demo-images", "image_classification", 1, ONE, 32),  # batch norm depends on it
     ],
@@ -53,7 +55,7 @@ def test_a_gpu_gets_larger_micro_batches_of_texts_than_a_cpu(make, target, recip
     parsed = options.parse(runs.load_recipe(recipe).Config, words[script + 1 :])
     assert getattr(parsed, "max_tokens_per_micro_batch", parsed.per_device_train_batch_size) == budget
     if gpus:
-        longest = {"nlp": 96, "mlm": 128, "image_classification": 0}[recipe]
+        longest = {"nlp": 96, "mlm": 128, "embeddings": 2 * 64, "image_classification": 0}[recipe]
         assert budget >= parsed.global_batch_size * longest, "a step has several micro-batches"
 
 

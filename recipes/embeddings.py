@@ -21,10 +21,10 @@ from torch import Tensor
 from shared.config.limits import Limits
 from shared.config.text_options import TextOptions
 from shared.contrastive import retrieval
-from shared.contrastive.exported_files import SentenceTokenizer
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
+from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_tuples
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
@@ -104,7 +104,7 @@ def main(config: Config) -> dict[str, float]:
 
         data = f"{len(train):,} training and {len(validation):,} validation samples{rows}"
         score = partial(evaluate, accelerator, config, model, width, plan, validation, collate)
-        run.start(score, best_by, lengths=train.lengths, card={"data": data})
+        run.start(score, best_by, lengths=train.text_lengths, card={"data": data})
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             micro_batches = list(loader.micro_batches(step))
@@ -159,6 +159,7 @@ def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     """A pretrained encoder, or a new one without dropout; with the embeddings of texts as its output `logits`."""
     torch.manual_seed(config.seed)
     if config.model_name_or_path:
+        check_modules(config.model_name_or_path, config.pooling)
         model = load_pretrained("AutoModel", config.model_name_or_path, config.revision)
     else:
         model = new_encoder("AutoModel", config, tokenizer)

@@ -62,7 +62,8 @@ class TextTuples(Dataset):
 
     Attributes:
         columns: the texts of each column.
-        lengths: int32 [N], the tokens of each sample, all its texts together. A memory map, like `longest`.
+        text_lengths: int32 [N, texts], the tokens of each text. A memory map, like the next two.
+        lengths: int32 [N], the tokens of all texts of each sample together.
         longest: int32 [N], the tokens of the longest text of each sample.
     """
 
@@ -73,13 +74,15 @@ class TextTuples(Dataset):
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
         def build(folder: Path) -> None:
-            lengths = [texts.lengths for texts in self.columns]
-            np.save(folder / "lengths.npy", np.sum(lengths, axis=0, dtype=np.int32))
-            np.save(folder / "longest.npy", np.max(lengths, axis=0))
+            lengths = np.stack([texts.lengths for texts in self.columns], axis=1)
+            np.save(folder / "text_lengths.npy", lengths)
+            np.save(folder / "lengths.npy", lengths.sum(1, dtype=np.int32))
+            np.save(folder / "longest.npy", lengths.max(1))
 
         folder = build_once(f"tuples-{name}", build)
-        self.lengths, self.longest = (
-            np.load(folder / f"{each}.npy", mmap_mode="r").view(np.ndarray) for each in ("lengths", "longest")
+        self.text_lengths, self.lengths, self.longest = (
+            np.load(folder / f"{each}.npy", mmap_mode="r").view(np.ndarray)
+            for each in ("text_lengths", "lengths", "longest")
         )
 
     def __len__(self) -> int:

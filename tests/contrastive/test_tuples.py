@@ -60,6 +60,7 @@ def test_a_sample_has_the_tokens_of_its_texts(data):
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids, _, _ in train[0]]
     assert any(list(row) == texts for row in ROWS)
     lengths = [[len(ids) for ids, _, _ in train[i]] for i in range(len(train))]
+    assert train.text_lengths.tolist() == lengths
     assert train.lengths.tolist() == [sum(each) for each in lengths]
     assert train.longest.tolist() == [max(each) for each in lengths]
     copy = pickle.loads(pickle.dumps(train))

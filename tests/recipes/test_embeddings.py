@@ -4,6 +4,7 @@ test_exactness.py tests that runs on any number of processes are equal.
 """
 
 import json
+import shutil
 
 import exact_runs
 import numpy as np
@@ -14,6 +15,8 @@ from refusals import files, refusal
 from torch.nn import functional as F
 
 from shared.config import options
+from shared.contrastive.sentence_transformers_files import check_modules
+from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -114,6 +117,21 @@ def test_the_exported_folder_names_pooling_and_length(trained):
     assert pooling["pooling_mode_cls_token"] is False
     assert json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"] == 48
     assert "SentenceTransformer" in (folder / "README.md").read_text()
+
+
+def test_a_model_with_more_modules_is_refused_and_another_pooling_is_reported(trained, tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(trained / "model", folder)
+    check_modules(str(folder), "mean")
+    check_modules("a name on the Hub", "cls")
+    assert not capsys.readouterr().err
+    check_modules(str(folder), "cls")
+    assert "another pooling (pooling_mode_mean_tokens): --pooling cls is used" in capsys.readouterr().err
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(UserError, match=r"has the modules .* Dense, and this recipe would leave out Dense"):
+        check_modules(str(folder), "mean")
 
 
 def test_settings_without_sense_are_refused_before_anything_is_written(configs, train, tmp_path):

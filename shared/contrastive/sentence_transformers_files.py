@@ -1,14 +1,38 @@
-"""The files with which the exported model/ of a run also loads in the library sentence-transformers."""
+"""Models of the library sentence-transformers: the files with which it loads model/, and checks of those it wrote."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from shared.contrastive.pooling import Pooling
+from shared.errors import UserError, say
 
 # The names of sentence-transformers 2 to 5, which version 6 also accepts.
 MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
 POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+
+
+def check_modules(name: str, pooling: Pooling) -> None:
+    """Check a model of sentence-transformers in the local folder `name`; print a message if its pooling is another.
+
+    Raises:
+        UserError: the model has modules that this recipe would leave out, such as a linear layer after the pooling.
+    """
+    file = Path(name) / "modules.json"
+    if not file.exists():
+        return
+    listed = json.loads(file.read_text())
+    modules = {module["type"].rpartition(".")[2]: Path(name) / module["path"] for module in listed}
+    if others := modules.keys() - {kind for _, kind in MODULES}:
+        raise UserError(
+            f"--model_name_or_path {name}: this model of sentence-transformers has the modules {', '.join(modules)}, "
+            f"and this recipe would leave out {', '.join(sorted(others))}: use a model without it"
+        )
+    settings = json.loads((modules["Pooling"] / "config.json").read_text()) if "Pooling" in modules else {}
+    stored = settings.get("pooling_mode") or [flag for flag in settings if "pooling_mode" in flag and settings[flag]]
+    if stored and stored not in (pooling, [pooling], [POOLINGS[pooling]]):
+        words = stored if isinstance(stored, str) else " ".join(stored)
+        say(f"--model_name_or_path {name} was trained with another pooling ({words}): --pooling {pooling} is used")
 
 
 class SentenceTokenizer:

@@ -37,7 +37,7 @@ if True:
         return "é" + a
 '''
     assert dict(demo_pairs.functions(source.encode())) == {
-        "Docstring of the method.\n\n    Indented.": (
+        "Docstring of the method.\n\nIndented.": (
             'def method(self):\n    def inner():\n        """Stays in the source of the method."""\n'
             "    return 1  # a comment stays"
         ),

@@ -2,9 +2,9 @@
 
 GradCache (Gao et al., 2021, arXiv:2101.06983). The loss of a sample depends on all texts of the batch, whose
 activations together may not fit into memory. The first pass computes the embeddings of all micro-batches without a
-graph. From the embeddings of all processes, each process computes the loss and its gradient with respect to each
-embedding. The second pass computes each micro-batch again, with the same dropout, and propagates the gradients of its
-embeddings back. The sum of these gradients is the gradient of one pass over the whole batch.
+graph. From the embeddings of all processes, in the order of the plan, each process computes the loss and its gradient
+with respect to each embedding. The second pass computes each micro-batch again, with the same dropout, and propagates
+the gradients of its embeddings back. The sum of these gradients is the gradient of one pass over the whole batch.
 """
 
 from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ def add_pooling(model: Any, pooling: Pooling) -> None:
     Raises:
         UserError: the model has a decoder besides its encoder.
     """
-    if model.config.is_encoder_decoder:
+    if getattr(model.config, "is_encoder_decoder", False):
         raise UserError(
             f"--model_name_or_path: a {type(model).__name__} has an encoder and a decoder, and this recipe trains "
             "encoders: use a model such as BERT, or the encoder alone, saved with save_pretrained"

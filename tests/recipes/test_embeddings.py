@@ -12,6 +12,7 @@ import pytest
 import runs
 import torch
 from refusals import files, refusal
+from test_fsdp_recipes import SHARDED
 from torch.nn import functional as F
 
 from shared.config import options
@@ -65,6 +66,15 @@ def test_a_resumed_run_ends_with_the_same_bytes(configs, train, trained, tmp_pat
     assert (last[0]["samples"], last[0]["loss"]) == (last[1]["samples"], last[1]["loss"])
 
 
+@pytest.mark.campaign
+def test_a_sharded_run_ends_with_the_weights_of_a_run_on_one_process(configs, tmp_path):
+    path, adam = "recipes/embeddings.py", {"adam": configs["adam"]}
+    alone = runs.run_many(1, adam, tmp_path, path)["adam"]
+    sharded = runs.run_many(2, adam, tmp_path, path, **SHARDED)["adam"]
+    assert "FSDP2 over gloo" in (tmp_path / "output-2.txt").read_text()
+    assert runs.distance(runs.weights(sharded), runs.weights(alone)) < 1e-5
+
+
 def test_the_scores_of_each_number_of_dimensions_are_logged(trained):
     (scores,) = [line for line in runs.metrics(trained) if "eval_loss" in line]
     names = {name for name in scores if name.startswith("eval_")} - {"eval_loss"}
@@ -87,6 +97,7 @@ def test_transformers_loads_the_exported_encoder_and_gives_the_embeddings_of_the
         assert torch.allclose(ours(**batch).logits, means, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.docs  # importing the library takes seconds
 def test_sentence_transformers_loads_the_exported_model_and_gives_the_same_vectors(recipe, configs, trained):
     from sentence_transformers import SentenceTransformer
 

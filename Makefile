@@ -2,13 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup demo demo-images demo-mlm demo-tags test test-docs test-clusters lint bench bench-network campaign gpu clean
+.PHONY: help setup demo demo-images demo-mlm demo-tags demo-embeddings test test-docs test-clusters lint bench \
+	bench-network campaign gpu clean
 help:
 	@echo "make setup     create .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a new folder (CONFIG=accelerate_configs/... selects a config)"
 	@echo "make demo-images  as make demo, with recipes/image_classification.py"
 	@echo "make demo-mlm  as make demo, with recipes/mlm.py, for 300 steps"
 	@echo "make demo-tags  as make demo, with recipes/token_classification.py"
+	@echo "make demo-embeddings  as make demo, with recipes/embeddings.py"
 	@echo "make test      install the requirements of the tests and run the tests"
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  run the tests of clusters: two machines, simulated by network namespaces (root), and restarts"
@@ -41,7 +43,9 @@ demo-mlm: RECIPE := recipes/mlm.py --max_train_steps 300
 demo-mlm: ON_GPU := --max_tokens_per_micro_batch 8192
 demo-tags: RECIPE := recipes/token_classification.py
 demo-tags: ON_GPU := --max_tokens_per_micro_batch 4096
-demo demo-images demo-mlm demo-tags: setup
+demo-embeddings: RECIPE := recipes/embeddings.py
+demo-embeddings: ON_GPU := --max_tokens_per_micro_batch 16384
+demo demo-images demo-mlm demo-tags demo-embeddings: setup
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
 	case "$$gpus" in 0) fitting=cpu;; 1) fitting=single_gpu;; *) fitting="multi_gpu";; esac; \
 	config="$(CONFIG)"; [ -n "$$config" ] || config=accelerate_configs/$$fitting.yaml; \
@@ -106,13 +110,14 @@ SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-BENCHMARKS := utilisation mlm_cpu peers_eval loop_cost independent_runs barrier_cost launch_to_first_step \
+BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost launch_to_first_step \
 	bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head chunked_loss packing \
 	fused_qkv tokenizing predictions checkpoints_cpu scale peers_bf16 peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
+measure_embeddings_cpu := python benchmarks/embeddings.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_independent_runs := python benchmarks/independent_runs.py --rounds $(ROUNDS)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
-RECIPES = ("nlp", "mlm", "token_classification", "image_classification")
+RECIPES = ("nlp", "mlm", "token_classification", "embeddings", "image_classification")
 LOOP_BEGINS, LOOP_ENDS = "for step in run.steps():", "return run.finish("
 
 

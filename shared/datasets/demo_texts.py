@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shared.datasets.prepared import build_once
 from shared.errors import UserError
@@ -81,20 +81,29 @@ def installed() -> tuple[dict[str, Path], dict[str, str], list[str]]:
     return roots, versions, missing
 
 
-def _cache_folder(progress: bool) -> Path:
-    """The cache folder with the three Parquet files for the installed versions; builds it if it is missing."""
+def required() -> tuple[dict[str, Path], dict[str, str], list[str]]:
+    """The result of `installed`.
+
+    Raises:
+        UserError: too few of the libraries are installed.
+    """
     roots, versions, missing = installed()
-    absent = f"{', '.join(missing)} not installed"
     if len(roots) < MIN_LIBRARIES:
         raise UserError(
-            f"the embedded docstrings need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({absent}): "
-            "pip install -r requirements.txt, or use your own text with --train_file"
+            f"the embedded docstrings need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({', '.join(missing)} not "
+            "installed): pip install -r requirements.txt, or use your own text with --train_file"
         )
+    return roots, versions, missing
+
+
+def _cache_folder(progress: bool) -> Path:
+    """The cache folder with the three Parquet files for the installed versions; builds it if it is missing."""
+    roots, versions, missing = required()
 
     def build(folder: Path) -> None:
         if progress:
             names = ", ".join(f"{package} {version}" for package, version in versions.items())
-            aside = f" ({absent})" if missing else ""
+            aside = f" ({', '.join(missing)} not installed)" if missing else ""
             print(f"reading docstrings, once per machine, from {names}{aside}", file=sys.stderr, flush=True)
         _write(gather(roots, progress), folder)
 
@@ -111,11 +120,12 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
     import pyarrow as pa
     from tqdm import tqdm
 
-    files = {name: path for label, root in roots.items() for name, path in sample_files(label, root, FILES_PER_LIBRARY)}
+    files = {name: path for label, root in roots.items() for name, path in sample_files(label, root)}
     found: dict[str, tuple[str, str]] = {}  # text with single spaces: (text, file)
     ambiguous = set()
     with tqdm(total=len(files), desc="reading sources", unit="file", disable=not progress) as bar:
-        for file, texts in zip(files, _parse_in_processes(list(files.values())), strict=True):
+        found_in_files = parse_in_processes(list(files.values()), "shared.datasets.demo_texts")
+        for file, texts in zip(files, found_in_files, strict=True):
             for text in texts:
                 key = " ".join(text.split())
                 if len(key) >= MIN_CHARACTERS and _label(found.setdefault(key, (text, file))[1]) != _label(file):
@@ -123,7 +133,7 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
             bar.update()
 
     # Sorted by a hash of the text, so the first n rows are a random sample for any n; `_write` relies on this.
-    keys = sorted(found.keys() - ambiguous, key=lambda key: (unit_hash("order", key), key))
+    keys = sorted(found.keys() - ambiguous, key=lambda key: (uniform_hash("order", key), key))
     rows = [found[key] for key in keys]
     return pa.table(
         {
@@ -137,7 +147,7 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
 
 def in_validation(file: str) -> bool:
     """Whether the docstrings of `file` (such as sympy/core/add.py) are for validation; independent of other files."""
-    return unit_hash("split", file) < VALIDATION_SHARE
+    return uniform_hash("split", file) < VALIDATION_SHARE
 
 
 def docstrings(source: bytes) -> list[str]:
@@ -157,37 +167,37 @@ def docstrings(source: bytes) -> list[str]:
     return texts
 
 
-def sample_files(label: str, root: Path, most: int) -> list[tuple[str, Path]]:
-    """Names and paths of at most `most` source files, selected by a hash of the name; tests are skipped."""
+def sample_files(label: str, root: Path, most: int | None = None) -> list[tuple[str, Path]]:
+    """Names and paths of at most `most` source files (None: FILES_PER_LIBRARY), selected by a hash of the name, but no tests."""
     paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
     names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
-    names.sort(key=lambda name: (unit_hash("sample", name), name))
-    return [(name, paths[name]) for name in names[:most]]
+    names.sort(key=lambda name: (uniform_hash("sample", name), name))
+    return [(name, paths[name]) for name in names[: FILES_PER_LIBRARY if most is None else most]]
 
 
 def _label(file: str) -> str:
     return file.partition("/")[0]
 
 
-def unit_hash(purpose: str, text: str) -> float:
+def uniform_hash(purpose: str, text: str) -> float:
     """A number in [0, 1) that depends only on the arguments: the same in every process and on every machine."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _parse_in_processes(paths: list[Path]) -> Iterator[list[str]]:
-    """Yield the docstrings of each file, parsed in as many processes as there are cores, at most 8.
+def parse_in_processes(paths: list[Path], module: str) -> Iterator[list[Any]]:
+    """Yield what `module` finds in each file, parsed in as many processes as there are cores, at most 8.
 
-    These are plain subprocesses: multiprocessing would either fork a process that has torch's threads, or import the
-    caller's script again with all its imports.
+    `module._parse_files()` reads a JSON list of file names from stdin, and writes a JSON list with what it found in
+    each to stdout. These are plain subprocesses: multiprocessing would either fork a process that has torch's threads,
+    or import the caller's script again with all its imports.
     """
     chunks = [paths[start : start + FILES_PER_PROCESS] for start in range(0, len(paths), FILES_PER_PROCESS)]
-    load = "import sys; sys.path.insert(0, sys.argv[1]); from shared.datasets import demo_texts"
-    code = f"{load}; demo_texts._parse_files()"
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {module} as module; module._parse_files()"
     # -P keeps the working folder off the path; -W silences ast.parse's warnings about invalid escapes in libraries.
     command = [sys.executable, "-P", "-W", "ignore", "-c", code, str(Path(__file__).parents[2])]
 
-    def read(chunk: list[Path]) -> list[list[str]]:
+    def read(chunk: list[Path]) -> list[list[Any]]:
         question = json.dumps([str(path) for path in chunk]).encode()
         answer = subprocess.run(command, input=question, stdout=subprocess.PIPE, check=True)
         return json.loads(answer.stdout)
@@ -198,7 +208,7 @@ def _parse_in_processes(paths: list[Path]) -> Iterator[list[str]]:
 
 
 def _parse_files() -> None:
-    """Read file names from stdin and write their docstrings to stdout, in a process of `_parse_in_processes`."""
+    """Read file names from stdin and write their docstrings to stdout, in a process of `parse_in_processes`."""
     json.dump([docstrings(Path(path).read_bytes()) for path in json.load(sys.stdin)], sys.stdout)
 
 

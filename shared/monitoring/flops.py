@@ -24,9 +24,9 @@ class FlopCounter:
     """Counts the multiplications of the first forward pass in training: linear layers and convolutions, 2 per weight.
 
     Counting ends with that forward pass, because layers that are computed again in the backward pass call the same
-    hooks. Compiled layers do not run the hooks that count. So the first batch of a compiled model goes through it once
-    before training, not compiled and without gradients. This changes neither the random state nor the averages of
-    shared/models/batch_norm.py.
+    hooks. A forward pass without gradients is not counted. Compiled layers do not run the hooks that count. So the
+    first batch of a compiled model goes through it once before training, not compiled and without gradients. This
+    changes neither the random state nor the averages of shared/models/batch_norm.py.
 
     Attributes:
         counted: operations of that forward pass.
@@ -42,8 +42,7 @@ class FlopCounter:
         if compiled(model):
             self._handles = [model.register_forward_pre_hook(self._count_apart, with_kwargs=True)]
         else:
-            self._listen()
-            self._handles.append(model.register_forward_hook(self._end))
+            self._handles = [model.register_forward_pre_hook(self._begin), model.register_forward_hook(self._end)]
 
     def stop(self) -> int:
         """Stop counting, and return the count."""
@@ -52,15 +51,19 @@ class FlopCounter:
         self._handles = []
         return self.counted
 
+    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        if is_trained(model):
+            self._listen()
+
     def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if model.training:  # and not an evaluation before the first step
+        if is_trained(model):
             self.stop()
 
     def _listen(self) -> None:
-        self._handles = [module.register_forward_hook(self._count) for module in self._hooked]
+        self._handles += [module.register_forward_hook(self._count) for module in self._hooked]
 
     def _count_apart(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not model.training:
+        if not is_trained(model):
             return
         self.stop()
         self._listen()
@@ -78,6 +81,11 @@ class FlopCounter:
             if not module.weight.requires_grad:
                 below = args[0].requires_grad or not torch.is_grad_enabled()  # a compiled model is counted without
                 self.saved += product * (1 if below else 2)
+
+
+def is_trained(model: nn.Module) -> bool:
+    """Whether the current forward pass has a backward pass: it is no evaluation, and it computes gradients."""
+    return model.training and torch.is_grad_enabled()
 
 
 def attention_flops(model: nn.Module) -> int:

@@ -41,7 +41,8 @@ class Monitor:
 
     Args:
         accelerator: reduces over its processes.
-        lengths: int64 [N], real tokens of each sample; None when samples are no sequences.
+        lengths: int64 [N], real tokens of each sample, or [N, k] if a sample has k sequences; None when samples are
+            no sequences.
         seconds_waited: the loader's running total of seconds spent waiting for data.
         state: the monitor's state in the checkpoint from which the run resumes; empty in a new run.
         model: the one that the loop calls, after `prepare`; hooks on it time data and gradients.

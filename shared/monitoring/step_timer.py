@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shared.monitoring.flops import is_trained
+
 PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
 
 BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
@@ -81,7 +83,8 @@ class PassTimer:
     communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
     of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
     bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown
-    (`sees_communication` is False).
+    (`sees_communication` is False). A forward pass without gradients, which shared/contrastive makes before the passes
+    of a step, counts as computation.
 
     Attributes:
         positions: rows x longest row, over the training batches of the model; rows where samples are not sequences.
@@ -93,6 +96,7 @@ class PassTimer:
         self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
         self._latest: Tensor | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        model.register_forward_hook(self._end_without_gradients)
         parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
         self._finding = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
 
@@ -108,8 +112,13 @@ class PassTimer:
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.training:  # without DDP's wrapper, evaluation calls this hook as well
             self.stopwatch.mark("data")
+        if is_trained(model):
             shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             self.positions += shape[0] * shape[1] if self.sequences else shape[0]
+
+    def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if model.training and not torch.is_grad_enabled():
+            self.stopwatch.mark("forward_backward")
 
     def _note(self, parameter: Tensor) -> None:
         self._latest = parameter

@@ -158,7 +158,8 @@ class TrainingRun(Generic[Config]):
         Args:
             evaluate: returns the scores on the validation data; {} if a signal interrupted it.
             best_by: the score that selects the best model.
-            lengths: int [N], real tokens of each sample; None if samples are not sequences.
+            lengths: int [N], real tokens of each sample, or [N, k] if a sample has k sequences; None if samples are
+                not sequences.
             card: the recipe's own rows of the launch card.
 
         Raises:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from shared.datasets import demo_texts
 from shared.datasets.prepared import build_once
-from shared.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,13 +51,7 @@ def load(progress: bool = True) -> "tuple[pa.Table, pa.Table]":
     """
     import pyarrow.parquet as pq
 
-    roots, versions, missing = demo_texts.installed()
-    if len(roots) < demo_texts.MIN_LIBRARIES:
-        raise UserError(
-            f"the embedded sources need {demo_texts.MIN_LIBRARIES} of {len(demo_texts.LIBRARIES)} libraries "
-            f"({', '.join(missing)} not installed): pip install -r requirements.txt, or use your own data with "
-            "--train_file"
-        )
+    roots, versions, _ = demo_texts.required()
 
     def build(folder: Path) -> None:
         if progress:
@@ -86,7 +79,7 @@ def gather(roots: Mapping[str, Path]) -> "tuple[pa.Table, pa.Table]":
             if path.stat().st_size <= MAX_BYTES:
                 for words, tags in tagged_functions(path.read_bytes()):
                     found.setdefault(" ".join(words), {"tokens": words, "tags": tags, "file": name})
-    order = sorted(found, key=lambda text: (demo_texts.unit_hash("order", text), text))
+    order = sorted(found, key=lambda text: (demo_texts.uniform_hash("order", text), text))
     held_out = [demo_texts.in_validation(found[text]["file"]) for text in order]
     parts = []
     for validation, most in ((False, TRAIN_TEXTS), (True, VALIDATION_TEXTS)):

@@ -29,8 +29,9 @@ from benchmarks import (
     techniques,
     utilisation,
 )
+from benchmarks import embeddings as embeddings_peers
 from benchmarks.harness import contestants, encoder_and_texts, launching, rounds
-from recipes import image_classification, mlm, nlp
+from recipes import embeddings, image_classification, mlm, nlp
 from shared.config import options
 
 
@@ -67,6 +68,12 @@ def test_the_masked_recipe_is_started_with_flags_that_it_knows():
     flags = mlm_peers.recipe_flags(Path("folder"))
     config = options.parse(mlm.Config, launching.flag_words(flags))
     assert (config.train_file, config.max_length, config.mlm_probability) == (("folder/train.parquet",), 512, 0.3)
+
+
+def test_the_embeddings_recipe_is_started_with_flags_that_it_knows():
+    flags = embeddings_peers.recipe_flags(Path("folder"))
+    config = options.parse(embeddings.Config, launching.flag_words(flags))
+    assert (config.train_file, config.max_length, config.temperature) == (("folder/train.parquet",), 128, 0.05)
 
 
 @pytest.mark.docs  # its command is in docs/performance.md

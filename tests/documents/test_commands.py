@@ -102,7 +102,8 @@ def make_files(flags, folder):
     """Write the .csv files that a command reads, with the columns that it names, and the images that these list."""
     given = {flag.removeprefix("--"): flags[i + 1] for i, flag in enumerate(flags[:-1]) if flag.startswith("--")}
     columns = [given.get("image_column_name") or given.get("text_column_names", "text")]
-    columns += [given.get("label_column_name", "label")]
+    several = re.search(r"--text_column_names \S+ (?!--)(\S+)", " ".join(flags))  # pairs of texts
+    columns += [several[1] if several else given.get("label_column_name", "label")]
     samples = [f"sample number {i} of many" for i in range(40)]
     for name in ("train_file", "validation_file"):
         if given.get(name, "").endswith(".csv"):
@@ -252,6 +253,7 @@ def test_a_recipe_trains_from_a_copy_of_the_files_that_its_docstring_lists(recip
     with (folder / "shared/errors.py").open("a") as module:
         module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
     data = [] if "train_dir" in field_types(config_class(recipe)) else texts
+    data = [*data, "--text_column_names", "text", "label"] if recipe.stem == "embeddings" else data
     _, flags = small([], recipe, [*map(str, data), "--output_dir", "run"])
     started = f"imported {folder}/shared/errors.py"
     if place:  # by its path; and as a module, with its folder in PYTHONPATH

@@ -44,6 +44,8 @@ def make(tmp_path):
         ("demo-mlm", "mlm", 1, ONE, 8192),
         ("demo-tags", "token_classification", 0, CPU, 2048),
         ("demo-tags", "token_classification", 1, ONE, 4096),
+        ("demo-embeddings", "embeddings", 0, CPU, 2048),
+        ("demo-embeddings", "embeddings", 1, ONE, 16384),
         ("demo-images", "image_classification", 0, CPU, 32),
         ("demo-images", "image_classification", 1, ONE, 32),  # batch norm depends on it
     ],
@@ -55,7 +57,7 @@ def test_a_gpu_gets_larger_micro_batches_of_texts_than_a_cpu(make, target, recip
     parsed = options.parse(runs.load_recipe(recipe).Config, words[script + 1 :])
     assert getattr(parsed, "max_tokens_per_micro_batch", parsed.per_device_train_batch_size) == budget
     if gpus:
-        longest = {"nlp": 96, "mlm": 128, "token_classification": 128, "image_classification": 0}[recipe]
+        longest = {"nlp": 96, "mlm": 128, "token_classification": 128, "embeddings": 2 * 64}.get(recipe, 0)
         assert budget >= parsed.global_batch_size * longest, "a step has several micro-batches"
 
 

@@ -58,11 +58,13 @@ class Recomputing(torch.nn.Module):
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 def test_recomputed_layers_count_once(accelerator, clock, again):
-    """This holds over several micro-batches and after an evaluation of the same model."""
+    """This holds over several micro-batches, and after an evaluation and a pass without gradients of the same model."""
     model = Recomputing(again)
     watch = monitor(accelerator, model=model)
     model.eval()(torch.zeros(7, 7))
     model.train()
+    with torch.no_grad():
+        model(torch.zeros(9, 9))
     real = 0
     for piece in plan(micro_batches=3).micro_batches(0):
         out = model(torch.zeros(len(piece.samples), int(LENGTHS[piece.samples].max())))

@@ -1,5 +1,8 @@
 """The runs that give the numbers in docs/exactness.md: their flags, and reference implementations for tests."""
 
+import csv
+from pathlib import Path
+
 import call_recipe
 import runs
 import torch
@@ -63,6 +66,42 @@ def mlm_runs(texts):
         "adam": [*tiny, *TWENTY_STEPS],
         "rows": [*tiny, *TWENTY_STEPS, "--no_packing"],
     }
+
+
+def embedding_runs(texts, folder):
+    """The command lines of the embeddings recipe's runs, by name."""
+    files = write_triplets(texts, folder)
+    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
+    pairs = [*files, *runs.TINY, "--text_column_names", "anchor", "positive"]
+    triplets = [*files, *runs.TINY, "--text_column_names", "anchor", "positive", "negative"]
+    every = ["--symmetric", "--matryoshka_dims", 32, 8, "--max_tokens_per_micro_batch", 144]
+    return {
+        "gradient": [*pairs, *ONE_STEP],
+        "adam": [*pairs, *TWENTY_STEPS],
+        "rows": [*pairs, *TWENTY_STEPS, "--no_packing", "--max_tokens_per_micro_batch", 576],
+        "dropout": [*triplets, *bert, *every, "--max_train_steps", 8, "--eval_steps", 8, "--logging_steps", 1],
+    }
+
+
+def write_triplets(texts, folder):
+    """Write the texts of `texts` as triplets: every other word, the remaining words, the next text; return the flags.
+
+    Every fourth row repeats an anchor or a positive.
+    """
+    flags = []
+    for flag, file in zip(texts[::2], texts[1::2], strict=True):
+        with Path(file).open(newline="") as opened:
+            words = [text.split() for text, _ in list(csv.reader(opened))[1:]]
+        rows = [[" ".join(each[::2]), " ".join(each[1::2])] for each in words]
+        for i in range(8, len(rows), 8):
+            rows[i][0], rows[i - 4][1] = rows[i - 1][0], rows[i - 5][1]
+        negatives = [" ".join(each) for each in (*words[1:], words[0])]
+        path = folder / Path(file).with_suffix(".triplets.csv").name
+        with path.open("w", newline="") as opened:
+            named = (("anchor", "positive", "negative"), *((*row, n) for row, n in zip(rows, negatives, strict=True)))
+            csv.writer(opened).writerows(named)
+        flags += [flag, path]
+    return flags
 
 
 def write_numbered_texts(folder):

@@ -30,7 +30,8 @@ WORLDS = (1, 2, 3)
 def configs(texts, tmp_path_factory):
     """{recipe: {name: command line}}."""
     nlp = exact_runs.nlp_runs(texts, tmp_path_factory.mktemp("exactness"))
-    return {"nlp": nlp, "mlm": exact_runs.mlm_runs(texts)}
+    embeddings = exact_runs.embedding_runs(texts, tmp_path_factory.mktemp("triplets"))
+    return {"nlp": nlp, "mlm": exact_runs.mlm_runs(texts), "embeddings": embeddings}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,19 @@ def mlm_outputs(configs, tmp_path_factory):
     shared = {name: flags for name, flags in configs["mlm"].items() if name != "rows"}
     chosen = {world: configs["mlm"] if world == 1 else shared for world in WORLDS}
     return {world: runs.run_many(world, chosen[world], folder, recipe="recipes/mlm.py") for world in WORLDS}
+
+
+@pytest.fixture(scope="module")
+def embeddings_outputs(configs, tmp_path_factory):
+    """The same for the embeddings recipe."""
+    folder, jobs = tmp_path_factory.mktemp("embeddings"), {1: ("adam", "rows", "dropout"), 2: ("adam", "dropout")}
+    jobs[3] = ("adam", "gradient")
+    return {
+        world: runs.run_many(
+            world, {n: configs["embeddings"][n] for n in names}, folder, recipe="recipes/embeddings.py"
+        )
+        for world, names in jobs.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,17 +96,20 @@ def outputs(request, recipe):
 ADAM = [("nlp", world, f"adam-{budget}", "adam-576") for budget in BUDGETS for world in WORLDS]
 ADAM += [("nlp", world, "packed", "adam-576") for world in WORLDS]
 ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "rows", "adam")]
+ADAM += [("embeddings", 2, "adam", "adam"), ("embeddings", 3, "adam", "adam"), ("embeddings", 1, "rows", "adam")]
+ADAM += [("embeddings", 2, "dropout", "dropout")]
 
 
 @pytest.mark.parametrize(("recipe", "world", "name", "reference"), ADAM)
 def test_weights_after_twenty_steps_are_equal_for_all_numbers_of_processes_budgets_and_packing(
     outputs, world, name, reference
 ):
-    assert runs.distance(runs.weights(outputs[world][name]), runs.weights(outputs[1][reference])) < 1e-5
+    found, expected = (runs.weights_that_learn(each) for each in (outputs[world][name], outputs[1][reference]))
+    assert runs.distance(found, expected) < 1e-5
 
 
 STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "packed", "epochs")]
-STORIES += [("mlm", "adam"), ("image", "dropout")]
+STORIES += [("mlm", "adam"), ("image", "dropout"), ("embeddings", "adam")]
 
 
 @pytest.mark.parametrize(("recipe", "name"), STORIES)
@@ -105,6 +122,7 @@ def test_metrics_are_equal_on_any_number_of_processes(outputs, recipe, name):
     assert losses[0] > 1.05 * losses[-1] or name == "dropout"
     close = ["loss", "grad_norm", "eval_loss"]
     close += ["eval_accuracy", "eval_top_5_accuracy", "eval_macro_f1"] if recipe == "image" else []
+    close += ["eval_ndcg_at_10", "eval_recall_at_10", "eval_mrr_at_10"] if recipe == "embeddings" else []
     for world in (2, 3):
         for key in ("step", "samples", "learning_rate", "skipped_updates"):
             assert values(world, key) == values(1, key), key
@@ -314,6 +332,29 @@ def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs
         assert found["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
         assert found["eval_accuracy"] == pytest.approx(hits.mean().item(), abs=1.5 / len(hits))
         assert found["eval_perplexity"] == pytest.approx(losses.mean().exp().item(), rel=1e-4)
+
+
+# Embeddings
+
+
+def test_the_gradient_of_an_embeddings_step_equals_that_of_one_pass_over_the_full_batch(configs, embeddings_outputs):
+    recipe = runs.load_recipe("embeddings")
+    config = options.parse(recipe.Config, list(map(str, configs["embeddings"]["gradient"])))
+    train, _, tokenizer = recipe.load_data(config)
+    model = recipe.build_model(config, tokenizer)
+    before = state_vector(model)
+    alone = SimpleNamespace(num_processes=1, process_index=0, is_fsdp2=False)
+    samples, epochs = Plan.of_run(config, alone, lengths=train.lengths, packed=True).global_batch(0)
+    rows = train.read_micro_batch(samples, epochs)
+    anchors, positives = F.normalize(model(**Padding(tokenizer.pad_token_id)(rows)).logits, dim=1).chunk(2)
+    ids, answers = (torch.from_numpy(train.digests_of(column)[samples]) for column in (0, 1))
+    known = ((ids[:, None] == ids) | (answers[:, None] == answers)) & ~torch.eye(len(ids), dtype=torch.bool)
+    assert known.any(), "the batch needs duplicates"
+    scores = (anchors @ positives.T / config.temperature).masked_fill(known, -torch.inf)
+    F.cross_entropy(scores, torch.arange(len(ids))).backward()
+    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
+    moved = runs.weights(embeddings_outputs[3]["gradient"]) - before
+    assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6
 
 
 # Images

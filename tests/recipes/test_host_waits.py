@@ -16,6 +16,7 @@ FLAGS = {
     "nlp": runs.TINY,
     "nlp packed": [*runs.TINY, "--packing"],
     "mlm": [*runs.TINY, "--max_tokens_per_micro_batch", "300"],
+    "embeddings": [*runs.TINY, "--text_column_names", "text", "label", "--symmetric"],
     "image_classification": [
         *(*runs.TINY_IMAGES, "--trivial_augment", "--color_jitter", "0.2", "--random_erasing", "0.5", "--cutmix", "1"),
     ],

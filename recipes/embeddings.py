@@ -1,0 +1,177 @@
+"""Train a text encoder to give similar texts similar embeddings, by contrastive learning from pairs or triplets.
+
+    accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/embeddings.py
+
+Without arguments it learns to find the source of a function by its docstring. With your own data and encoder:
+
+    ... recipes/embeddings.py --train_file pairs.csv --text_column_names query answer --model_name_or_path FOLDER
+
+Expected: @@RESULT@@
+To copy: this file and the folder shared/.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from shared.config.limits import Limits
+from shared.config.text_options import TextOptions
+from shared.contrastive import retrieval
+from shared.contrastive.gradient_cache import GradientCache
+from shared.contrastive.pooling import Pooling, add_pooling
+from shared.contrastive.ranking_loss import RankingLoss, check_dims
+from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
+from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_tuples
+from shared.encoders.new_encoders import new_encoder
+from shared.encoders.text_models import adapt_to_device
+from shared.monitoring import evaluation
+from shared.optimization import gradients
+from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.loading import Loader, feed
+from shared.plan.seeding import seed_dropout
+from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
+from shared.pretrained.tokenizers import load_tokenizer, share_padding
+from shared.run.command import run as run_command
+from shared.run.training_run import TrainingRun
+from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
+
+LOADING = (
+    "`SentenceTransformer(FOLDER)` of sentence-transformers loads this folder, with pooling and normalization. "
+    "`AutoModel` of transformers loads the encoder alone."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TextOptions):
+    """Sentence embeddings."""
+
+    text_column_names: tuple[str, ...] = ("anchor", "positive")
+    """Columns of the anchors, the positives and, if there are any, the hard negatives, in this order."""
+    max_length: int = 64
+    """Maximum number of tokens of a text; further ones are cut off."""
+    packing: bool = True
+    """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
+    pooling: Pooling = "mean"
+    """The embedding of a text: the mean over its tokens, or the first token."""
+    temperature: Annotated[float, Limits(above=0)] = 0.05
+    """Divides the cosines of embeddings in the loss. It is 1 / scale of sentence-transformers."""
+    symmetric: bool = False
+    """The loss is the mean of finding the positive of each anchor and of finding the anchor of each positive."""
+    matryoshka_dims: tuple[int, ...] | None = None
+    """The loss is the mean over these numbers of first dimensions, such as 128 64 32. None: all dimensions."""
+    global_batch_size: int | None = 128
+    """Samples per optimizer step, over all processes and micro-batches. All of them are negatives of each other."""
+    num_train_epochs: int = 2
+    """Passes over the training data."""
+    output_dir: str = "out/embeddings"
+    """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
+    learning_rate: float | None = None
+    """Peak learning rate, reached after the warm-up. None: 1e-3 for a new encoder, 5e-5 for a pretrained one."""
+    warmup_ratio: float | None = 0.06
+    """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
+
+    LEARNING_RATES: ClassVar = (1e-3, 5e-5)
+
+
+def main(config: Config) -> dict[str, float]:
+    with TrainingRun(config, load_data) as run:
+        accelerator, config = run.accelerator, run.config
+        if run.finished:
+            return run.results
+        dims = config.matryoshka_dims or ()
+        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, retrieval.names(dims)))
+        train, validation, tokenizer = load_data(config)
+        run.check_data(train, validation)
+        model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
+        collate, rows = pack_or_pad_tuples(model, train, validation, tokenizer, accelerator, config)
+        plan = Plan.of_run(config, accelerator, **collate.sizes(train))
+        loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
+        schedule = make_schedule(config, plan.total_steps)
+
+        def embed(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
+            """The embeddings of all texts of a micro-batch; each call draws the same dropout."""
+            seed_dropout(accelerator.device, config.seed, micro_batch.step, micro_batch.index)
+            return model(**{name: value for name, value in batch.items() if name != "digests"}).logits
+
+        cache = GradientCache(accelerator, plan, RankingLoss(config.temperature, config.symmetric, dims), embed)
+        width, compute_loss = model.config.hidden_size, cache.loss
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
+
+        data = f"{len(train):,} training and {len(validation):,} validation samples{rows}"
+        score = partial(evaluate, accelerator, config, model, width, plan, validation, collate)
+        run.start(score, best_by, lengths=train.text_lengths, card={"data": data})
+        for step in run.steps():
+            set_learning_rate(optimizer, schedule(step))
+            micro_batches = list(loader.micro_batches(step))
+            cache.fill(model, micro_batches)  # the first pass: the gradient of the loss for each embedding
+            for micro_batch, batch in micro_batches:
+                with nullcontext() if micro_batch.last else accelerator.no_sync(model):
+                    loss = compute_loss(micro_batch, batch)
+                    gradients.backward(accelerator, loss)
+                run.count(micro_batch, loss)
+            grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
+            skipped = step_if_finite(accelerator, optimizer, grad_norm)
+            gradients.set_to_none(parameters)
+            run.end_step(skipped, grad_norm, schedule(step))
+            run.evaluate_if_due()
+            run.save_if_due()
+        return run.finish(model, SentenceTokenizer(tokenizer, config.pooling, width, config.max_length), note=LOADING)
+
+
+def evaluate(
+    accelerator: Any, config: Config, model: Any, width: int, plan: Plan, data: TextTuples, collate: TupleCollate
+) -> dict[str, float]:
+    """Loss and retrieval scores: each anchor of `data` searches all positives; {} if a signal interrupted it."""
+    pad = collate.of_texts
+    batches = (
+        feed(plan.evaluation(pad.padded_lengths(texts.lengths)), texts, pad, accelerator.device)
+        for texts in data.columns
+    )
+    counts = [len(texts) for texts in data.columns]
+    if (found := retrieval.embed_texts(accelerator, model, batches, counts, width)) is None:
+        return {}
+    task = retrieval.Task.of_digests(*(data.digests_of(column) for column in (0, 1)))
+    scores = retrieval.evaluate(accelerator, *found, task, config.temperature, config.matryoshka_dims or ())
+    return {f"eval_{name}": value for name, value in scores.items()}
+
+
+# To train with your own data or model, replace the functions below.
+
+
+def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
+    """Training and validation data, and the tokenizer. Validation needs no hard negatives."""
+    columns = config.text_column_names
+    train, validation = load_tuples(config, columns)
+    if config.model_name_or_path:
+        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
+    else:
+        tokenizer = train_tokenizer(train, columns[:2], config.tokenizer_type, config.vocab_size, config.max_length)
+    data = tokenize_tuples(train, columns, tokenizer, config.max_length)
+    return data, tokenize_tuples(validation, columns[:2], tokenizer, config.max_length), tokenizer
+
+
+def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
+    """A pretrained encoder, or a new one without dropout; with the embeddings of texts as its output `logits`."""
+    torch.manual_seed(config.seed)
+    if config.model_name_or_path:
+        check_modules(config.model_name_or_path, config.pooling)
+        model = load_pretrained("AutoModel", config.model_name_or_path, config.revision)
+    else:
+        model = new_encoder("AutoModel", config, tokenizer)
+    share_padding(tokenizer, model)
+    check_vocabulary(tokenizer, model.config.vocab_size)
+    check_max_length(config.max_length, model.config)
+    check_dims(config.matryoshka_dims or (), model.config.hidden_size)
+    add_pooling(model, config.pooling)
+    if config.gradient_checkpointing:
+        checkpoint_activations(model)
+    return model
+
+
+if __name__ == "__main__":
+    run_command(main, Config)

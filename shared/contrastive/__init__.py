@@ -1,0 +1,4 @@
+"""Sentence embeddings: tuples of texts, pooling, the ranking loss and its cached gradients, retrieval scores.
+
+May import: monitoring and below.
+"""

@@ -1,0 +1,102 @@
+"""Gradients of a contrastive loss whose negatives are the whole global batch, computed in micro-batches.
+
+GradCache (Gao et al., 2021, arXiv:2101.06983). The loss of a sample depends on all texts of the batch, whose
+activations together may not fit into memory. The first pass computes the embeddings of all micro-batches without a
+graph. From the embeddings of all processes, in the order of the plan, each process computes the loss and its gradient
+with respect to each embedding. The second pass computes each micro-batch again, with the same dropout, and propagates
+the gradients of its embeddings back. The sum of these gradients is the gradient of one pass over the whole batch.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.contrastive.ranking_loss import RankingLoss
+from shared.errors import UserError
+from shared.plan.batches import MicroBatch, Plan
+
+Batch = dict[str, Any]
+
+
+class GradientCache:
+    """The embeddings of a step and the gradient of its loss with respect to them.
+
+    Args:
+        accelerator: has the device and the processes.
+        plan: of the run.
+        loss: of a batch of embeddings.
+        embed: returns the embeddings [texts * rows, width] of a micro-batch, first those of all anchors, then those of
+            all positives; the same in each call, also with dropout.
+
+    Raises:
+        UserError: the global batch has one sample, or more samples than the data.
+    """
+
+    def __init__(
+        self, accelerator: Any, plan: Plan, loss: RankingLoss, embed: Callable[[MicroBatch, Batch], Tensor]
+    ) -> None:
+        size = plan.global_batch_size
+        if size == 1:
+            raise UserError(
+                "--global_batch_size 1: the negatives of a sample are the other samples of its batch: use 2 or more"
+            )
+        if size > plan.num_samples:
+            raise UserError(
+                f"--global_batch_size {size} is larger than the training data ({plan.num_samples:,} samples), so a "
+                f"batch would have the same sample twice: lower it to {plan.num_samples} or less"
+            )
+        self.accelerator, self.ranking_loss, self._embed = accelerator, loss, embed
+        self.losses = self.gradient = torch.empty(0)  # of the current step: [G] and [texts, G, width]
+        self._kept: dict[int, Tensor] = {}  # embeddings with their graph, by the number of the micro-batch
+
+    def embed(self, micro_batch: MicroBatch, batch: Batch) -> Tensor:
+        """The embeddings of a micro-batch, [texts, rows, width], in float32 or float64."""
+        found = self._embed(micro_batch, batch)
+        found = found.to(torch.promote_types(found.dtype, torch.float32))
+        return found.view(*batch["digests"].shape, -1)
+
+    def fill(self, model: nn.Module, micro_batches: Sequence[tuple[MicroBatch, Batch]]) -> None:
+        """Compute the embeddings of a step on all processes, and the gradient of its loss with respect to them.
+
+        Call it on every process with its micro-batches of the step. The first micro-batch is computed last and keeps
+        its graph for the second pass, which begins with it. So the memory is that of one micro-batch, and a process
+        with a single micro-batch computes it only once.
+        """
+        first, *others = micro_batches
+        with torch.no_grad():
+            found = [self.embed(*each) for each in others]
+        with self.accelerator.no_sync(model) if others else nullcontext():
+            self._kept = {first[0].index: self.embed(*first)}
+        found = [*(each.detach() for each in self._kept.values()), *found]
+
+        size = int(first[0].step_size)
+        table = found[0].new_zeros(found[0].shape[0], size, found[0].shape[2])
+        digests = torch.zeros(table.shape[:2], dtype=torch.int64, device=table.device)
+        for (micro_batch, batch), embeddings in zip(micro_batches, found, strict=True):
+            if micro_batch.counted:
+                place = slice(micro_batch.start, micro_batch.start + len(micro_batch.samples))
+                table[:, place], digests[:, place] = embeddings, batch["digests"]
+        if self.accelerator.num_processes > 1:  # each place is filled on one process and zero on the others
+            torch.distributed.all_reduce(table)
+            torch.distributed.all_reduce(digests)
+        self.losses, self.gradient = self.ranking_loss.with_gradient(table, digests)
+
+    def loss(self, micro_batch: MicroBatch, batch: Batch) -> Tensor:
+        """The contribution of a micro-batch to the mean loss of its global batch.
+
+        Its gradients, summed over all micro-batches, are those of the mean loss. Before the first call of `fill`, which
+        means in the passes that a run discards, the micro-batch is a batch of its own.
+        """
+        if not len(self.losses):
+            return self.ranking_loss.of_samples(self.embed(micro_batch, batch), batch["digests"]).mean()
+        kept = self._kept.pop(micro_batch.index, None)
+        embeddings = self.embed(micro_batch, batch) if kept is None else kept
+        if not micro_batch.counted:
+            return embeddings.sum() * 0
+        place = slice(micro_batch.start, micro_batch.start + len(micro_batch.samples))
+        loss = self.losses[place].sum() / micro_batch.normalizer
+        backward_through = (embeddings * self.gradient[:, place]).sum()
+        return loss + backward_through - backward_through.detach()

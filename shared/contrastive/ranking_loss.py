@@ -1,0 +1,92 @@
+"""The multiple-negatives ranking loss, also called InfoNCE: the positive of a text among all texts of its batch.
+
+Henderson et al., 2017 (arXiv:1705.00652); van den Oord et al., 2018 (arXiv:1807.03748). A batch of G samples has the
+anchors a, the positives p and, optionally, the hard negatives n. The loss of sample i is the cross entropy of
+
+    softmax over j of cosine(a_i, c_j) / temperature,  candidates c = (p_1, ..., p_G, n_1, ..., n_G)
+
+for the candidate p_i. A candidate that is known to fit a_i is no negative, and is left out: another p_j if a_j or p_j
+is the same text as a_i or p_i, and an n_j that is the same text as p_i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shared.errors import UserError
+
+SCORES_AT_ONCE = 2**24  # similarities that are computed at once: 64 MiB, and several times as much with their graph
+
+
+def check_dims(dims: Sequence[int], width: int) -> None:
+    """Check --matryoshka_dims for embeddings of `width` dimensions.
+
+    Raises:
+        UserError: one of them exceeds the width, or is given twice.
+    """
+    given = f"--matryoshka_dims {' '.join(map(str, dims))}"
+    if any(dim > width for dim in dims):
+        raise UserError(f"{given}: the embeddings have {width} dimensions: use numbers up to {width}")
+    if len({*dims}) < len(dims):
+        raise UserError(f"{given}: give each number once")
+
+
+@dataclass(frozen=True)
+class RankingLoss:
+    """The loss of a batch of embeddings.
+
+    Attributes:
+        temperature: divides the cosines.
+        symmetric: the mean of this loss and of the loss of finding the anchor of each positive among all anchors.
+        dims: the mean of the losses of the first d dimensions of the embeddings, for each d: Matryoshka representation
+            learning (Kusupati et al., 2022, arXiv:2205.13147). Empty: the loss of all dimensions.
+    """
+
+    temperature: float
+    symmetric: bool = False
+    dims: tuple[int, ...] = ()
+
+    def of_samples(self, embeddings: Tensor, digests: Tensor, first: int = 0, end: int | None = None) -> Tensor:
+        """The losses of the samples `first` to `end` of a batch, [end - first].
+
+        Args:
+            embeddings: [texts, G, width]: anchors, positives and, optionally, hard negatives. Not normalized.
+            digests: int64 [texts, G], equal for equal texts.
+        """
+        rows = slice(first, embeddings.shape[1] if end is None else end)
+        own = torch.arange(embeddings.shape[1], device=embeddings.device)
+        same = (digests[0, rows, None] == digests[0]) | (digests[1, rows, None] == digests[1])
+        same &= own[rows, None] != own
+        left_out = [same, *(digests[1, rows, None] == negatives for negatives in digests[2:])]
+        losses = []
+        for dim in self.dims or (embeddings.shape[2],):
+            anchors, *candidates = F.normalize(embeddings[..., :dim], dim=-1)
+            loss = self._cross_entropy(anchors[rows], torch.cat(candidates), torch.cat(left_out, 1), own[rows])
+            if self.symmetric:
+                loss = (loss + self._cross_entropy(candidates[0][rows], anchors, same, own[rows])) / 2
+            losses.append(loss)
+        return torch.stack(losses).mean(0)
+
+    def _cross_entropy(self, queries: Tensor, candidates: Tensor, left_out: Tensor, targets: Tensor) -> Tensor:
+        """Losses [rows] of normalized queries [rows, dim] that look for the candidates [n, dim] at `targets` [rows]."""
+        scores = (queries @ candidates.T / self.temperature).masked_fill(left_out, -torch.inf)
+        return F.cross_entropy(scores, targets, reduction="none")
+
+    def with_gradient(self, embeddings: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
+        """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`.
+
+        At most SCORES_AT_ONCE similarities are in memory at a time, besides those of one sample.
+        """
+        texts, size, _ = embeddings.shape
+        leaf, losses = embeddings.detach().requires_grad_(), []
+        at_once = max(1, SCORES_AT_ONCE // (size * (texts - 1)))
+        with torch.enable_grad():
+            for first in range(0, size, at_once):
+                part = self.of_samples(leaf, digests, first, min(first + at_once, size))
+                (part.sum() / size).backward()
+                losses.append(part.detach())
+        assert leaf.grad is not None
+        return torch.cat(losses), leaf.grad

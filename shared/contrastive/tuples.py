@@ -1,0 +1,175 @@
+"""Samples of two or three texts each: an anchor, its positive and, optionally, a hard negative."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from shared.config.options import Options
+from shared.datasets.prepared import build_once
+from shared.datasets.rows import named
+from shared.datasets.tables import limited, load_tables
+from shared.encoders.packed_texts import PackedTexts
+from shared.encoders.packing import packing_is_exact, use_packed_attention
+from shared.encoders.padding import pad_rows
+from shared.errors import UserError
+from shared.models.self_check import text_batch
+from shared.plan.hashing import hash64
+from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
+
+FLAG = "--text_column_names"
+ROWS_AT_ONCE = 10_000  # texts whose digests are computed at once
+
+
+def load_tuples(config: Options, columns: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+    """The training and validation rows; by default, the docstrings and sources of functions of installed libraries.
+
+    Raises:
+        UserError: the data cannot be read, or `columns` are not two or three different ones.
+    """
+    given = f"{FLAG} {' '.join(columns)}"
+    if len(columns) not in (2, 3):
+        raise UserError(f"{given}: name the columns of the anchors, the positives and, optionally, the hard negatives")
+    if len({*columns}) < len(columns):
+        raise UserError(f"{given}: the texts of a sample need different columns: name each column once")
+    if config.train_file or config.dataset_name:
+        train, validation = load_tables(config, columns, ())
+    else:
+        from shared.contrastive import demo_pairs
+
+        train, validation = (named(table, "the embedded functions") for table in demo_pairs.load())
+    return limited((train, validation), config)
+
+
+def tokenize_tuples(table: pa.Table, columns: Sequence[str], tokenizer: Any, max_length: int) -> "TextTuples":
+    """The tokens of the texts in `columns`, each truncated to `max_length` by the tokenizer.
+
+    Raises:
+        UserError: see `tokenize`.
+    """
+    return TextTuples([tokenize(table, (column,), tokenizer, max_length) for column in columns])
+
+
+class TextTuples(Dataset):
+    """The texts of several columns; sample i has text i of each column.
+
+    Attributes:
+        columns: the texts of each column.
+        text_lengths: int32 [N, texts], the tokens of each text. A memory map, like the next two.
+        lengths: int32 [N], the tokens of all texts of each sample together.
+        longest: int32 [N], the tokens of the longest text of each sample.
+    """
+
+    draws_random = False
+
+    def __init__(self, columns: Sequence[TokenizedText]) -> None:
+        self.columns = tuple(columns)
+        name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
+
+        def build(folder: Path) -> None:
+            lengths = np.stack([texts.lengths for texts in self.columns], axis=1)
+            np.save(folder / "text_lengths.npy", lengths)
+            np.save(folder / "lengths.npy", lengths.sum(1, dtype=np.int32))
+            np.save(folder / "longest.npy", lengths.max(1))
+
+        folder = build_once(f"tuples-{name}", build)
+        self.text_lengths, self.lengths, self.longest = (
+            np.load(folder / f"{each}.npy", mmap_mode="r").view(np.ndarray)
+            for each in ("text_lengths", "lengths", "longest")
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> tuple[Item, ...]:
+        return tuple(texts[row] for texts in self.columns)
+
+    def read_micro_batch(self, samples: NDArray[np.int64], epochs: NDArray[np.int64]) -> Rows:
+        """The texts of `samples` as one array of each kind: all anchors, then all positives, then all negatives."""
+        lengths, tokens, types, _ = zip(*(c.read_micro_batch(samples, epochs) for c in self.columns), strict=True)
+        return (
+            np.concatenate(lengths),
+            np.concatenate(tokens),
+            None if types[0] is None else np.concatenate(types),
+            None,
+        )
+
+    def digests_of(self, column: int) -> NDArray[np.int64]:
+        """The digests of all texts of a column, int64 [N]; see `text_digests`."""
+        texts, found = self.columns[column], []
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            rows = np.arange(start, min(start + ROWS_AT_ONCE, len(self)))
+            lengths, tokens, *_ = texts.read_micro_batch(rows, rows)
+            found.append(text_digests(tokens, lengths))
+        return np.concatenate(found)
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.columns,)
+
+    def digest(self) -> str:
+        """A digest of the tokens."""
+        return hashlib.blake2b("".join(c.digest() for c in self.columns).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class TupleCollate:
+    """Collates samples of `TextTuples`: packed into one row, or one text per row with padding.
+
+    Attributes:
+        of_texts: collates texts of a single column.
+        texts: texts per sample.
+    """
+
+    of_texts: Padding | PackedTexts
+    texts: int
+
+    def __call__(self, rows: Rows) -> dict[str, Any]:
+        """The batch of the model, and `digests`, int64 [texts, samples]."""
+        lengths, tokens, *_ = rows
+        return self.of_texts(rows) | {"digests": torch.from_numpy(text_digests(tokens, lengths)).view(self.texts, -1)}
+
+    def sizes(self, data: TextTuples) -> dict[str, Any]:
+        """The arguments of `Plan` for the cost of a sample: its tokens, or all its texts padded to the longest one."""
+        if isinstance(self.of_texts, PackedTexts):
+            return {"lengths": data.lengths, "packed": True}
+        padding = self.of_texts
+        return {"lengths": data.longest, "padded": lambda lengths: self.texts * padding.padded_lengths(lengths)}
+
+
+def text_digests(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A 64-bit digest of the tokens of each text, int64 [texts]; `tokens` [T] are those of all texts.
+
+    Texts are compared by the tokens that the model gets: texts that differ only after --max_length are the same.
+    """
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(tokens)) - starts.repeat(lengths)
+    mixed = hash64(places.astype(np.uint64), tokens.astype(np.uint64))
+    return hash64(np.add.reduceat(mixed, starts)).view(np.int64)
+
+
+def pack_or_pad_tuples(
+    model: Any, train: TextTuples, validation: TextTuples, tokenizer: Any, accelerator: Any, config: Any
+) -> tuple[TupleCollate, str]:
+    """The collate function of samples according to --packing, and a description for the user.
+
+    If a model cannot be packed exactly, each text has its own row, with padding.
+
+    Raises:
+        UserError: see `pad_rows`.
+    """
+    if config.packing:
+        padded = text_batch(model.config)
+        rows = zip(padded["input_ids"], padded["attention_mask"].bool(), strict=True)
+        if packing_is_exact(model, [ids[real].numpy() for ids, real in rows], PackedTexts):
+            how = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
+            return TupleCollate(PackedTexts.for_model(model.config), len(train.columns)), f"; {how}"
+    of_texts, padding = pad_rows(model, train.columns[0], validation.columns[0], tokenizer, config)
+    why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
+    return TupleCollate(of_texts, len(train.columns)), why + padding

@@ -1,0 +1,130 @@
+"""Cached gradients equal those of one pass over the whole batch, for any cut into micro-batches, with dropout."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.contrastive.gradient_cache import GradientCache
+from shared.contrastive.ranking_loss import RankingLoss
+from shared.errors import UserError
+from shared.plan.batches import Plan
+from shared.plan.seeding import seed_dropout
+
+WIDTH = 5
+ACCELERATOR = SimpleNamespace(num_processes=1, no_sync=lambda model: nullcontext())
+
+
+class Encoder(torch.nn.Module):
+    """Two layers with dropout; counts its forward passes with a graph and without."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Dropout(dropout))
+        self.head = torch.nn.Linear(8, WIDTH)
+        self.double()
+        self.passes = {True: 0, False: 0}
+
+    def forward(self, rows):
+        self.passes[torch.is_grad_enabled()] += 1
+        return self.head(self.layers(rows))
+
+
+def plan_of(size, micro_batches, samples=40):
+    return Plan(num_samples=samples, seed=1, global_batch_size=size, max_steps=3, micro_batches=micro_batches)
+
+
+def gradient_of(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def texts_of(kinds, samples):
+    """The features of each text [kinds, samples, 4]; some samples have the same texts."""
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(kinds, samples, 4, dtype=torch.float64, generator=generator)
+
+
+def batch_of(texts, samples):
+    part = texts[:, torch.from_numpy(samples)]
+    return {"rows": part.flatten(0, 1), "digests": (part[..., 0] * 1e6).long()}
+
+
+@settings(max_examples=30)
+@given(
+    kinds=st.integers(2, 3),
+    size=st.integers(2, 12),
+    micro_batches=st.integers(1, 12),
+    dropout=st.sampled_from([0.0, 0.5]),
+    symmetric=st.booleans(),
+)
+def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
+    kinds, size, micro_batches, dropout, symmetric
+):
+    plan = plan_of(size, min(micro_batches, size))
+    texts, loss, model = texts_of(kinds, plan.num_samples), RankingLoss(0.1, symmetric), Encoder(dropout)
+
+    def embed(micro_batch, batch):
+        seed_dropout(torch.device("cpu"), 0, micro_batch.step, micro_batch.index)
+        return model(batch["rows"])
+
+    cache = GradientCache(ACCELERATOR, plan, loss, embed)
+    for step in range(3):
+        pieces = [(piece, batch_of(texts, piece.samples)) for piece in plan.micro_batches(step)]
+        model.passes = {True: 0, False: 0}
+        cache.fill(model, pieces)
+        losses = [cache.loss(*each) for each in pieces]
+        for share in losses:
+            share.backward()
+        assert model.passes == {True: len(pieces), False: len(pieces) - 1}
+        found = gradient_of(model)
+        model.zero_grad()
+
+        whole = torch.cat([embed(*each).view(kinds, -1, WIDTH) for each in pieces], dim=1)
+        expected = loss.of_samples(whole, torch.cat([batch["digests"] for _, batch in pieces], dim=1)).mean()
+        expected.backward()
+        assert torch.allclose(found, gradient_of(model), rtol=1e-9, atol=1e-12)
+        assert float(sum(losses)) == pytest.approx(float(expected))
+        model.zero_grad()
+
+
+def test_a_repeated_micro_batch_has_neither_loss_nor_gradient():
+    """Under FSDP, a process without a micro-batch of its own repeats one."""
+    plan = Plan(num_samples=9, seed=1, global_batch_size=9, max_steps=1, micro_batches=1, num_processes=1)
+    texts, model = texts_of(2, 9), Encoder(0.0)
+    (piece,) = plan.micro_batches(0)
+    repeat = SimpleNamespace(
+        index=1, counted=False, step=0, samples=piece.samples[-1:], start=piece.start, step_size=9, last=True
+    )
+    pieces = [(piece, batch_of(texts, piece.samples)), (repeat, batch_of(texts, repeat.samples))]
+    cache = GradientCache(ACCELERATOR, plan, RankingLoss(0.1), lambda _, batch: model(batch["rows"]))
+    cache.fill(model, pieces)
+    share, nothing = (cache.loss(*each) for each in pieces)
+    nothing.backward()
+    assert float(nothing) == 0
+    assert not gradient_of(model).any()
+    assert float(share) > 0
+
+
+def test_before_the_first_step_a_micro_batch_is_a_batch_of_its_own():
+    plan, texts, model, loss = plan_of(8, 2), texts_of(2, 40), Encoder(0.0), RankingLoss(0.1)
+    piece = plan.micro_batches(0)[1]
+    batch = batch_of(texts, piece.samples)
+    cache = GradientCache(ACCELERATOR, plan, loss, lambda _, batch: model(batch["rows"]))
+    alone = loss.of_samples(model(batch["rows"]).view(2, 4, WIDTH), batch["digests"]).mean()
+    assert float(cache.loss(piece, batch)) == float(alone)
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (1, "--global_batch_size 1: the negatives of a sample are the other samples of its batch: use 2 or more"),
+        (41, r"--global_batch_size 41 is larger than the training data \(40 samples\).*: lower it to 40 or less"),
+    ],
+)
+def test_a_global_batch_without_negatives_or_larger_than_the_data_is_refused(size, message):
+    with pytest.raises(UserError, match=message):
+        GradientCache(ACCELERATOR, plan_of(size, 1), RankingLoss(0.1), lambda *_: None)

@@ -1,0 +1,91 @@
+"""The ranking loss against a second implementation, sample by sample, and its gradient in parts."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.contrastive import ranking_loss
+from shared.contrastive.ranking_loss import RankingLoss, check_dims
+from shared.errors import UserError
+
+
+def cosine(one, other):
+    return float(one @ other / (one.norm() * other.norm()))
+
+
+def cross_entropy(own, others, temperature):
+    return math.log(sum(math.exp(score / temperature) for score in (own, *others))) - own / temperature
+
+
+def expected(embeddings, texts, temperature, symmetric=False, dims=()):
+    """The loss of each sample by its definition; `texts` has the names of the texts [kinds][samples]."""
+    means = []
+    for dim in dims or (embeddings.shape[2],):
+        anchors, positives, *negatives = embeddings[..., :dim]
+        losses = []
+        for i in range(len(anchors)):
+            unknown = [j for j in range(len(anchors)) if texts[0][j] != texts[0][i] and texts[1][j] != texts[1][i]]
+            others = [cosine(anchors[i], positives[j]) for j in unknown]
+            for kind in range(len(negatives)):
+                named = enumerate(texts[2 + kind])
+                others += [cosine(anchors[i], negatives[kind][j]) for j, text in named if text != texts[1][i]]
+            own = cosine(anchors[i], positives[i])
+            loss = cross_entropy(own, others, temperature)
+            if symmetric:
+                back = cross_entropy(own, [cosine(positives[i], anchors[j]) for j in unknown], temperature)
+                loss = (loss + back) / 2
+            losses.append(loss)
+        means.append(torch.tensor(losses, dtype=torch.float64))
+    return torch.stack(means).mean(0)
+
+
+@st.composite
+def batches(draw):
+    """Embeddings [kinds, samples, 6] in float64, and names of their texts with many duplicates."""
+    kinds, samples = draw(st.integers(2, 4)), draw(st.integers(1, 7))
+    texts = draw(
+        st.lists(st.lists(st.integers(0, 5), min_size=samples, max_size=samples), min_size=kinds, max_size=kinds)
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    return torch.randn(kinds, samples, 6, dtype=torch.float64, generator=generator), torch.tensor(texts)
+
+
+@settings(max_examples=60)
+@given(batches(), st.booleans(), st.sampled_from([(), (6,), (6, 3, 2)]))
+def test_the_loss_of_each_sample_is_its_definition(batch, symmetric, dims):
+    embeddings, texts = batch
+    found = RankingLoss(0.2, symmetric, dims).of_samples(embeddings, texts)
+    assert torch.allclose(found, expected(embeddings, texts.tolist(), 0.2, symmetric, dims), rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=40)
+@given(batches(), st.booleans(), st.integers(1, 60))
+def test_the_gradient_in_parts_is_that_of_the_mean_of_all_losses(batch, symmetric, at_once):
+    embeddings, texts = batch
+    loss = RankingLoss(0.2, symmetric, (6, 3))
+    whole = embeddings.clone().requires_grad_()
+    loss.of_samples(whole, texts).mean().backward()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking_loss, "SCORES_AT_ONCE", at_once)
+        losses, gradient = loss.with_gradient(embeddings, texts)
+    assert torch.allclose(gradient, whole.grad, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(losses, loss.of_samples(embeddings, texts), rtol=1e-12)
+    assert not embeddings.requires_grad
+
+
+def test_a_sample_whose_negatives_are_all_left_out_has_neither_loss_nor_gradient():
+    embeddings = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    losses, gradient = RankingLoss(0.05).with_gradient(embeddings, torch.tensor([[7, 7, 7], [1, 2, 3]]))
+    assert not losses.any()
+    assert not gradient.any()
+
+
+def test_dimensions_beyond_the_width_or_given_twice_are_refused():
+    check_dims((64, 32), 64)
+    with pytest.raises(UserError, match="--matryoshka_dims 65 8: the embeddings have 64 dimensions"):
+        check_dims((65, 8), 64)
+    with pytest.raises(UserError, match="--matryoshka_dims 8 8: give each number once"):
+        check_dims((8, 8), 64)

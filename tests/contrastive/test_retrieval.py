@@ -1,0 +1,82 @@
+"""Retrieval scores against a second implementation, query by query, and their independence of the parts."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.contrastive import retrieval
+
+ALONE = SimpleNamespace(
+    num_processes=1, process_index=0, device=torch.device("cpu"), reduce=lambda table, reduction: table
+)
+
+
+def normalized(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def expected(anchors, positives, anchor_names, positive_names, temperature):
+    """The loss and scores by their definitions: equal texts are one query or one document."""
+    queries, documents = (
+        dict(zip(reversed(names), reversed(normalized(rows)), strict=True))
+        for names, rows in ((anchor_names, anchors), (positive_names, positives))
+    )
+    losses, scores = [], []
+    for query, vector in queries.items():
+        found = {name: float(row @ vector) for name, row in documents.items()}
+        fits = {p for a, p in zip(anchor_names, positive_names, strict=True) if a == query}
+        others = [math.exp(score / temperature) for name, score in found.items() if name not in fits]
+        losses += [math.log(math.exp(found[p] / temperature) + sum(others)) - found[p] / temperature for p in fits]
+        hits = [name in fits for name in sorted(found, key=found.get, reverse=True)[:10]]
+        gain = sum(1 / math.log2(2 + place) for place, hit in enumerate(hits) if hit)
+        ideal = sum(1 / math.log2(2 + place) for place in range(min(10, len(fits))))
+        first = 1 / (1 + hits.index(True)) if any(hits) else 0
+        scores.append((gain / ideal, sum(hits) / len(fits), first))
+    return dict(zip(("loss", *retrieval.NAMES), (np.mean(losses), *np.mean(scores, axis=0)), strict=True))
+
+
+@st.composite
+def tasks(draw):
+    """Embeddings of anchors and positives, and the names of their texts, which repeat."""
+    size = draw(st.integers(1, 30))
+    names = [draw(st.lists(st.integers(0, 20), min_size=size, max_size=size)) for _ in range(2)]
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
+    vectors = [torch.randn(21, 4, generator=generator)[each] for each in names]  # equal texts, equal embeddings
+    return vectors, names
+
+
+@settings(max_examples=60)
+@given(tasks(), st.integers(1, 200))
+def test_the_scores_are_their_definitions(task, at_once):
+    (anchors, positives), names = task
+    described = retrieval.Task.of_digests(*map(np.array, names))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrieval, "SCORES_AT_ONCE", at_once)
+        found = retrieval.evaluate(ALONE, anchors, positives, described, 0.5, (2,))
+    want = expected(anchors.double().numpy(), positives.double().numpy(), *names, 0.5)
+    want["ndcg_at_10_dim_2"] = expected(anchors[:, :2].numpy(), positives[:, :2].numpy(), *names, 0.5)["ndcg_at_10"]
+    assert found == pytest.approx(want, rel=1e-5, abs=1e-6)
+    assert tuple(found) == ("loss", *retrieval.names((2,)))
+
+
+def test_several_processes_compute_the_same_scores_as_one(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    anchors, positives = torch.randn(2, 50, 8, generator=generator)
+    task = retrieval.Task.of_digests(np.arange(50), np.arange(50) // 2)
+    monkeypatch.setattr(retrieval, "SCORES_AT_ONCE", 7 * 25)  # eight parts of seven queries
+    alone = retrieval.evaluate(ALONE, anchors, positives, task, 0.1)
+    gathered = []
+    monkeypatch.setattr(
+        retrieval, "gather_rows", lambda _, numbers, rows, total: gathered.append((numbers, rows)) or rows
+    )
+    for rank in range(3):
+        process = SimpleNamespace(num_processes=3, process_index=rank, device=torch.device("cpu"))
+        retrieval.evaluate(process, anchors, positives, task, 0.1)
+    numbers, rows = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+    assert sorted(numbers) == list(range(50))
+    assert rows[:, 1:].mean(0).tolist() == pytest.approx([alone[name] for name in retrieval.NAMES], rel=1e-12)

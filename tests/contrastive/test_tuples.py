@@ -1,0 +1,164 @@
+"""Samples of several texts: reading, digests, costs, packing and padding, pooling."""
+
+import csv
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.config.options import Options
+from shared.contrastive.pooling import add_pooling
+from shared.contrastive.tuples import (
+    TupleCollate,
+    load_tuples,
+    pack_or_pad_tuples,
+    text_digests,
+    tokenize_tuples,
+)
+from shared.encoders.packed_texts import PackedTexts
+from shared.errors import UserError
+from shared.text.tokenized import Padding, train_tokenizer
+
+COLUMNS = ("query", "answer", "other")
+ROWS = [
+    (f"question number {i % 7} about {'several ' * (i % 4)}things", f"answer {i} of many", f"wrong answer {i % 3}")
+    for i in range(24)
+]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tuples") / "triplets.csv"
+    with path.open("w", newline="") as opened:
+        csv.writer(opened).writerows([COLUMNS, *ROWS])
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(file):
+    """(training data, validation data, tokenizer) of the file."""
+    train, validation = load_tuples(Options(train_file=(str(file),)), COLUMNS)
+    tokenizer = train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
+    return *(tokenize_tuples(table, COLUMNS, tokenizer, 16) for table in (train, validation)), tokenizer
+
+
+def bert(tokenizer, **changes):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertModel(BertConfig(vocab_size=len(tokenizer), initializer_range=0.5, **sizes, **changes)).eval()
+
+
+def test_a_sample_has_the_tokens_of_its_texts(data):
+    train, _, tokenizer = data
+    assert len(train) == 22  # two of 24 rows are held out
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids, _, _ in train[0]]
+    assert any(list(row) == texts for row in ROWS)
+    lengths = [[len(ids) for ids, _, _ in train[i]] for i in range(len(train))]
+    assert train.text_lengths.tolist() == lengths
+    assert train.lengths.tolist() == [sum(each) for each in lengths]
+    assert train.longest.tolist() == [max(each) for each in lengths]
+    copy = pickle.loads(pickle.dumps(train))
+    assert copy.digest() == train.digest() != data[1].digest()
+
+
+def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(data):
+    train, _, tokenizer = data
+    samples = np.array([5, 0, 3])
+    lengths, tokens, types, targets = train.read_micro_batch(samples, samples)
+    expected = [train[i][column][0] for column in range(3) for i in samples]
+    assert tokens.tolist() == np.concatenate(expected).tolist()
+    assert lengths.tolist() == list(map(len, expected))
+    assert types is targets is None
+    batch = TupleCollate(Padding(tokenizer.pad_token_id), 3)((lengths, tokens, types, targets))
+    assert batch["input_ids"].shape == (9, max(lengths))
+    assert batch["digests"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=20))
+def test_texts_have_the_same_digest_exactly_if_they_have_the_same_tokens(texts):
+    found = text_digests(np.concatenate(texts).astype(np.uint16), np.array(list(map(len, texts))))
+    assert len(set(found.tolist())) == len(set(map(tuple, texts)))
+    assert all((found[i] == found[j]) == (texts[i] == texts[j]) for i in range(len(texts)) for j in range(i))
+
+
+def test_the_cost_of_a_sample_is_what_its_texts_take_in_a_batch(data):
+    train, _, tokenizer = data
+    packed = TupleCollate(PackedTexts(), 3).sizes(train)
+    assert packed["packed"]
+    assert packed["lengths"] is train.lengths
+    padded = TupleCollate(Padding(tokenizer.pad_token_id, 8), 3).sizes(train)
+    longest = padded["padded"](padded["lengths"].astype(np.int64))
+    assert longest.tolist() == [3 * 8 * -(-length // 8) for length in train.longest]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, pooling):
+    train, validation, tokenizer = data
+    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=16)
+    accelerator = SimpleNamespace(device=torch.device("cpu"))
+    texts = [ids.astype(np.int64) for i in range(4) for ids, _, _ in train[i]]
+    with torch.no_grad():
+        plain = bert(tokenizer)
+        hidden = [plain(input_ids=torch.from_numpy(ids)[None]).last_hidden_state[0] for ids in texts]
+        expected = torch.stack([each[0] if pooling == "cls" else each.mean(0) for each in hidden])
+    for config.packing, batches in ((True, PackedTexts), (False, Padding)):
+        model = bert(tokenizer)
+        add_pooling(model, pooling)
+        collate, described = pack_or_pad_tuples(model, train, validation, tokenizer, accelerator, config)
+        assert isinstance(collate.of_texts, batches)
+        assert ("packed" in described) == config.packing
+        rows = np.array(list(map(len, texts))), np.concatenate(texts), None, None
+        with torch.no_grad():
+            found = model(**collate.of_texts(rows)).logits
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_cannot_be_packed_gets_one_text_per_row(data):
+    from transformers import FNetConfig, FNetModel
+
+    train, validation, tokenizer = data
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 16}
+    model = FNetModel(FNetConfig(vocab_size=len(tokenizer), **sizes))
+    add_pooling(model, "mean")
+    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=16, packing=True)
+    collate, described = pack_or_pad_tuples(model, train, validation, tokenizer, SimpleNamespace(), config)
+    assert isinstance(collate.of_texts, Padding)
+    assert described.startswith("; one text per row, because a FNetModel cannot be packed exactly; each padded to")
+
+
+def test_an_encoder_decoder_is_refused():
+    model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
+    with pytest.raises(UserError, match="--model_name_or_path: a SimpleNamespace has an encoder and a decoder"):
+        add_pooling(model, "mean")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("query", "reply"), r"--text_column_names reply: .* has no such column \(columns: query, answer, other\)"),
+        (("query",), "--text_column_names query: name the columns of the anchors, the positives and, optionally"),
+        (("query", "answer", "query"), "--text_column_names query answer query: .* name each column once"),
+    ],
+)
+def test_wrong_columns_are_refused_in_one_line(file, columns, message):
+    def load():
+        train, _ = load_tuples(Options(train_file=(str(file),)), columns)
+        train_tokenizer(train, columns, "wordpiece", 200, 16)
+
+    with pytest.raises(UserError, match=message) as caught:
+        load()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_without_a_text_is_named(tmp_path):
+    path = tmp_path / "gap.csv"
+    path.write_text("query,answer\nwhat is it,a text\nand this,\nthe third,another\n")
+    train, _ = load_tuples(Options(train_file=(str(path),), validation_file=(str(path),)), COLUMNS[:2])
+    with pytest.raises(UserError, match=f"row 2 of --train_file {path} has no text in answer"):
+        train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)

@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +23,7 @@ from shared.errors import UserError
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 BLOCK_BYTES = 1 << 24  # block size of Arrow's readers, which cannot read a longer row
+TOO_LONG = f"is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
 SEPARATORS = (",", ";", "\t", "|")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -97,10 +97,10 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
 
     Raises:
         UserError: the closing mark of a field with line breaks is in the middle of another field, or such a field in a
-            tab-separated file contains tabs; names the lines.
+            tab-separated file contains tabs, or a field is longer than BLOCK_BYTES; names the lines.
     """
     lines = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
-    limit = csv.field_size_limit(sys.maxsize)
+    limit = csv.field_size_limit(BLOCK_BYTES)  # without one, a missing mark reads the rest of the file into memory
     rows = csv.reader(lines, delimiter=separator, strict=True)
     begin, columns, likely = 1, 0, []
     try:
@@ -110,7 +110,9 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
                 fields = next(rows)
             except StopIteration:
                 break
-            except csv.Error:
+            except csv.Error as error:
+                if "field limit" in str(error):
+                    raise UserError(f"{source} is malformed: the row from line {begin:,} {TOO_LONG}") from None
                 problem = "and closed in the middle of a field"
             end, lines_in = rows.line_num, [field.splitlines()[1:-1] for field in fields if "\n" in field]
             columns = columns or len(fields)
@@ -264,7 +266,7 @@ def first_line(error: BaseException) -> str:
     """The first line of a library's error message, at most 200 characters."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "straddl" in line:  # Arrow's error for a row that does not fit into a block
-        return f"a row is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
+        return f"a row {TOO_LONG}"
     return line if len(line) <= 200 else f"{line[:200]}…"
 
 

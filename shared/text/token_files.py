@@ -120,7 +120,7 @@ def tokenize_corpora(corpora: Sequence[Documents], tokenizer: "PreTrainedTokeniz
     """The tokens of the documents, without special tokens; "[MASK]" in a text is tokenized as text.
 
     All processes that call this divide the work, also those of other machines with the same cache folder: see
-    `shards.py`. This needs as much memory as some thousand documents. The cache is keyed by the content. Documents
+    `shards.py`. This needs as much memory as some hundred documents. The cache is keyed by the content. Documents
     without tokens are skipped, with a message.
 
     Raises:

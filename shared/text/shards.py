@@ -16,16 +16,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from shared.datasets.documents import Batches, Part
 from shared.datasets.prepared import build_if_free, cache_dir, is_complete
 from shared.errors import say
 
-BLOCK_CHARACTERS = 1 << 25  # of a block, at least; changing it prepares all data again
+BLOCK_CHARACTERS = 1 << 25  # of a block, or a few more; changing it prepares all data again
 POLL_SECONDS = 0.2  # between two looks at the shards that other processes write
 FACTS = "facts.json"
 
@@ -73,22 +75,26 @@ def facts_of(shard: Path) -> dict[str, Any]:
 
 
 def in_blocks(batches: Batches) -> Iterator[tuple[Batches, Callable[[], bool]]]:
-    """Cut documents into blocks of at least BLOCK_CHARACTERS, except the last; yield (its batches, is_last).
+    """Cut documents into blocks, and yield (batches of a block, is_last).
 
-    A block must be read, or is skipped, before the next one; nothing is read before its batches are requested.
+    A block ends with the document that brings it to BLOCK_CHARACTERS, so the cut does not depend on the batches. A
+    block must be read, or is skipped, before the next one; nothing is read before its batches are requested.
     `is_last()` is known once the block has been read. Without documents there is one empty block.
     """
-    ahead: deque[list[str | None]] = deque()  # the next batch, if it has been read
+    batches = filter(None, batches)
+    ahead: deque[list[str | None]] = deque()  # documents after the block that have been read: at most one batch
 
     def block() -> Batches:
-        size = 0
-        while size < BLOCK_CHARACTERS:
-            if (batch := ahead.popleft() if ahead else next(batches, None)) is None:
-                return
-            size += sum(len(text or "") for text in batch)
-            yield batch
-        if (batch := next(batches, None)) is not None:
-            ahead.append(batch)
+        room = BLOCK_CHARACTERS
+        while room > 0 and (batch := ahead.popleft() if ahead else next(batches, None)):
+            ends = np.cumsum([len(text or "") for text in batch])
+            count = int(np.searchsorted(ends, room)) + 1  # documents until the block is full
+            room -= int(ends[-1])
+            if count < len(batch):
+                ahead.append(batch[count:])
+            yield batch[:count]
+        if not ahead:
+            ahead.extend(islice(batches, 1))
 
     while True:
         documents = block()
@@ -112,7 +118,8 @@ def build_shards(parts: Sequence[Part], settings: bytes, write: Write, source: s
         UserError: a part cannot be read, or the cache cannot be written.
         Unfinished: only the parts of one task were to be written (`only_task`), and others are missing.
     """
-    names = [hashlib.blake2b(settings + part.content.encode(), digest_size=16).hexdigest() for part in parts]
+    key = hashlib.blake2b(settings + repr(BLOCK_CHARACTERS).encode()).digest()
+    names = [hashlib.blake2b(key + part.content.encode(), digest_size=16).hexdigest() for part in parts]
     jobs = [*dict(zip(names, parts, strict=True)).items()]  # once for parts with the same content
     found: dict[str, list[Path]] = {}
 

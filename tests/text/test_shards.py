@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,19 +129,24 @@ def written(monkeypatch):
 
 @given(st.lists(st.lists(st.text("a", max_size=9) | st.none(), max_size=4), max_size=12), st.integers(1, 20), st.data())
 def test_blocks_hold_each_document_once_whichever_are_read(batches, size, data):
+    documents = [*chain.from_iterable(batches)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards_module, "BLOCK_CHARACTERS", size)
-        whole, last = [], []
+        blocks, last = [], []
         for block, is_last in in_blocks(iter(batches)):
-            whole.append([*block])
+            blocks.append([*chain.from_iterable(block)])
             last.append(is_last())
-        chosen = data.draw(st.sets(st.integers(0, len(whole) - 1)))
-        some = {i: [*block] for i, (block, _) in enumerate(in_blocks(iter(batches))) if i in chosen}
-    assert [batch for block in whole for batch in block] == batches
-    sizes = [sum(len(text or "") for batch in block for text in batch) for block in whole]
-    assert all(total >= size for total in sizes[:-1])
-    assert last == [False] * (len(whole) - 1) + [True]
-    assert some == {i: whole[i] for i in chosen}
+        chosen = data.draw(st.sets(st.integers(0, len(blocks) - 1)))
+        some = {
+            i: [*chain.from_iterable(block)] for i, (block, _) in enumerate(in_blocks(iter(batches))) if i in chosen
+        }
+        one_batch = [[*chain.from_iterable(block)] for block, _ in in_blocks(iter([documents]))]
+    assert [*chain.from_iterable(blocks)] == documents
+    for block in blocks[:-1]:
+        assert sum(len(text or "") for text in block) >= size > sum(len(text or "") for text in block[:-1])
+    assert last == [False] * (len(blocks) - 1) + [True]
+    assert some == {i: blocks[i] for i in chosen}
+    assert one_batch == blocks, "the cut does not depend on the batches"
 
 
 # The same tokens

@@ -110,9 +110,9 @@ SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost launch_to_first_step \
-	bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head chunked_loss packing \
-	fused_qkv tokenizing predictions checkpoints_cpu scale peers_bf16 peers_fp32 host_operations
+BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
+	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head chunked_loss packing \
+	fused_qkv tokenizing preparing predictions checkpoints_cpu scale peers_bf16 peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
@@ -135,6 +135,7 @@ measure_packing := python benchmarks/packing.py --rounds $(ROUNDS)
 measure_fused_qkv := python benchmarks/fused_qkv.py --rounds $(ROUNDS)
 measure_tokenizing := python benchmarks/tokenizing.py
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
+measure_preparing := python benchmarks/preparing.py --rounds 3
 measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
 measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
 measure_peers_bf16 := $(PEERS) --benchmarks nlp --mixed_precision bf16 --rows 16 \

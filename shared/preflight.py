@@ -11,7 +11,6 @@ did not; the error names the likely cause.
 import contextlib
 import glob
 import hashlib
-import importlib.util
 import secrets
 import socket
 import statistics
@@ -33,6 +32,7 @@ from shared.launch import agreement, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
 from shared.processes import collectives, ending, signals
 from shared.run import launch_card, run_folder
+from shared.run.command import load_recipe
 
 COMPARED = 64 << 20  # bytes at the start and at the end of a file that are compared
 ROUNDS = 5
@@ -74,7 +74,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     Raises:
         UserError: the processes of this launch cannot train together; names the likely cause.
     """
-    config = options.parse(config_class(recipe) if recipe else options.Options, flags)
+    config = options.parse(load_recipe(recipe).Config if recipe else options.Options, flags)
     place = rendezvous.Place.of_environment()
     starting.check_environment(config, starting.cpu_requested() or not starting.has_accelerator())
     if place.processes > 1:
@@ -114,18 +114,6 @@ def time_limit(seconds: float, why: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def config_class(recipe: Path) -> type[options.Options]:
-    """Import a recipe and return its Config class."""
-    spec = importlib.util.spec_from_file_location(recipe.stem, recipe)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[recipe.stem] = module  # dataclasses look up their module there
-    spec.loader.exec_module(module)
-    found: type[options.Options] = module.Config
-    return found
 
 
 # Comparison of the processes

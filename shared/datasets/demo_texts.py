@@ -90,7 +90,7 @@ def required() -> tuple[dict[str, Path], dict[str, str], list[str]]:
     roots, versions, missing = installed()
     if len(roots) < MIN_LIBRARIES:
         raise UserError(
-            f"the embedded docstrings need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({', '.join(missing)} not "
+            f"the embedded data need {MIN_LIBRARIES} of {len(LIBRARIES)} libraries ({', '.join(missing)} not "
             "installed): pip install -r requirements.txt, or use your own text with --train_file"
         )
     return roots, versions, missing
@@ -168,7 +168,10 @@ def docstrings(source: bytes) -> list[str]:
 
 
 def sample_files(label: str, root: Path, most: int | None = None) -> list[tuple[str, Path]]:
-    """Names and paths of at most `most` source files (None: FILES_PER_LIBRARY), selected by a hash of the name, but no tests."""
+    """Names and paths of at most `most` source files, selected by a hash of the name; tests are skipped.
+
+    `most`: None for FILES_PER_LIBRARY.
+    """
     paths = {f"{label}/{path.relative_to(root).as_posix()}": path for path in root.rglob("*.py")}
     names = [name for name in paths if not {"test", "tests"} & set(name.split("/"))]
     names.sort(key=lambda name: (uniform_hash("sample", name), name))

@@ -7,8 +7,11 @@ are memory-mapped Arrow tables. The default is the embedded docstrings.
 import codecs
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,11 @@ from shared.datasets.readers import (
     LONE_SURROGATE,
     check_quotes,
     first_line,
+    line_number,
+    lines,
     refuse_other_separator,
     refuse_repeated,
+    row_groups,
     separator_of,
     why_no_json,
     why_no_row,
@@ -37,6 +43,11 @@ from shared.errors import UserError
 FLAG = "--text_column_name"
 BATCH_DOCUMENTS = 1000
 BLOCK_BYTES = 1 << 22  # size of the blocks in which a file is read, and the maximum length of a row
+PART_BYTES = 1 << 25  # of a part of a file; changing it prepares all data again
+PART_ROWS = 1 << 15  # of a part of a table
+PART_BATCH = 100  # documents of a part that are read at once
+LARGEST_OBJECT = 1 << 28  # bytes of a JSON file that are read to describe an error
+COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
 TEXT_FILES = (".txt", ".text", ".md")
 STREAMED = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
@@ -44,12 +55,25 @@ Batches = Iterator[list[str | None]]
 
 
 @dataclass(frozen=True)
+class Part:
+    """Consecutive documents of a corpus that can be read without those before them."""
+
+    content: str  # a digest of them and of the way they are read
+    batches: Callable[[], Batches]  # yields lists of texts
+    long: bool = False  # whether their text may be several times as long as PART_BYTES
+
+
+@dataclass(frozen=True)
 class Documents:
     """Texts that can be read from the start as often as needed."""
 
     source: str  # their name in messages: "--train_file corpus.txt"
-    content: Callable[[], str]  # returns a digest of all texts; may take as long as reading them once
     batches: Callable[[], Batches]  # yields lists of texts; None and white space are not documents
+    parts: Callable[[], list[Part]]  # cuts them, in their order; may take as long as reading them once
+
+    def content(self) -> str:
+        """A digest of all texts and of the way they are read."""
+        return digest_of_words(part.content for part in self.parts())
 
 
 def load_documents(config: Options, text_column_name: str) -> tuple[Documents, Documents | None]:
@@ -92,15 +116,22 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     column = column_of(table, column_name, FLAG, as_text=True)
     check_is_text(column.type, column_name, source_of(table))
 
-    def batches() -> Batches:
-        for start in range(0, len(column), BATCH_DOCUMENTS):
-            yield column.slice(start, BATCH_DOCUMENTS).to_pylist()
+    def batches(first: int = 0, rows: int = len(column)) -> Batches:
+        for start in range(first, min(first + rows, len(column)), BATCH_DOCUMENTS):
+            yield column.slice(start, min(BATCH_DOCUMENTS, first + rows - start)).to_pylist()
 
-    return Documents(source_of(table), lambda: digest_of(batches()), batches)
+    @cache
+    def parts() -> list[Part]:
+        readers = [partial(batches, first, PART_ROWS) for first in range(0, len(column), PART_ROWS)]
+        return [Part(digest_of(reader()), reader) for reader in readers]
+
+    return Documents(source_of(table), batches, parts)
 
 
 def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
     """The texts of the files that `given` names (see `find_files`), in the order of the file names.
+
+    Consecutive small files are one part of the corpus, and a large file has several.
 
     Raises:
         UserError: one of them cannot be read; names `flag`.
@@ -108,22 +139,52 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     files = find_files(given, flag, STREAMED)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
-    parts = [of_file(file, flag, column_name, csv_delimiter) for file in files]
-    if len(parts) == 1:
-        return parts[0]
-
-    def content() -> str:
-        return hashlib.blake2b("\n".join(part.content() for part in parts).encode(), digest_size=16).hexdigest()
+    found = [of_file(file, flag, column_name, csv_delimiter) for file in files]
+    if len(found) == 1:
+        return found[0]
+    sizes = [file.stat().st_size * (COMPRESSION if is_compressed(file) else 1) for file in files]
 
     def batches() -> Batches:
-        for part in parts:
-            yield from part.batches()
+        for each in found:
+            yield from each.batches()
 
-    return Documents(f"{flag} {' '.join(given)}", content, batches)
+    @cache
+    def parts() -> list[Part]:
+        # Each process begins with another file, and finds the digests of those that the others have read.
+        first = len(found) * int(os.environ.get("RANK", 0)) // int(os.environ.get("WORLD_SIZE", 1))
+        for each in found[first:] + found[:first]:
+            each.parts()
+        groups = small_together(found, sizes)
+        return [part for group in groups for part in (group[0].parts() if len(group) == 1 else [joined(group)])]
+
+    return Documents(f"{flag} {' '.join(given)}", batches, parts)
+
+
+def small_together(documents: Sequence[Documents], sizes: Sequence[int]) -> list[list[Documents]]:
+    """Cut a list into groups of consecutive documents with at most PART_BYTES, or of one; `sizes` are in bytes."""
+    groups: list[list[Documents]] = []
+    room = -1
+    for each, size in zip(documents, sizes, strict=True):
+        if size > room:
+            groups.append([])
+            room = PART_BYTES
+        groups[-1].append(each)
+        room -= size
+    return groups
+
+
+def joined(documents: Sequence[Documents]) -> Part:
+    """One part with the documents of several files."""
+    parts = [part for each in documents for part in each.parts()]
+    content = digest_of_words(part.content for part in parts)
+    return Part(content, lambda: chain.from_iterable(part.batches() for part in parts))
 
 
 def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | None = None) -> Documents:
     """The texts of a file: one document per line of a text file, or per row of another kind of file.
+
+    The parts of a text or JSON lines file are ranges of its bytes, and those of a Parquet file are row groups. Other
+    files have one part, because they can only be read from their start.
 
     Raises:
         UserError: the file does not exist, has an unknown kind, is empty, or lacks the column; names `flag`.
@@ -144,16 +205,17 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
         check_parquet(file, source, column_name)
     separator = separator_of(kind, csv_delimiter)
 
-    def batches() -> Batches:
+    def batches(within: range | None = None, at_once: int = BATCH_DOCUMENTS) -> Batches:
+        """All texts, or those of the lines that begin at the bytes `within`, or those of the row groups `within`."""
         try:
             if kind in TEXT_FILES:
-                yield from _in_batches(text.rstrip("\r\n") for _, text in _lines(file, source))
+                yield from _in_batches((text.rstrip("\r\n") for _, text in lines(file, source, within)), at_once)
             elif kind == ".parquet":
-                yield from _parquet(file, column_name)
+                yield from _parquet(file, column_name, within, at_once)
             elif kind in (".csv", ".tsv"):
                 yield from _csv(file, source, column_name, separator)
             else:
-                yield from _in_batches(_json_lines(file, source, column_name))
+                yield from _in_batches(_json_lines(file, source, column_name, within), at_once)
         except pa.ArrowException as error:
             raise UserError(f"{source} is malformed: {first_line(error)}") from None
 
@@ -178,7 +240,21 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
         read_as = kind + (file.suffix.lower() if is_compressed(file) else "") + "".join(how)
         return f"{read_as} {column_name if kind not in TEXT_FILES else ''} {(folder / 'digest').read_text()}"
 
-    return Documents(source, content, batches)
+    @cache
+    def parts() -> list[Part]:
+        digest = content()
+        ranges: list[tuple[range | None, int]] = [(None, status.st_size)]
+        if kind == ".parquet":
+            ranges = [*row_groups(file, PART_BYTES)]
+        elif not is_compressed(file) and kind not in (".csv", ".tsv"):
+            starts = range(0, status.st_size, PART_BYTES)
+            ranges = [(range(start, min(start + PART_BYTES, status.st_size)), PART_BYTES) for start in starts]
+        return [
+            Part(f"{digest} {each}", partial(batches, each, PART_BATCH), is_compressed(file) or size > 2 * PART_BYTES)
+            for each, size in ranges
+        ]
+
+    return Documents(source, batches, parts)
 
 
 def digest_of(batches: Iterable[list[str | None]]) -> str:
@@ -190,6 +266,11 @@ def digest_of(batches: Iterable[list[str | None]]) -> str:
             digest.update(len(encoded).to_bytes(8, "little"))
             digest.update(encoded)
     return digest.hexdigest()
+
+
+def digest_of_words(words: Iterable[str]) -> str:
+    """A digest of words without line breaks."""
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=16).hexdigest()
 
 
 def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
@@ -234,57 +315,56 @@ def _check_column(names: list[str], column_name: str, source: str) -> None:
         raise no_such_column(names, column_name, FLAG, source)
 
 
-def _in_batches(texts: Iterable[str | None]) -> Batches:
+def _in_batches(texts: Iterable[str | None], at_once: int) -> Batches:
     batch: list[str | None] = []
     for text in texts:
         batch.append(text)
-        if len(batch) == BATCH_DOCUMENTS:
+        if len(batch) == at_once:
             yield batch
             batch = []
     if batch:
         yield batch
 
 
-def _lines(file: Path, source: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers, from 1."""
-    with opened(file, source) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                yield number, (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).decode()
-            except UnicodeDecodeError:
-                raise UserError(
-                    f"{source} is not UTF-8 (line {number:,}): convert it, for instance with iconv -f LATIN1 -t UTF-8"
-                ) from None
-
-
-def _json_lines(file: Path, source: str, column_name: str) -> Iterator[str | None]:
-    for number, line in _lines(file, source):
+def _json_lines(file: Path, source: str, column_name: str, within: range | None = None) -> Iterator[str | None]:
+    for at, line in lines(file, source, within):
         if line.isspace():
             continue
         try:
             row = json.loads(line)
         except ValueError as error:
             with opened(file, source) as stream:
-                whole = why_not_rows(stream.read()) if kind_of(file) == ".json" else None
+                whole = why_not_rows(stream.read(LARGEST_OBJECT)) if kind_of(file) == ".json" else None
+            number = line_number(file, source, at)
             raise UserError(
                 f"{source} {whole}" if whole else f"{source} is malformed in line {number:,}: {why_no_json(error)}"
             ) from None
-        if not isinstance(row, dict):
-            raise UserError(f"{source} is malformed in line {number:,}: not an object, {{column: value, …}}")
-        if column_name not in row and (whole := why_not_rows(line.encode(errors="surrogatepass"))):
-            raise UserError(f"{source} {whole}")
-        _check_column(list(row), column_name, f"line {number:,} of {source}")
-        text = row[column_name]
-        if not isinstance(text, str | None):
-            raise UserError(f"{FLAG} {column_name}: {source} contains {text!r:.50} in line {number:,}, not text")
-        if text and LONE_SURROGATE.search(text):
-            raise UserError(f"{source} is malformed in line {number:,}: {why_no_row({column_name: text})}")
-        yield text
+        if not (isinstance(row, dict) and column_name in row and _is_text_or_null(row[column_name])):
+            raise _no_text(row, line, line_number(file, source, at), source, column_name)
+        yield row[column_name]
 
 
-def _parquet(file: Path, column_name: str) -> Batches:
+def _is_text_or_null(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not LONE_SURROGATE.search(value))
+
+
+def _no_text(row: Any, line: str, number: int, source: str, column_name: str) -> UserError:
+    """The error about a line of a JSON file that has no valid text."""
+    if not isinstance(row, dict):
+        return UserError(f"{source} is malformed in line {number:,}: not an object, {{column: value, …}}")
+    if column_name not in row:
+        if whole := why_not_rows(line.encode(errors="surrogatepass")):
+            return UserError(f"{source} {whole}")
+        return no_such_column(list(row), column_name, FLAG, f"line {number:,} of {source}")
+    text = row[column_name]
+    if isinstance(text, str):
+        return UserError(f"{source} is malformed in line {number:,}: {why_no_row({column_name: text})}")
+    return UserError(f"{FLAG} {column_name}: {source} contains {text!r:.50} in line {number:,}, not text")
+
+
+def _parquet(file: Path, column_name: str, groups: range | None, at_once: int) -> Batches:
     with pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
-        for batch in parquet.iter_batches(BATCH_DOCUMENTS, columns=[column_name]):
+        for batch in parquet.iter_batches(at_once, row_groups=groups, columns=[column_name]):
             batch.validate(full=True)  # the Parquet reader does not check that text is UTF-8
             yield batch.column(0).to_pylist()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from shared.disk import sync, usual_permissions
 from shared.errors import UserError
@@ -37,12 +37,22 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
     Raises:
         UserError: the cache folder cannot be written.
     """
-    folder = cache_dir() / name
+    _build(cache_dir() / name, build, wait=True)
+    return cache_dir() / name
+
+
+def build_if_free(name: str, build: Callable[[Path], None]) -> bool:
+    """As `build_once`, without waiting: False if another process is building the folder, True once it is complete."""
+    return _build(cache_dir() / name, build, wait=False)
+
+
+def _build(folder: Path, build: Callable[[Path], None], wait: bool) -> bool:
+    """Build a folder unless it is complete; False if another process is building it and `wait` is False."""
     if is_complete(folder):
-        return folder
+        return True
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock")):
+        with FileLock(folder.with_name(folder.name + ".lock")).acquire(blocking=wait):
             if not is_complete(folder):
                 remove_damaged(folder)
                 for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # we hold the lock
@@ -54,16 +64,22 @@ def build_once(name: str, build: Callable[[Path], None]) -> Path:
                     usual_permissions(partial)
                     for path in (*partial.rglob("*"), partial):
                         sync(path)
-                    partial.rename(folder)
+                    try:
+                        partial.rename(folder)
+                    except OSError:  # the machines' locks are separate, and another machine was faster
+                        if not is_complete(folder):
+                            raise
                     sync(folder.parent)
                 finally:
                     shutil.rmtree(partial, ignore_errors=True)
+    except Timeout:
+        return False
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
             f"cannot write prepared data to {folder.parent} ({reason}): set ACCELERATE_RECIPES_CACHE to another folder"
         ) from None
-    return folder
+    return True
 
 
 def fingerprints(folder: Path) -> dict[str, list[Any]]:

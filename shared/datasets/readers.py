@@ -1,11 +1,14 @@
-"""Reading a CSV, TSV, JSON, JSON lines or Parquet file as an Arrow table. Errors name the malformed line."""
+"""Reading a CSV, TSV, JSON, JSON lines or Parquet file as an Arrow table, and text line by line.
+
+Errors name the malformed line.
+"""
 
 import codecs
 import csv
 import io
 import json
 import re
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +23,7 @@ from shared.errors import UserError
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 BLOCK_BYTES = 1 << 24  # block size of Arrow's readers, which cannot read a longer row
+TOO_LONG = f"is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
 SEPARATORS = (",", ";", "\t", "|")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -93,10 +97,10 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
 
     Raises:
         UserError: the closing mark of a field with line breaks is in the middle of another field, or such a field in a
-            tab-separated file contains tabs; names the lines.
+            tab-separated file contains tabs, or a field is longer than BLOCK_BYTES; names the lines.
     """
     lines = io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline="")
-    limit = csv.field_size_limit(sys.maxsize)
+    limit = csv.field_size_limit(BLOCK_BYTES)  # without one, a missing mark reads the rest of the file into memory
     rows = csv.reader(lines, delimiter=separator, strict=True)
     begin, columns, likely = 1, 0, []
     try:
@@ -106,7 +110,9 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
                 fields = next(rows)
             except StopIteration:
                 break
-            except csv.Error:
+            except csv.Error as error:
+                if "field limit" in str(error):
+                    raise UserError(f"{source} is malformed: the row from line {begin:,} {TOO_LONG}") from None
                 problem = "and closed in the middle of a field"
             end, lines_in = rows.line_num, [field.splitlines()[1:-1] for field in fields if "\n" in field]
             columns = columns or len(fields)
@@ -260,5 +266,52 @@ def first_line(error: BaseException) -> str:
     """The first line of a library's error message, at most 200 characters."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     if "straddl" in line:  # Arrow's error for a row that does not fit into a block
-        return f"a row is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
+        return f"a row {TOO_LONG}"
     return line if len(line) <= 200 else f"{line[:200]}…"
+
+
+# Parts of a file
+
+
+def lines(path: Path, source: str, within: range | None = None) -> Iterator[tuple[int, str]]:
+    """The lines of a file, or those that begin at the bytes `within`, each with the byte at which it begins.
+
+    Raises:
+        UserError: a line is not UTF-8; names the line.
+    """
+    with opened(path, source) as file:
+        at = 0
+        if within and within.start:
+            file.seek(within.start - 1)
+            at = within.start - 1 + len(file.readline())  # skips the line of the byte before `within`
+        for line in file:
+            if within is not None and at >= within.stop:
+                return
+            try:
+                yield at, (line.removeprefix(codecs.BOM_UTF8) if at == 0 else line).decode()
+            except UnicodeDecodeError:
+                raise UserError(
+                    f"{source} is not UTF-8 (line {line_number(path, source, at):,}): convert it, for instance with "
+                    "iconv -f LATIN1 -t UTF-8"
+                ) from None
+            at += len(line)
+
+
+def line_number(path: Path, source: str, at: int) -> int:
+    """The number, from 1, of the line that begins at byte `at` of a file's decompressed content."""
+    with opened(path, source) as file:
+        blocks = (file.read(min(BLOCK_BYTES, at - start)) for start in range(0, at, BLOCK_BYTES))
+        return 1 + sum(block.count(b"\n") for block in blocks)
+
+
+def row_groups(path: Path, most_bytes: int) -> list[tuple[range, int]]:
+    """Ranges of row groups of a Parquet file with at most `most_bytes` uncompressed, or of one, with their bytes."""
+    metadata = pyarrow.parquet.read_metadata(path)
+    found: list[tuple[range, int]] = []
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).total_byte_size
+        if found and found[-1][1] + size <= most_bytes:
+            found[-1] = range(found[-1][0].start, group + 1), found[-1][1] + size
+        else:
+            found.append((range(group, group + 1), size))
+    return found

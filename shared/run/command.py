@@ -2,9 +2,12 @@
 
 import errno
 import gc
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 from shared.config import options
 from shared.errors import Preempted, UserError
@@ -70,3 +73,14 @@ def require_numbers() -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         if not os.environ.get(name, "0").isdecimal():
             raise UserError(f"{name}={os.environ.pop(name)}: expected a number, as a launcher sets it")
+
+
+def load_recipe(path: Path) -> ModuleType:
+    """Import a recipe, a script with `Config`, `main` and `load_data`, as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look up their module there
+    spec.loader.exec_module(module)
+    return module

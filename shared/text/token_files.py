@@ -1,17 +1,19 @@
-"""A corpus as one flat file of tokens with the offsets of its documents: streamed to disk once, then memory-mapped.
+"""A corpus as files of tokens with the offsets of its documents: streamed to disk once, then memory-mapped.
 
-The file contains the documents' own tokens only. Documents are cut into pieces, and special tokens are added, when the
-file is read, so the same file works for every --max_length.
+The files contain the documents' own tokens only. Documents are cut into pieces, and special tokens are added, when the
+files are read, so the same files work for every --max_length.
 """
 
+import bisect
 import hashlib
+import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,42 +22,88 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from shared.config.options import Options
-from shared.datasets.documents import Documents
+from shared.datasets.documents import Batches, Documents
 from shared.datasets.prepared import build_once
 from shared.errors import UserError
 from shared.pretrained.tokenizers import check_unknown, unknown_token
 from shared.text.masking import Masking
 from shared.text.pieces import Selection, cut_into_pieces, held_out
+from shared.text.shards import build_shards, facts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 4  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 5  # part of the cache's names: increase it when the files for the same input change
 BATCH_CHARACTERS = 1 << 18  # in a batch of texts: the tokenizer needs about 30 bytes of memory for each
 IN_FLIGHT = 4  # batches read ahead: they keep the tokenizer busy and need little memory
+MOST_MAPPED = 512  # shards that a process maps at once: each takes a file descriptor, of which it may have 1,024
+THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")  # values of TOKENIZERS_PARALLELISM, as the library reads it
 
 Ints = NDArray[np.int64]
 
 
+class Tokens:
+    """The tokens of a corpus as one array, uint16 or uint32; the files of its shards are memory-mapped when read.
+
+    Args:
+        files: one per shard.
+        counts: the number of tokens in each.
+        dtype: of a token.
+    """
+
+    def __init__(self, files: Sequence[Path], counts: Sequence[int], dtype: Any) -> None:
+        self.files, self.dtype = files, np.dtype(dtype)
+        self.ends = np.cumsum([0, *counts]).tolist()  # where each shard begins, and the end of the last one
+        self.mapped: dict[int, NDArray[np.integer]] = {}
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, span: slice) -> NDArray[np.integer]:
+        """The tokens of a slice without a step; not copied if they are in one shard, as those of a document are."""
+        start, stop, _ = span.indices(len(self))
+        shard = bisect.bisect_right(self.ends, start) - 1
+        if start < stop <= self.ends[shard + 1]:
+            return self._map(shard)[start - self.ends[shard] : stop - self.ends[shard]]
+        found = []
+        while start < stop:
+            shard = bisect.bisect_right(self.ends, start) - 1
+            until = min(stop, self.ends[shard + 1])
+            found.append(self[start:until])
+            start = until
+        return np.concatenate(found) if found else np.empty(0, self.dtype)
+
+    def _map(self, shard: int) -> NDArray[np.integer]:
+        if shard not in self.mapped:
+            if len(self.mapped) >= MOST_MAPPED:
+                del self.mapped[next(iter(self.mapped))]  # the one that was mapped first
+            self.mapped[shard] = _mapped(self.files[shard], self.dtype)
+        return self.mapped[shard]
+
+
 @dataclass(frozen=True)
 class TokenFile:
-    """The tokens of all documents of a corpus, on disk."""
+    """The tokens of all documents of a corpus, on disk: the folder of an index, which names the folders of the shards.
+
+    index.json has the type of the tokens, and for each shard its folder, relative to that of the index, with the number
+    of its tokens.
+    """
 
     folder: Path
 
     @property
     def offsets(self) -> Ints:
         """int64 [documents + 1], memory-mapped: where each document begins in `tokens`, and the end of `tokens`."""
-        return np.memmap(self.folder / "offsets", np.int64, "r").view(np.ndarray)
+        return _mapped(self.folder / "offsets", np.int64)
 
     @property
-    def tokens(self) -> NDArray[np.integer]:
-        """All tokens, uint16 or uint32, memory-mapped."""
-        (file,) = self.folder.glob("tokens.*")
-        return np.memmap(file, file.suffix[1:], "r").view(np.ndarray)
+    def tokens(self) -> Tokens:
+        """All tokens."""
+        index = json.loads((self.folder / "index.json").read_text())
+        files = [self.folder / name / "tokens" for name, _ in index["shards"]]
+        return Tokens(files, [count for _, count in index["shards"]], index["dtype"])
 
     @property
     def digest(self) -> str:
@@ -64,60 +112,107 @@ class TokenFile:
 
 
 def tokenize_documents(documents: Documents, tokenizer: "PreTrainedTokenizerBase") -> TokenFile:
+    """The tokens of one corpus: see `tokenize_corpora`."""
+    return tokenize_corpora([documents], tokenizer)[0]
+
+
+def tokenize_corpora(corpora: Sequence[Documents], tokenizer: "PreTrainedTokenizerBase") -> list[TokenFile]:
     """The tokens of the documents, without special tokens; "[MASK]" in a text is tokenized as text.
 
-    The first process of a machine writes them, with a progress bar; the others wait and read. This needs as much memory
-    as some thousand documents. The cache is keyed by the content. Documents without tokens are skipped, with a message.
+    All processes that call this divide the work, also those of other machines with the same cache folder: see
+    `shards.py`. This needs as much memory as some hundred documents. The cache is keyed by the content. Documents
+    without tokens are skipped, with a message.
 
     Raises:
         UserError: the documents have no tokens, all tokens are unknown, or the tokenizer is not a fast one.
+        Unfinished: see `build_shards`.
     """
-    if not tokenizer.is_fast:
-        raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
-    fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, because its settings are changed
-    fast.no_padding()
-    fast.no_truncation()
-    fast.encode_special_tokens = True
-    largest = max(tokenizer.get_vocab().values())
-    id_type = np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32
-    unknown_id = -1 if (found := unknown_token(tokenizer)) is None else found
-    settings = repr((FORMAT, tokenizers.__version__, documents.content(), unknown_id)).encode()
-    name = hashlib.blake2b(settings + fast.to_str().encode(), digest_size=16).hexdigest()
+    encoder = _Encoder(tokenizer)
+    parts = [documents.parts() for documents in corpora]
+    sources = " and ".join(documents.source for documents in corpora)
+    shards = build_shards([*chain.from_iterable(parts)], encoder.identity, encoder.write_shard, sources)
+    ends = np.cumsum([0, *map(len, parts)]).tolist()
+    return [
+        _indexed(documents, encoder, [*chain.from_iterable(shards[first:last])])
+        for documents, (first, last) in zip(corpora, pairwise(ends), strict=True)
+    ]
 
-    def encode(texts: list[str]) -> tuple[NDArray[Any], Ints, int]:
-        ids = [encoding.ids for encoding in fast.encode_batch_fast(texts, add_special_tokens=False)]
+
+class _Encoder:
+    """Writes the token ids of texts."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        if not tokenizer.is_fast:
+            raise UserError(f"{type(tokenizer).__name__} is a slow tokenizer: use a model with a tokenizer.json")
+        self.fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, because its settings are changed
+        self.fast.no_padding()
+        self.fast.no_truncation()
+        self.fast.encode_special_tokens = True
+        largest = max(tokenizer.get_vocab().values())
+        self.dtype = np.dtype(np.uint16 if largest <= np.iinfo(np.uint16).max else np.uint32)
+        self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
+        settings = repr((FORMAT, tokenizers.__version__, self.dtype.name, self.unknown)).encode()
+        self.identity = hashlib.blake2b(settings + self.fast.to_str().encode()).digest()
+
+    def encode(self, texts: list[str]) -> tuple[NDArray[Any], Ints, int]:
+        """The concatenated ids, the number of ids in each text that has any, and the number of texts."""
+        ids = [encoding.ids for encoding in self.fast.encode_batch_fast(texts, add_special_tokens=False)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        flat = np.fromiter(chain.from_iterable(ids), id_type, lengths.sum())
+        flat = np.fromiter(chain.from_iterable(ids), self.dtype, lengths.sum())
         return flat, lengths[lengths > 0], len(texts)
 
-    def build(folder: Path) -> None:
-        read = written = end = unknown = 0
-        content = hashlib.blake2b(digest_size=16)
-        with (
-            (folder / f"tokens.{np.dtype(id_type).name}").open("wb") as tokens,
-            (folder / "offsets").open("wb") as offsets,
-            tqdm(desc=f"tokenizing {documents.source}", unit=" documents", mininterval=0.5) as bar,
-        ):
-            np.zeros(1, np.int64).tofile(offsets)
-            for flat, lengths, count in _in_order(encode, _small_batches(documents.batches())):
+    def write_shard(self, folder: Path, batches: Batches, count: Callable[[int], object]) -> dict[str, int]:
+        """Write `tokens`, and `lengths`, int64 [documents with tokens]; return the numbers that the index adds up."""
+        facts = {"read": 0, "tokens": 0, "unknown": 0}
+        with (folder / "tokens").open("wb") as tokens, (folder / "lengths").open("wb") as to_lengths:
+            for flat, lengths, read in _in_order(self.encode, _small_batches(batches)):
                 flat.tofile(tokens)
-                (end + np.cumsum(lengths)).tofile(offsets)
-                content.update(flat.data)
-                content.update(lengths.data)
-                end, read, written = end + len(flat), read + count, written + len(lengths)
-                unknown += int(np.count_nonzero(flat == unknown_id))
-                bar.update(count)
-        if not written:
+                lengths.tofile(to_lengths)
+                unknown = int(np.count_nonzero(flat == self.unknown))
+                for name, more in (("read", read), ("tokens", len(flat)), ("unknown", unknown)):
+                    facts[name] += more
+                count(read)
+        return facts
+
+
+def _indexed(documents: Documents, encoder: _Encoder, shards: list[Path]) -> TokenFile:
+    """Join the shards of a corpus by an index, unless it exists, and print what is remarkable about the documents."""
+
+    def build(folder: Path) -> None:
+        facts = [facts_of(shard) for shard in shards]
+        read, end, unknown = (sum(each[name] for each in facts) for name in ("read", "tokens", "unknown"))
+        if not end:
             raise UserError(f"{documents.source} contains no text: its {read:,} documents have no tokens")
+        content = hashlib.blake2b(digest_size=16)
+        for shard in shards:
+            content.update(_mapped(shard / "tokens", encoder.dtype).data)
+        begin = written = 0
+        with (folder / "offsets").open("wb") as offsets:
+            np.zeros(1, np.int64).tofile(offsets)
+            for shard in shards:
+                lengths = _mapped(shard / "lengths", np.int64)
+                content.update(lengths.data)
+                (begin + np.cumsum(lengths)).tofile(offsets)
+                begin, written = begin + int(lengths.sum()), written + len(lengths)
+        assert begin == end
+        index = [(f"../{shard.name}", each["tokens"]) for shard, each in zip(shards, facts, strict=True)]
+        (folder / "index.json").write_text(json.dumps({"dtype": encoder.dtype.name, "shards": index}))
         (folder / "left_out").write_text(str(read - written))
         (folder / "unknown").write_text(f"{unknown} {end}")
         (folder / "digest").write_text(content.hexdigest())
 
+    name = hashlib.blake2b(encoder.identity + documents.content().encode(), digest_size=16).hexdigest()
     file = TokenFile(build_once(f"corpus-{name}", build))
     if (left_out := (file.folder / "left_out").read_text()) != "0" and os.environ.get("RANK", "0") == "0":
         print(f"{documents.source}: {int(left_out):,} documents without text are skipped", file=sys.stderr)
     check_unknown(documents.source, *map(int, (file.folder / "unknown").read_text().split()))
     return file
+
+
+def _mapped(path: Path, dtype: Any) -> NDArray:
+    # A plain array over the mapping, because slicing an np.memmap takes several times as long. A file of no bytes
+    # cannot be mapped.
+    return np.memmap(path, dtype, "r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype)
 
 
 def _small_batches(batches: Iterator[list[str | None]]) -> Iterator[list[str]]:
@@ -135,7 +230,13 @@ def _small_batches(batches: Iterator[list[str | None]]) -> Iterator[list[str]]:
 
 
 def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """Yield `function(item)` in order, from two threads: one tokenizes (without the GIL), the other prepares texts."""
+    """Yield `function(item)` in order, from two threads: one tokenizes (without the GIL), the other prepares texts.
+
+    With TOKENIZERS_PARALLELISM=false, neither the library nor this function uses threads.
+    """
+    if os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() in THREADS_OFF:
+        yield from map(function, items)
+        return
     pending: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(2) as pool:
         for item in items:
@@ -155,9 +256,9 @@ def tokenize_parts(
     --max_train_samples and --max_eval_samples limit the number of documents.
     """
     documents, validation = parts
-    file = tokenize_documents(documents, tokenizer)
+    file, *held_files = tokenize_corpora([documents, validation] if validation else [documents], tokenizer)
     if validation:
-        held, chosen, others = tokenize_documents(validation, tokenizer), Selection(), Selection()
+        held, chosen, others = held_files[0], Selection(), Selection()
     else:
         held, (chosen, others) = file, split_documents(file, documents, config.validation_split_percentage, config.seed)
     return _limited(file, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
@@ -231,6 +332,7 @@ class MaskedDocuments(Dataset):
         seed: int,
     ) -> None:
         self.arguments = (file, documents, max_length, around, masking, seed)
+        self.file = file
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         self.masking, self.seed = masking, seed
         special = len(self.before) + len(self.after)

@@ -31,7 +31,7 @@ def texts(_):
 def corpus(_):
     tokenizer = train_tokenizer(TABLE, ["text"], "bpe", 300, 16)
     file = tokenize_documents(of_table(TABLE, "text"), tokenizer)
-    return file.tokens.tolist(), file.offsets.tolist()
+    return file.tokens[:].tolist(), file.offsets.tolist()
 
 
 def images(folder):

@@ -155,6 +155,11 @@ def test_a_quotation_mark_that_is_never_closed_is_refused(tmp_path, monkeypatch)
     assert "is malformed: " in refusal(path)
     monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
     assert "quotation mark" in refusal(path)
+    with (
+        path.open("rb") as file,
+        pytest.raises(UserError, match="here is malformed: the row from line 2 is longer than"),
+    ):
+        readers.check_quotes(file, ",", "here")
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
-OTHER_FLAGS |= {*field_types(predict.Flags), "no_scores"}
+OTHER_FLAGS |= {*field_types(predict.Flags), "no_scores", "shard"}
 # Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
-FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "follow", "trials"}
+FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
 MOST_LINES_OF_A_RECIPE, MOST_LINES_OF_MAIN, MOST_LINES_OF_A_MODULE = 200, 50, 400
 

@@ -1,0 +1,111 @@
+"""Measure how fast one and two processes tokenize a corpus, and the memory that they need.
+
+    python benchmarks/preparing.py --output_dir out/preparing
+
+The corpus is one file of the embedded docstrings, repeated with numbers, as JSON lines and compressed with zstd.
+`python -m shared.prepare` tokenizes it into an empty cache folder, with a WordPiece tokenizer that exists already and
+without the tokenizer's own threads. The launches take turns. Figures of each:
+
+- seconds: from the start of the processes to the end of the last one, with all imports
+- cpu_seconds: of the process with most of it, on a processor; for a machine that has other work
+- peak_mib: resident memory of the largest process, with imports and mapped files
+
+Writes preparing.json and preparing.md into the output folder. The corpus and the caches are removed at the end.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.harness import launching, rounds
+
+KINDS = ("jsonl", "jsonl.zst")
+PROCESSES = (1, 2)
+MIB = 1 << 20
+
+
+def write_corpus(folder: Path, size: int) -> None:
+    """Write `size` bytes of docstrings to corpus.jsonl and corpus.jsonl.zst, and a tokenizer to tokenizer/."""
+    import pyarrow as pa
+
+    from shared.datasets import demo_texts
+    from shared.text.tokenized import train_tokenizer
+
+    table = demo_texts.documents().select(["text"])
+    train_tokenizer(table, ("text",), "wordpiece", 8192, 512).save_pretrained(folder / "tokenizer")
+    texts, written, copy = table["text"].to_pylist(), 0, 0
+    compressed = pa.CompressedOutputStream(folder / "corpus.jsonl.zst", "zstd")
+    with (folder / "corpus.jsonl").open("wb") as file, compressed:
+        while written < size:
+            for text in texts:
+                line = json.dumps({"text": f"{copy} {text}"}).encode() + b"\n"
+                file.write(line)
+                compressed.write(line)
+                written += len(line)
+                if written >= size:
+                    break
+            copy += 1
+
+
+def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
+    """Prepare the corpus with some processes; the figures that the module's docstring describes."""
+    with tempfile.TemporaryDirectory(dir=folder) as cache:
+        script = ["-m", "shared.prepare", launching.ROOT / "recipes/mlm.py", "--train_file", folder / f"corpus.{kind}"]
+        command = [str(word) for word in (sys.executable, *script, "--model_name_or_path", folder / "tokenizer")]
+        of_launch = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        environment = launching.environment() | of_launch | {"ACCELERATE_RECIPES_CACHE": cache}
+        began = time.perf_counter()
+        with (folder / "log.txt").open("w") as log:
+            started = [
+                subprocess.Popen(
+                    command, stdout=log, stderr=log, env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                )
+                for rank in range(processes)
+            ]
+            usages = [wait(process) for process in started]
+        seconds = time.perf_counter() - began
+        if any(process.returncode for process in started):
+            raise RuntimeError(f"the preparation failed:\n{(folder / 'log.txt').read_text()[-3000:]}")
+    return {
+        "seconds": seconds,
+        "cpu_seconds": max(usage.ru_utime + usage.ru_stime for usage in usages),
+        "peak_mib": max(usage.ru_maxrss for usage in usages) / 1024,
+    }
+
+
+def wait(process: subprocess.Popen) -> Any:
+    """Wait for a process and return its resource usage."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage
+
+
+def main() -> None:
+    parser = rounds.parser(__doc__ or "", "out/preparing")
+    parser.add_argument("--megabytes", type=int, default=256, help="size of the corpus as JSON lines, in MiB")
+    arguments = parser.parse_args()
+    turns = [(kind, count) for kind in KINDS for count in PROCESSES]
+    contestants = {f"{kind}, {count} process{'es' * (count > 1)}": (kind, count) for kind, count in turns}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_corpus(folder, arguments.megabytes * MIB)
+        rows = rounds.take_turns(list(contestants), arguments.rounds, lambda one, _: prepare(folder, *contestants[one]))
+    comparisons = {
+        f"{figure} of one process / two processes, {kind}": rounds.compare(
+            rows, figure, f"{kind}, 1 process", f"{kind}, 2 processes"
+        )
+        for kind in KINDS
+        for figure in ("seconds", "cpu_seconds")
+    }
+    rounds.save(arguments, "preparing", max(PROCESSES), rows, comparisons)
+
+
+if __name__ == "__main__":
+    main()

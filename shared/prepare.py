@@ -1,0 +1,109 @@
+"""Prepare the data of a recipe ahead of training, with any number of processes, on any number of machines.
+
+    python -m shared.prepare recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
+    torchrun --nproc-per-node 16 -m shared.prepare recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
+    python -m shared.prepare --shard 3/64 recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
+
+It calls the recipe's `load_data`, which stores its results in the cache folder. Training with the same flags finds them
+there. All processes with the same cache folder divide the corpus of recipes/mlm.py, however they are started. The data
+of the other recipes are prepared by one process per machine, and the others wait. After an interruption, the same
+command resumes.
+
+--shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus and
+ends without waiting for the others. What is missing afterwards is prepared by the same command without --shard, or by
+the training run.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.config import options
+from shared.datasets.prepared import cache_dir
+from shared.errors import UserError, say
+from shared.processes import ending, exit_reasons, signals
+from shared.run.command import load_recipe, require_numbers
+from shared.text.shards import Unfinished, only_task
+from shared.text.token_files import TokenFile
+
+USAGE = "python -m shared.prepare [--shard I/N] RECIPE [ITS FLAGS]"
+
+
+def main(argv: Sequence[str]) -> None:
+    """Prepare the data, and end this process with exit code 2 after a user error. `argv`: see USAGE; or --help."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(__doc__)
+        return
+    signals.die_with_launcher()
+    try:
+        require_numbers()
+        task, recipe, flags = arguments(argv)
+        signals.listen(None, ending.exit_now, exit_reasons.peer_failed)
+        prepare(recipe, flags, task)
+    except UserError as error:
+        ending.refuse(error)
+    exit_reasons.clean_up()
+
+
+def arguments(argv: Sequence[str]) -> tuple[tuple[int, int], Path, list[str]]:
+    """Parse `argv` into the task with the number of tasks, (0, 1) by default, the recipe, and its flags."""
+    task, tasks, rest = 0, 1, list(argv)
+    if rest and rest[0] == "--shard":
+        given = re.fullmatch(r"(\d+)/(\d+)", rest[1] if len(rest) > 1 else "")
+        task, tasks = map(int, given.groups()) if given else (0, 0)
+        if task >= tasks:
+            raise UserError(f"--shard {' '.join(rest[1:2])}: give I/N with I from 0 to N-1, as in --shard 3/64")
+        rest = rest[2:]
+    if not rest or not Path(rest[0]).is_file():
+        raise UserError(f"{rest[0] if rest else 'the recipe'} is not a file: {USAGE}")
+    return (task, tasks), Path(rest[0]), rest[1:]
+
+
+def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int]) -> None:
+    """Prepare the data of a recipe, or those of one task, and print what there is.
+
+    Raises:
+        UserError: a flag is wrong, or the data cannot be read or written.
+    """
+    began = time.monotonic()
+    alone_on_a_core = exit_reasons.local_processes() >= len(os.sched_getaffinity(0))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if alone_on_a_core else "true")
+    module = load_recipe(recipe)
+    config = options.parse(module.Config, flags)
+    shard = f"--shard {task[0]}/{task[1]}"
+    try:
+        with only_task(*task):
+            parts = dict(zip(("training", "validation"), module.load_data(config), strict=False))
+    except Unfinished as error:
+        say(f"{shard}: prepared in {time.monotonic() - began:.0f} s; {error}, or to this command without --shard")
+        return
+    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), TokenFile)}
+    if task[1] > 1 and not files:
+        raise UserError(f"{shard} has no effect on {recipe}, whose data one process prepares: leave it out")
+    rows = {name: samples(data) for name, data in parts.items()}
+    rows |= {f"corpus {i}": stored(file) for i, file in enumerate(files, 1)}
+    rows |= {"folder": str(cache_dir()), "time": f"{time.monotonic() - began:.1f} s"}
+    if int(os.environ.get("RANK", 0)) == 0:
+        print("\n".join(f"{name:<12}{value}" for name, value in rows.items()))
+
+
+def samples(data: object) -> str:
+    """The numbers of samples and tokens of a data set."""
+    lengths = getattr(data, "lengths", None)
+    tokens = "" if lengths is None else f", {int(lengths.sum(dtype=int)):,} tokens with special tokens"
+    return f"{len(data):,} samples{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
+
+
+def stored(file: TokenFile) -> str:
+    """The numbers of documents, tokens, bytes and files of a corpus."""
+    folders = {file.folder, *(path.parent for path in file.tokens.files)}
+    sizes = [path.stat().st_size for folder in folders for path in folder.iterdir()]
+    counts = f"{len(file.offsets) - 1:,} documents, {len(file.tokens):,} tokens"
+    return f"{counts}, {sum(sizes) / 1e6:,.1f} MB in {len(sizes):,} files"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

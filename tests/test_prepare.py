@@ -1,0 +1,104 @@
+"""`python -m shared.prepare` leaves nothing to prepare for the training run, and refuses bad input in one line."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import runs
+
+from shared import prepare
+from shared.config import options
+from shared.datasets import documents as documents_module
+from shared.datasets import prepared
+from shared.errors import UserError
+from shared.text import shards as shards_module
+
+MLM = runs.ROOT / "recipes/mlm.py"
+LINES = [f"document {i} of some, and it has {i % 7} words of no use" for i in range(200)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """Flags of recipes/mlm.py with a corpus of two files."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {line}\n" for line in LINES))
+    return ["--train_file", f"{tmp_path}/*.txt", "--vocab_size", "300", "--output_dir", str(tmp_path / "run")]
+
+
+def nothing_is_built(monkeypatch):
+    def mkdtemp(**_):
+        raise AssertionError("data were prepared again")
+
+    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+
+
+def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypatch, capsys):
+    prepare.prepare(MLM, flags, (0, 1))
+    out = capsys.readouterr().out
+    assert re.search(r"^training +360 samples, [\d,]+ tokens", out, re.MULTILINE)
+    assert re.search(r"^validation +40 samples, [\d,]+ tokens", out, re.MULTILINE)
+    assert re.search(r"^corpus 1 +400 documents, [\d,]+ tokens, [\d.]+ MB in \d+ files$", out, re.MULTILINE)
+    assert re.search(r"^time +[\d.]+ s$", out, re.MULTILINE)
+    assert not (tmp_path / "run").exists()
+    nothing_is_built(monkeypatch)
+    mlm = runs.load_recipe("mlm")
+    train, held_out, _ = mlm.load_data(options.parse(mlm.Config, flags))
+    assert (len(train), len(held_out)) == (360, 40)
+
+
+def test_the_tasks_of_an_array_prepare_the_corpus_together(flags, monkeypatch, capsys):
+    monkeypatch.setattr(documents_module, "PART_BYTES", 4000)
+    monkeypatch.setattr(shards_module, "BLOCK_CHARACTERS", 4000)
+    for task in (2, 0):
+        prepare.prepare(MLM, flags, (task, 3))
+        captured = capsys.readouterr()
+        assert re.search(
+            rf"--shard {task}/3: prepared in \d+ s; \d+ of \d+ parts are left to other tasks", captured.err
+        )
+        assert captured.out == ""
+    prepare.prepare(MLM, flags, (1, 3))
+    assert "400 documents" in capsys.readouterr().out
+    nothing_is_built(monkeypatch)
+    prepare.prepare(MLM, flags, (0, 1))
+
+
+def test_two_processes_prepare_and_print_once(flags, tmp_path):
+    codes, output = runs.run_forked(2, "shared/prepare.py", [MLM, *flags], tmp_path)
+    assert codes == [0, 0], output
+    assert output.count("400 documents") == 1
+    assert "Traceback" not in output
+
+
+def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_path):
+    flags[1] = f"{tmp_path}/*.jsonl.zst"
+    codes, output = runs.run_forked(2, "shared/prepare.py", [MLM, *flags], tmp_path)
+    assert codes == [2, 2], output
+    errors = [line for line in output.splitlines() if "error" in line or "Traceback" in line]
+    assert errors == [f"error: --train_file {flags[1]}: no file matches this pattern"]
+
+
+def test_a_shard_has_no_effect_on_other_recipes(texts):
+    flags = [*map(str, texts), *runs.TINY]
+    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*nlp\.py, whose data one process prepares"):
+        prepare.prepare(runs.ROOT / "recipes/nlp.py", flags, (0, 2))
+
+
+def test_arguments():
+    assert prepare.arguments([str(MLM), "--seed", "1"]) == ((0, 1), MLM, ["--seed", "1"])
+    assert prepare.arguments(["--shard", "3/64", str(MLM)]) == ((3, 64), MLM, [])
+    for given, expected in (
+        ([], "the recipe is not a file: python -m shared.prepare"),
+        (["--seed", "1"], "--seed is not a file: "),
+        (["--shard"], "--shard : give I/N"),
+        (["--shard", "4/4", str(MLM)], "--shard 4/4: give I/N with I from 0 to N-1"),
+        (["--shard", "x", str(MLM)], "--shard x: give I/N"),
+        (["--shard", "0/0", str(MLM)], "--shard 0/0: give I/N"),
+    ):
+        with pytest.raises(UserError, match=re.escape(expected)):
+            prepare.arguments(given)

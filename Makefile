@@ -13,7 +13,7 @@ help:
 	@echo "make demo-embeddings  as make demo, with recipes/embeddings.py"
 	@echo "make test      install the requirements of the tests and run the tests"
 	@echo "make test-docs  run the commands of README.md and docs/"
-	@echo "make test-clusters  run the tests of clusters: two machines, simulated by network namespaces (root), and restarts"
+	@echo "make test-clusters  run the tests of clusters: two machines, simulated by network namespaces (root), restarts, FSDP"
 	@echo "make lint      run ruff, ruff format, mypy and import-linter"
 	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (2 hours)"
 	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"

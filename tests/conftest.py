@@ -5,6 +5,7 @@ import os
 
 import pytest
 import runs
+import torch
 from accelerate.state import AcceleratorState, GradientState
 from hypothesis import settings
 
@@ -57,6 +58,7 @@ def reset_process_state():
     Accelerate keeps its state, such as the precision, in class attributes. Benchmarks bind the process to a core.
     """
     names, cores = {*os.environ}, os.sched_getaffinity(0)
+    torch.set_num_threads(1)  # two test workers share a core; threads that wait for each other would waste it
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

@@ -18,9 +18,16 @@ from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 
 
+def ended(pid):
+    try:
+        return psutil.Process(pid).status() == "zombie"
+    except psutil.NoSuchProcess:
+        return True
+
+
 def sleep_until_ended(pipe):
     workers = pipe.recv()
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in workers):
+    while not all(map(ended, workers)):
         time.sleep(0.01)
     time.sleep(0.5)
     print("survived", len(workers), "workers", flush=True)

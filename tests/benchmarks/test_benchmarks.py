@@ -143,6 +143,7 @@ def test_processes_that_wait_take_turns_with_processes_that_never_wait(tmp_path,
     assert len(report["comparisons"]["waiting / never waiting"]["rounds"]) == 3
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
     monkeypatch.setattr(encoder_and_texts, "SIZES", sizes)

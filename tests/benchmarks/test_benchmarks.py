@@ -167,6 +167,7 @@ def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
     assert min(row["cpu_ms"] for row in report["rows"]) > 0
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
     monkeypatch.setattr(encoder_and_texts, "SIZES", sizes)

@@ -42,11 +42,15 @@ def compare(_, folder):
     return found
 
 
+DOCS = pytest.mark.docs  # docs/performance.md has the command of the script
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     return runs.in_group(compare, LARGEST, tmp_path_factory.mktemp("rings"))
 
 
+@DOCS
 def test_every_ring_equals_all_reduce_to_rounding(found):
     assert {row[0] for row in found[0]} == set(range(2, LARGEST + 1))
     assert len(found[0]) == 4 * 2 * (len(DTYPES) * len(LENGTHS) + 1)
@@ -55,6 +59,7 @@ def test_every_ring_equals_all_reduce_to_rounding(found):
             assert error <= DTYPES[dtype], (size, method, dtype, length)
 
 
+@DOCS
 def test_all_processes_have_the_same_sum(found):
     for rank, rows in enumerate(found):
         for row, first in zip(rows, found[0][-len(rows) :], strict=True):
@@ -62,6 +67,7 @@ def test_all_processes_have_the_same_sum(found):
             assert row[6] == first[6]
 
 
+@DOCS
 def test_the_bytes_sent_are_the_minimum_to_one_element_per_chunk(found):
     for rank in found:
         for size, _, dtype, length, _, sent, _ in rank:
@@ -74,6 +80,7 @@ def test_bandwidths_are_defined_as_in_nccl_tests():
     assert collectives.bandwidths(1000, 0.5, 1)["bus_bandwidth"] == 0
 
 
+@DOCS
 def test_the_script_writes_a_row_per_size_and_method_and_a_table(tmp_path):
     script = [runs.ROOT / "benchmarks/collectives.py", "--bytes", "1024", "8192", "--repeats", "1"]
     runs.succeed(runs.torchrun(2, *script, "--output_dir", tmp_path), CUDA_VISIBLE_DEVICES="")

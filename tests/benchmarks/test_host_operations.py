@@ -42,6 +42,7 @@ def test_a_recipe_calls_at_most_a_tenth_more_operators_than_a_bare_loop(count, n
     assert bare["all_per_micro_batch"] > bare["operators_per_micro_batch"] > bare["operators_per_step"]
 
 
+@pytest.mark.docs  # docs/performance.md has the command that counts
 def test_an_operator_more_in_a_micro_batch_or_a_step_is_counted(count, monkeypatch):
     before, bare = count("images", "no")
     add, end_step = TrainingRun.count, TrainingRun.end_step
@@ -54,6 +55,7 @@ def test_an_operator_more_in_a_micro_batch_or_a_step_is_counted(count, monkeypat
         assert after[figure] == before[figure] + more, figure
 
 
+@pytest.mark.docs
 def test_the_benchmark_writes_its_ratios(tmp_path, monkeypatch, one_cpu_process_without_a_picture):
     words = ["--rounds", "1", "--steps", "2", "--works", "images", "--precisions", "no", "--output_dir", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["benchmarks/host_operations.py", *words, *runs.TINY_IMAGES])

@@ -44,7 +44,8 @@ LAUNCHES = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHES)
+# `make test` starts torchrun, too, in the test of Ctrl-C below.
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.clusters), "accelerate launch"])
 def test_two_launched_processes_give_the_same_run_as_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
     (tmp_path / "tmp").mkdir()

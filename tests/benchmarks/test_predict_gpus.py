@@ -63,7 +63,6 @@ def write_plans(folder, model, seconds):
 
 def test_a_step_is_at_least_as_long_as_its_plan(monkeypatch, tmp_path):
     model, network = predict_gpus.bert_base(1), next(iter(predict_gpus.NETWORKS))
-    monkeypatch.setattr(predict_gpus, "entries", lambda found=predict_gpus.entries(): found)
     monkeypatch.setattr(predict_gpus, "RESULTS", tmp_path)
     for share in (0.1, 10):
         write_plans(tmp_path, model, share * model.work.computation)

@@ -49,6 +49,10 @@ RESNET_RATE = 3_929  # images per second, not compiled: docs/performance.md. The
 SAVE_EVERY = 1_000  # steps
 NETWORKS = {"InfiniBand, 8 x 400 Gbit/s per machine": INFINIBAND, "Ethernet, 100 Gbit/s per machine": ETHERNET}
 WITH_PREPARATION = (8, 64, 512, 4096)  # GPUs
+STEPS = (
+    "*Efficiency* is compared with one GPU. *Without overlap*, the all-reduces begin after the backward pass. *With the "
+    "plan*, a step takes at least as long as its plan, which was measured on one core of another machine."
+)
 
 
 @dataclass(frozen=True)
@@ -206,9 +210,7 @@ def prediction_tables(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for model, unit, network in dict.fromkeys((row["model"], row["unit"], row["network"]) for row in rows):
         lines += [f"### {model}; {network}", ""]
-        lines += [
-            f"| GPUs | step | efficiency | without overlap | plan of a step | with the plan | {unit} per second |"
-        ]
+        lines += [f"| GPUs | step | efficiency | without overlap | plan of a step | with the plan | {unit}/s |"]
         lines += ["|---:|---:|---:|---:|---:|---:|---:|"]
         lines += [
             f"| {row['processes']:,} | {1000 * row['step_seconds']:.1f} ms | {row['efficiency']:.1%} | "
@@ -236,14 +238,10 @@ def comparison_table(rows: list[dict[str, Any]]) -> list[str]:
 def page(report: dict[str, Any]) -> str:
     """The report as Markdown."""
     prepared = report["preparation"]
-    lines = [f"Predicted, not measured. `{report['command']}`", "", "## Steps", ""]
+    lines = [f"Predicted, not measured. `{report['command']}`", "", "## Steps", "", STEPS, ""]
     lines += prediction_tables(report["predictions"])
-    lines += [
-        "## Checkpoints",
-        "",
-        "| | bytes | copy to the host | shared by 8 GPUs | share of the time, one copy per ",
-    ]
-    lines[-1] += f"{SAVE_EVERY:,} steps | written after |"
+    share = f"share of the time, a save every {SAVE_EVERY:,} steps"
+    lines += ["## Checkpoints", "", f"| | bytes | copy to the host | shared by 8 GPUs | {share} | written after |"]
     lines += ["|---|---:|---:|---:|---:|---:|"]
     lines += [
         f"| {row['model']} | {row['bytes'] / 1e9:.2f} GB | {1000 * row['copy_seconds']:.1f} ms | "
@@ -258,7 +256,9 @@ def page(report: dict[str, Any]) -> str:
     lines += ["", "## Published scaling", "", *comparison_table(report["published"])]
     lines += ["## Sources", "", "| figure | value | source |", "|---|---|---|"]
     lines += [f"| {figure} | {value} | {source} |" for figure, value, source in SOURCES]
-    lines += [f"| {about} | | {source} |" for about, source in dict.fromkeys((t.about, t.source) for t in TABLES)]
+    for source in dict.fromkeys(table.source for table in TABLES):
+        about = "; ".join(table.about for table in TABLES if table.source == source)
+        lines += [f"| scaling of {about} | | {source} |"]
     return "\n".join([*lines, ""])
 
 

@@ -129,6 +129,7 @@ def main() -> None:
                 rows, figure, f"{largest:,}", f"{smallest:,}"
             )
             for figure in FIGURES
+            if smallest < largest
         }
         steps = [("texts", each) for each in arguments.samples_per_process]
         steps += [("images", each) for each in arguments.images_per_process]

@@ -50,8 +50,8 @@ SAVE_EVERY = 1_000  # steps
 NETWORKS = {"InfiniBand, 8 x 400 Gbit/s per machine": INFINIBAND, "Ethernet, 100 Gbit/s per machine": ETHERNET}
 WITH_PREPARATION = (8, 64, 512, 4096)  # GPUs
 STEPS = (
-    "*Efficiency* is compared with one GPU. *Without overlap*, the all-reduces begin after the backward pass. *With the "
-    "plan*, a step takes at least as long as its plan, which was measured on one core of another machine."
+    "*Efficiency* is compared with one GPU. *Without overlap*, the all-reduces begin after the backward pass. *With "
+    "the plan*, a step takes at least as long as its plan, which was measured on one core of another machine."
 )
 
 

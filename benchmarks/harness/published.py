@@ -54,7 +54,7 @@ class Scaling:
     overlap: bool = False
     """Whether all-reduces overlap with the backward pass."""
     update_bytes: float = 0.0
-    """Memory that an update reads and writes; known only where the first row has several GPUs or accumulates."""
+    """Memory that an update reads and writes; 0 in a table whose rows all update after one micro-batch."""
     difference: str = ""
     """Why prediction and table differ by more than 5 %."""
 

@@ -111,8 +111,9 @@ PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
 BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
-	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head chunked_loss packing \
-	fused_qkv tokenizing preparing predictions checkpoints_cpu scale peers_bf16 peers_fp32 host_operations
+	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
+	chunked_loss packing fused_qkv tokenizing preparing predictions checkpoints_cpu scale scale_processes peers_bf16 \
+	peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
@@ -137,6 +138,8 @@ measure_tokenizing := python benchmarks/tokenizing.py
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3
 measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
+measure_scale_processes := python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 \
+	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384
 measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
 measure_peers_bf16 := $(PEERS) --benchmarks nlp --mixed_precision bf16 --rows 16 \
 	--contestants ours group_by_length bare_tuned accelerate_tuned fabric_tuned
@@ -167,13 +170,17 @@ for folder in $(1); do \
 	done; \
 done
 endef
+# The prediction for many GPUs takes a second. It reads results of `make bench` and `make gpu`.
+PREDICT_GPUS := $(BIN)/python benchmarks/predict_gpus.py --output_dir benchmarks/results
 # Root is needed to limit the bandwidth of links.
 bench-network: $(NETWORK:%=out/bench/%/measured)
 	$(call commit_results,$(NETWORK))
+	$(PREDICT_GPUS)
 
 bench: $(BENCHMARKS:%=out/bench/%/measured)
 	$(call commit_results,$(BENCHMARKS))
 	$(BIN)/python benchmarks/results_table.py
+	$(PREDICT_GPUS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

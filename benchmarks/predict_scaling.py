@@ -7,13 +7,8 @@
 The first command predicts. The second compares the model with what scaling.py measured on limited links. The third
 compares it with steps whose computation is a sleep.
 
-The model: each process computes `tokens` tokens per step (weak scaling). The backward pass of the last micro-batch
-takes two thirds of its time and makes gradients at a constant rate, in buckets of 25 MiB. The all-reduce of a bucket
-starts when the bucket is full and the all-reduce before has ended; it does not slow down the computation. `late_bytes`
-come with the last gradient, such as an embedding's, and overlap with nothing. An all-reduce is a ring: 2(n-1)
-latencies, and 2(n-1)/n of the bytes through the link. With several ranks per node there is a ring inside each node, at
-the speed of the node, and then a ring over the nodes. The model leaves out slower processes, congestion and the update,
-so it is an upper bound of the speed. Writes predict_scaling.json and predict_scaling.md into the output folder.
+harness/scaling_model.py has the model. With several ranks per node, there is a ring inside each node and then a ring
+over the nodes. Writes predict_scaling.json and predict_scaling.md into the output folder.
 """
 
 import argparse
@@ -28,53 +23,33 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness import limited_links
+from benchmarks.harness import limited_links, scaling_model
 from benchmarks.harness.process_group import run_group
 from benchmarks.harness.rounds import command, machine
 
-BUCKET = 25 * 2**20
-BACKWARD = 2 / 3  # of a micro-batch's computation: two of three matrix products
-COUNTS = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+
+def network_of(arguments: argparse.Namespace) -> scaling_model.Network:
+    """The links that the flags describe."""
+    return scaling_model.Network(
+        bandwidth=arguments.bandwidth,
+        latency=arguments.latency,
+        ranks_per_machine=arguments.ranks_per_node,
+        machine_latency=arguments.node_latency,
+        machine_bandwidth=arguments.node_bandwidth,
+    )
 
 
-def ring_seconds(size: float, ranks: int, latency: float, bandwidth: float) -> float:
-    """Seconds of an all-reduce of `size` bytes around a ring."""
-    return 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth
+def work_of(arguments: argparse.Namespace, computation: float) -> scaling_model.Work:
+    """What a process does in a step, if its computation takes `computation` seconds."""
+    late, micro_batches = arguments.late_bytes, arguments.micro_batches
+    return scaling_model.Work(computation, arguments.gradient_bytes, late, micro_batches)
 
 
-def all_reduce_seconds(size: float, ranks: int, link: argparse.Namespace) -> float:
-    """Seconds of an all-reduce over nodes of `ranks_per_node` ranks: inside each node, then between the nodes."""
-    inside = min(ranks, link.ranks_per_node)
-    nodes = -(-ranks // link.ranks_per_node)
-    within = ring_seconds(size, inside, link.node_latency, link.node_bandwidth)
-    return within + ring_seconds(size, nodes, link.latency, link.bandwidth)
-
-
-def exposed_seconds(ranks: int, backward: float, link: argparse.Namespace) -> float:
-    """Seconds from the end of the backward pass to the end of the last all-reduce."""
-    early = link.gradient_bytes - link.late_bytes
-    count = max(1, round(early / BUCKET))
-    buckets = [(backward * (i + 1) / count, early / count) for i in range(count)] if early else []
-    through = 0.0
-    for ready, size in [*buckets, (backward, link.late_bytes)]:
-        if size:
-            through = max(through, ready) + all_reduce_seconds(size, ranks, link)
-    return max(0.0, through - backward)
-
-
-def predict(ranks: int, link: argparse.Namespace) -> dict[str, float]:
-    """One row of the table: seconds of a step, and the efficiency compared with a process that does not communicate."""
-    computation = link.token_seconds * link.tokens
-    backward = BACKWARD * computation / link.micro_batches
-    exposed = exposed_seconds(ranks, backward, link) if ranks > 1 else 0.0
-    step = computation + exposed
-    return {
-        "processes": ranks,
-        "step_seconds": step,
-        "exposed_seconds": exposed,
-        "efficiency": computation / step,
-        "tokens_per_second": ranks * link.tokens / step,
-    }
+def predict(ranks: int, arguments: argparse.Namespace) -> dict[str, float]:
+    """One row of the table."""
+    work = work_of(arguments, arguments.token_seconds * arguments.tokens)
+    row = scaling_model.predict(ranks, work, network_of(arguments))
+    return row | {"tokens_per_second": ranks * arguments.tokens / row["step_seconds"]}
 
 
 def check(measured: list[dict[str, Any]], link: argparse.Namespace) -> list[dict[str, float]]:
@@ -92,7 +67,8 @@ def check(measured: list[dict[str, Any]], link: argparse.Namespace) -> list[dict
         link.bandwidth = limited_links.GOODPUT * row["link_mbit"] * 1e6 / 8
         waiting = free[0]["step_seconds"] * free[0]["communication_share"]
         computation = free[0]["step_seconds"] - waiting
-        exposed = exposed_seconds(row["processes"], BACKWARD * computation / link.micro_batches, link)
+        work = work_of(link, computation)
+        exposed = scaling_model.exposed_seconds(row["processes"], work.backward, work, network_of(link))
         rows.append(compared(row, computation + max(waiting, exposed), row["step_seconds"]))
     return rows
 
@@ -118,7 +94,8 @@ def sleep_and_reduce(arguments: argparse.Namespace) -> list[dict[str, float]]:
                 run_group(words, arguments.processes, places, None, result.with_suffix(".log"))
             times.append(json.loads(result.read_text()))
         arguments.bandwidth, arguments.late_bytes = limited_links.GOODPUT * megabits * 1e6 / 8, arguments.gradient_bytes
-        predicted = arguments.sleep + exposed_seconds(arguments.processes, 0.0, arguments)
+        work, network = work_of(arguments, arguments.sleep), network_of(arguments)
+        predicted = arguments.sleep + scaling_model.exposed_seconds(arguments.processes, 0.0, work, network)
         row = {"processes": arguments.processes, "link_mbit": megabits}
         rows.append(compared(row, predicted, statistics.median(times)))
     return rows
@@ -202,7 +179,7 @@ def main() -> None:
     else:
         if None in (arguments.token_seconds, arguments.tokens, arguments.bandwidth):
             parser.error("a prediction needs --token_seconds, --tokens and --bandwidth")
-        rows = [predict(count, arguments) for count in COUNTS]
+        rows = [predict(count, arguments) for count in scaling_model.COUNTS]
     about = {"machine": machine(os.cpu_count() or 1), "command": command()}
     (arguments.output_dir / "predict_scaling.json").write_text(
         json.dumps([row | about for row in rows], indent=1) + "\n"

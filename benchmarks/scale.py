@@ -12,9 +12,14 @@ first step, and then STEPS more. A step has 4,096 samples, and the process is on
 - private_mib: memory that belongs to the process alone after all steps, above that of a bare interpreter
 - mapped_mib: pages of the file that the process has mapped; the page cache holds them once for all processes
 
-Then a step of 4,096 processes is planned for every one of them, for three global batches of a billion samples. 16 of
+Then a step of 4,096 processes is planned for every one of them, for three global batches of the largest data set. 16 of
 them are timed, each with a plan of its own, which gives the same micro-batches. Writes scale.json and scale.md into the
 output folder. The file takes 2 bytes per sample there and is removed at the end.
+
+    python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 --processes 8 64 512 4096 \
+        --samples_per_process 64 256 --images_per_process 384 --output_dir out/scale_processes
+
+plans for other numbers of processes, and for images, which have no lengths. predict_gpus.py reads the result.
 """
 
 import argparse
@@ -22,6 +27,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +45,7 @@ TILE = 10**6  # lengths that the file repeats
 FIGURES = ("first_step_cpu_ms", "resume_cpu_ms", "step_cpu_ms", "private_mib")  # that are compared
 TIMED = 16  # processes of a large launch whose own plans are timed
 BATCHES = (2, 4, 8)  # samples of a step per process
+BUDGETS = {"texts": {"max_tokens": 16_384}, "images": {"max_samples": 1024}}  # of a micro-batch
 
 
 def write_lengths(path: Path, samples: int) -> None:
@@ -65,15 +72,25 @@ def figures_of(lengths: Path, samples: int, arguments: argparse.Namespace) -> di
     return {"samples": samples, **start, **resumed}
 
 
-def plan_of_all(lengths: Path, samples: int, processes: int, batch: int) -> dict[str, Any]:
-    """Milliseconds on a processor of one process for its plan of a step, and whether all read each sample once."""
-    mapped = np.memmap(lengths, np.uint16, "r", shape=(samples,)).view(np.ndarray)
-    sizes = {"seed": 0, "global_batch_size": batch, "num_epochs": 1, "max_tokens": 16_384, "num_processes": processes}
-    plan = Plan(lengths=mapped, longest=0, **sizes)
+def plan_of_all(lengths: Path, samples: int, processes: int, batch: int, kind: str = "texts") -> dict[str, Any]:
+    """Milliseconds on a processor of one process for its plan of a step, and whether all read each sample once.
+
+    Args:
+        lengths: the file of lengths; images have none.
+        samples: of the data set.
+        processes: of the run.
+        batch: samples of the step.
+        kind: a key of BUDGETS.
+    """
+    data: dict[str, Any] = {"num_samples": samples}
+    if kind == "texts":
+        data = {"lengths": np.memmap(lengths, np.uint16, "r", shape=(samples,)).view(np.ndarray), "longest": 0}
+    sizes = {"seed": 0, "global_batch_size": batch, "num_epochs": 1, "num_processes": processes} | BUDGETS[kind]
+    plan = Plan(**data, **sizes)
     step, taken = plan.total_steps // 2, []
     everyone = plan.micro_batches_of_all(step)
     for rank in range(0, processes, -(-processes // TIMED)):
-        own = Plan(lengths=mapped, longest=0, **sizes, process_index=rank)
+        own = Plan(**data, **sizes, process_index=rank)
         permutation._block.cache_clear()  # another process would not have it
         begun = time.process_time()
         mine = own.micro_batches(step)
@@ -84,6 +101,7 @@ def plan_of_all(lengths: Path, samples: int, processes: int, batch: int) -> dict
     return {
         "processes": processes,
         "global_batch_size": batch,
+        "kind": kind,
         "cpu_ms": taken,
         "each_sample_once": bool(len(found) == batch and np.array_equal(found, asked)),
     }
@@ -94,7 +112,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--steps", type=int, default=200, help="steps after the first one of a process")
     parser.add_argument("--global_batch_size", type=int, default=4096)
-    parser.add_argument("--processes", type=int, default=4096)
+    parser.add_argument("--processes", type=int, nargs="+", default=[4096])
+    parser.add_argument("--samples_per_process", type=int, nargs="+", default=list(BATCHES), help="texts of a step")
+    parser.add_argument("--images_per_process", type=int, nargs="+", default=[], help="images of a step")
     arguments = parser.parse_args()
     lengths = rounds.make_runs_folder(arguments.output_dir) / "lengths"
     smallest, largest = min(arguments.samples), max(arguments.samples)
@@ -109,12 +129,17 @@ def main() -> None:
                 rows, figure, f"{largest:,}", f"{smallest:,}"
             )
             for figure in FIGURES
+            if smallest < largest
         }
-        for each in BATCHES:
-            found = plan_of_all(lengths, largest, arguments.processes, each * arguments.processes)
+        steps = [("texts", each) for each in arguments.samples_per_process]
+        steps += [("images", each) for each in arguments.images_per_process]
+        for (kind, each), processes in product(steps, arguments.processes):
+            found = plan_of_all(lengths, largest, processes, each * processes, kind)
             print(found, flush=True)
             once = "each sample once" if found["each_sample_once"] else "SAMPLES MISSING OR READ TWICE"
-            of = f"{arguments.processes:,} processes, {found['global_batch_size']:,} samples"
+            of = (
+                f"{processes:,} processes, {found['global_batch_size']:,} {'images' if kind == 'images' else 'samples'}"
+            )
             comparisons[f"CPU ms of one of {of} ({once})"] = rounds.summary(found["cpu_ms"]) | found
     finally:
         lengths.unlink(missing_ok=True)

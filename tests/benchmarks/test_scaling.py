@@ -1,11 +1,9 @@
-"""The scaling benchmark starts the right processes and counts correctly; the prediction follows its model."""
+"""The scaling benchmark starts the right processes and counts correctly."""
 
 import json
 import os
-import shlex
 import subprocess
 import sys
-from argparse import Namespace
 
 import pytest
 import runs
@@ -13,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(runs.ROOT))
 
-from benchmarks import predict_scaling, scaling
+from benchmarks import scaling
 from benchmarks.harness import launching, limited_links, process_group
 
 
@@ -162,59 +160,3 @@ def test_a_limited_link_has_its_rate_and_its_namespaces_are_removed():
     after = subprocess.check_output(["ip", "netns"])
     mine = f"ar{os.getpid()}".encode()
     assert mine not in before + after
-
-
-# The prediction
-
-
-def link(**values):
-    usual = {"gradient_bytes": 100e6, "late_bytes": 0.0, "latency": 1e-4, "bandwidth": 1e9, "ranks_per_node": 1}
-    usual |= {"node_latency": 0.0, "node_bandwidth": float("inf"), "token_seconds": 1e-5, "tokens": 1e4}
-    return Namespace(**usual | {"micro_batches": 1} | values)
-
-
-def test_the_time_of_a_ring_is_its_latencies_plus_the_time_of_its_bytes():
-    assert predict_scaling.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
-    assert predict_scaling.ring_seconds(1e9, 1, 0.01, 1e9) == 0
-
-
-def test_late_gradients_are_fully_exposed_and_others_only_after_the_backward_pass():
-    whole = predict_scaling.all_reduce_seconds(100e6, 2, link())
-    assert predict_scaling.exposed_seconds(2, 1.0, link(late_bytes=100e6)) == pytest.approx(whole)
-    buckets = round(100e6 / predict_scaling.BUCKET)
-    last = predict_scaling.all_reduce_seconds(100e6 / buckets, 2, link())
-    assert predict_scaling.exposed_seconds(2, 1e3, link()) == pytest.approx(last)  # only the last bucket is exposed
-    assert predict_scaling.exposed_seconds(2, 0.0, link()) == pytest.approx(buckets * last)
-
-
-def test_several_ranks_share_the_link_of_their_node():
-    inside = link(ranks_per_node=8, node_bandwidth=4e11)
-    assert predict_scaling.all_reduce_seconds(1e9, 8, inside) == pytest.approx(2 * 7 / 8 / 400)
-    assert predict_scaling.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
-
-
-def test_efficiency_grows_with_micro_batches_and_faster_links_and_falls_with_processes():
-    rates = [predict_scaling.predict(n, link())["efficiency"] for n in predict_scaling.COUNTS]
-    assert rates == sorted(rates, reverse=True)
-    assert predict_scaling.predict(8, link(bandwidth=2e9))["efficiency"] > rates[0]
-    more = predict_scaling.predict(8, link(tokens=4e4, micro_batches=4))["efficiency"]
-    assert more > rates[0]
-    assert predict_scaling.predict(1, link())["efficiency"] == 1
-
-
-def test_a_check_adds_the_link_to_the_computation_unless_the_processes_waited_longer():
-    free, slow, fast = row(2, 1.0, share=0.2), row(2, 1.0, link=80.0, step=1.8), row(2, 1.0, link=8000.0, step=2.0)
-    found = predict_scaling.check(
-        [free, slow, fast, row(1, 1.0)], link(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0)
-    )
-    assert [line["predicted"] for line in found] == pytest.approx([1.8, 1.0])  # 9.5 MB at 0.95 x 10 MB/s: 1 s
-    assert [line["error"] for line in found] == pytest.approx([0, -0.5])
-
-
-def test_the_table_of_a_prediction_has_8_to_4096_processes(tmp_path):
-    words = "--token_seconds 1e-5 --tokens 4096 --gradient_bytes 4e8 --latency 1e-5 --bandwidth 1e10 --ranks_per_node 8"
-    script = runs.ROOT / "benchmarks/predict_scaling.py"
-    runs.succeed([sys.executable, script, *shlex.split(words), "--output_dir", tmp_path])
-    rows = json.loads((tmp_path / "predict_scaling.json").read_text())
-    assert [found["processes"] for found in rows] == predict_scaling.COUNTS
-    assert "| 4,096 |" in (tmp_path / "predict_scaling.md").read_text()

@@ -26,9 +26,10 @@ def own_cache(monkeypatch, tmp_path_factory):
 @pytest.fixture
 def flags(tmp_path):
     """Flags of recipes/mlm.py with a corpus of two files."""
+    (tmp_path / "corpus").mkdir()
     for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {line}\n" for line in LINES))
-    return ["--train_file", f"{tmp_path}/*.txt", "--vocab_size", "300", "--output_dir", str(tmp_path / "run")]
+        (tmp_path / f"corpus/{name}.txt").write_text("".join(f"{name} {line}\n" for line in LINES))
+    return ["--train_file", f"{tmp_path}/corpus/*.txt", "--vocab_size", "300", "--output_dir", str(tmp_path / "run")]
 
 
 def nothing_is_built(monkeypatch):

@@ -222,7 +222,7 @@ def set_attention(model: Any, names: Sequence[str]) -> None:
     def attention(module: nn.Module, *args: Any, sliding_window: int | None = None, **more: Any) -> tuple[Tensor, None]:
         return KERNELS[kernel(names, sliding_window)](module, *args, sliding_window=sliding_window, **more)
 
-    name = "_".join(("packed", *names))
+    name = "_".join(("packed", *names)).replace("flash", "fa")  # transformers would look for a kernel of such a name
     AttentionInterface.register(name, attention)
     model.set_attn_implementation(name)
     activate_flash_3("flash3" in names)

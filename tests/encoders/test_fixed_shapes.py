@@ -30,10 +30,10 @@ from shared.plan.cutting import fill_in_order
 
 CPU = torch.device("cpu")
 NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-NO_DROPOUT |= dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
+NO_DROPOUT |= dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout", "classifier_dropout_prob"), 0.0)
 WINDOW = {"local_attention": 16, "global_attn_every_n_layers": 2}
 SHAPES = FixedShapes.of_sizes(160, 8, 48)
-LENGTHS = ((48, 37, 37, 12, 3, 1), (9, 4, 2), (40, 40, 40, 40), (1,), (48,) * 3 + (16,))
+LENGTHS = ((48, 37, 37, 12, 3, 1), (1,), (48, 48, 48, 16))  # the last leaves nothing to fill
 
 
 def tiny(auto, family, **more):
@@ -161,9 +161,8 @@ def test_layers_compile_once_for_each_bucket_of_lengths(monkeypatch):
     compile_layers(Accelerator(cpu=True), Options(torch_compile=True), model, fixed_shapes=True)
     collate, generator = Packing.for_model(model.config, SHAPES), np.random.default_rng(0)
     before, buckets = of_torch.compiled_graphs(), set()
-    for seed in range(24):
-        longest = int(generator.integers(1, 49))
-        batch = collate(documents(np.sort(generator.integers(1, longest + 1, 3))[::-1], seed))
+    for seed, longest in enumerate((48, 20, 5, 30, 37, 13, 12, 36)):
+        batch = collate(documents([longest, *generator.integers(1, longest + 1, 2)], seed))
         buckets.add(batch["max_length_q"])
         labels = batch.pop("labels")
         with torch.no_grad():
@@ -224,14 +223,14 @@ def test_it_is_refused_with_a_searched_budget_and_for_a_model_that_cannot_be_pac
         pack_or_pad(tiny(AutoModelForMaskedLM, "BERT"), [np.arange(5, 25)], tokenizer, accelerator, searched)
     model = tiny(AutoModelForMaskedLM, "MobileBERT")
     with pytest.raises(UserError, match=r"^--fixed_shapes has no effect, because a MobileBertForMaskedLM cannot be"):
-        pack_or_pad(model, [np.arange(5, 25)], tokenizer, accelerator, config)
+        pack_or_pad(model, [np.arange(5, 25), np.arange(5, 9)], tokenizer, accelerator, config)
     model = tiny(AutoModelForSequenceClassification, "MobileBERT")
     with pytest.raises(UserError, match=r"^--fixed_shapes has no effect, because a MobileBertForSequenceClassif"):
         pack_or_pad_texts(model, [], [], tokenizer, accelerator, config)
 
 
 @pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-@pytest.mark.parametrize("recipe", ["mlm", "nlp"])
+@pytest.mark.parametrize("recipe", ["mlm", pytest.param("nlp", marks=pytest.mark.docs)])
 def test_a_run_with_fixed_shapes_equals_one_without_and_compiles_few_graphs(
     recipe, texts, tmp_path, monkeypatch, capfd
 ):

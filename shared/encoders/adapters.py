@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shared.config.options import Options
+from shared.config.text_options import TextOptions
 from shared.errors import UserError, listed, say
 from shared.plan.hashing import hash64
 from shared.pretrained.from_pretrained import backbone
@@ -46,14 +47,14 @@ class Adapter:
 
 
 def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
-    """Put an adapter into each layer of --lora_targets, freeze all other weights except a classifier's head.
+    """Put an adapter into each layer of --lora_targets, and freeze all other weights except those of a classifier's head.
 
     A is drawn from --seed, the same on every process. Without --lora_rank the model is unchanged.
 
     Raises:
         UserError: the model is not of transformers, FSDP is used, or see `layers_to_adapt`.
     """
-    if (rank := getattr(config, "lora_rank", None)) is None:  # a field of the text recipes
+    if not isinstance(config, TextOptions) or (rank := config.lora_rank) is None:
         return
     from peft import LoraConfig, inject_adapter_in_model
     from transformers import PreTrainedModel
@@ -64,27 +65,26 @@ def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"--lora_rank {rank}: a {type(model).__name__} is not a model of transformers: leave it out")
     head = head_of(model)
-    layers = layers_to_adapt(model, head, getattr(config, "lora_targets", None))
-    alpha, dropout = (getattr(config, name) for name in ("lora_alpha", "lora_dropout"))
+    layers = layers_to_adapt(model, head, config.lora_targets)
     settings = LoraConfig(
         r=rank,
-        lora_alpha=2 * rank if alpha is None else alpha,
-        lora_dropout=dropout or 0.0,
+        lora_alpha=2 * rank if config.lora_alpha is None else config.lora_alpha,
+        lora_dropout=config.lora_dropout or 0.0,
         target_modules=list(layers),
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(hash64(config.seed, DRAW) >> 1)
         inject_adapter_in_model(settings, model, ADAPTER)
-    assert [name for name, _ in adapted_layers(model)] == list(layers), "PEFT adapts the layers that it is told"
+    assert [name for name, _ in adapted_layers(model)] == list(layers), "PEFT adapts exactly these layers"
     for _, layer in adapted_layers(model):
         layer.cast_input_dtype_enabled = False  # A and B compute in the dtype of their input, as other layers do
     for name in head:
         model.get_submodule(name).requires_grad_(True)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
-    parts = f"{len(layers)} adapters" + (f" and the head ({listed(head)})" if head else "")
-    say(f"--lora_rank {rank}: {parts} are trained, {trained:,} of {total:,} weights")
+    where = f"adapters of {len(layers)} layers" + (f" and the head ({listed(head)})" if head else "")
+    say(f"--lora_rank {rank}: {trained:,} of {total:,} weights are trained: {where}")
 
 
 def head_of(model: Any) -> list[str]:
@@ -95,10 +95,9 @@ def head_of(model: Any) -> list[str]:
     if model.get_output_embeddings() is not None:
         return []
     base = backbone(model)
-    inside = {name: module for name, module in model.named_modules() if module is base}
-    poolers = {f"{name}.pooler": getattr(base, "pooler", None) for name in inside}
-    outside = {name: module for name, module in model.named_children() if base not in module.modules()}
-    found = outside | {name: module for name, module in poolers.items() if isinstance(module, nn.Module)}
+    found = {name: module for name, module in model.named_children() if base not in module.modules()}
+    if isinstance(pooler := getattr(base, "pooler", None), nn.Module):
+        found |= {name: module for name, module in model.named_modules() if module is pooler}
     return [name for name, module in found.items() if next(module.parameters(), None) is not None]
 
 
@@ -150,7 +149,7 @@ def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 @contextmanager
-def with_random_adapters(model: nn.Module) -> Iterator[None]:
+def random_adapters(model: nn.Module) -> Iterator[None]:
     """Give B random values in this context, and zeros at its end.
 
     While B is zero, a check of equality cannot tell whether a replaced layer still uses its adapters.
@@ -176,6 +175,7 @@ def merge_adapters(model: Any, config: Options) -> Adapter | None:
     """
     if not (layers := adapted_layers(model)):
         return None
+    assert isinstance(config, TextOptions), "see `add_adapters`"
     head = head_of(model)
     weights = {
         f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.contiguous()
@@ -183,7 +183,7 @@ def merge_adapters(model: Any, config: Options) -> Adapter | None:
         if ".lora_" in name or name.startswith(tuple(f"{module}." for module in head))
     }
     settings = model.peft_config[ADAPTER].to_dict() | {
-        "base_model_name_or_path": getattr(config, "model_name_or_path", None),
+        "base_model_name_or_path": config.model_name_or_path,
         "revision": config.revision,
         "task_type": next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None),
         "modules_to_save": head or None,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.config.options import Options
-from shared.encoders.adapters import add_adapters, with_random_adapters
+from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
 from shared.models.activations import use_activation_dtype
 from shared.models.compiling import compile_layers
@@ -26,7 +26,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
     """
     check_names(model)
     add_adapters(accelerator, config, model)
-    with with_random_adapters(model):  # for the checks that a faster replacement leaves the logits unchanged
+    with random_adapters(model):  # for the checks that a faster replacement leaves the logits unchanged
         shorten_last_layer(model)
         attend_to_all(accelerator, model)
         if accelerator.device.type == "cuda":

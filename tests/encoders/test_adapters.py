@@ -20,7 +20,7 @@ from shared.encoders.adapters import (
     head_of,
     layers_to_adapt,
     merge_adapters,
-    with_random_adapters,
+    random_adapters,
 )
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
@@ -112,8 +112,8 @@ def test_targets_are_named_by_the_end_of_their_names(capsys):
     assert ends == ["0.attention.self.query", "1.attention.self.query", "1.attention.self.value"]
     weights = 3 * 2 * 4 * 16 + sum(p.numel() for name in head_of(model) for p in model.get_submodule(name).parameters())
     assert capsys.readouterr().err == (
-        "--lora_rank 4: 3 adapters and the head (classifier, bert.pooler) are trained, "
-        f"{weights:,} of {sum(p.numel() for p in model.parameters()):,} weights\n"
+        f"--lora_rank 4: {weights:,} of {sum(p.numel() for p in model.parameters()):,} weights are trained: adapters of "
+        "3 layers and the head (classifier, bert.pooler)\n"
     )
 
 
@@ -223,7 +223,7 @@ def test_adapted_texts_can_be_packed():
     rows = [np.arange(4, 4 + length) for length in (7, 3, 5)]
     model = model_of("ModernBERT", MASKED_LM)
     adapt_to_device(CPU, settings(), model)
-    with with_random_adapters(model):
+    with random_adapters(model):
         assert packing_is_exact(model, rows)
 
 
@@ -272,7 +272,7 @@ def test_without_the_flag_a_model_is_unchanged():
     add_adapters(CPU, TextOptions(), model)
     assert trained(model) == {name for name, _ in model.named_parameters()}
     assert adapted_layers(model) == []
-    with with_random_adapters(model):
+    with random_adapters(model):
         assert trained(model) == {name for name, _ in model.named_parameters()}
 
 

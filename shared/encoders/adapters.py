@@ -47,7 +47,7 @@ class Adapter:
 
 
 def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
-    """Put an adapter into each layer of --lora_targets, and freeze all other weights except those of a classifier's head.
+    """Put an adapter into each layer of --lora_targets; freeze all other weights except the head of a classifier.
 
     A is drawn from --seed, the same on every process. Without --lora_rank the model is unchanged.
 

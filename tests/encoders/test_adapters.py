@@ -40,7 +40,7 @@ def settings(**changed):
 
 
 def model_of(family, auto=CLASSIFIER, **more):
-    return tiny(auto, family, vocab_size=50, **more)
+    return tiny(auto, family, vocab_size=50, **{"pad_token_id": 0} | more)
 
 
 def trained(model):
@@ -76,13 +76,10 @@ def distances(model, other):
     ("family", "layers", "head"),
     [
         ("BERT", 12, ["classifier", "bert.pooler"]),
-        ("RoBERTa", 12, ["classifier"]),
         ("DistilBERT", 12, ["pre_classifier", "classifier"]),
-        ("ELECTRA", 12, ["classifier"]),
         ("ALBERT", 6, ["classifier", "albert.pooler"]),
         ("ModernBERT", 8, ["head", "classifier"]),
         ("GPT-2", 8, ["score"]),
-        ("Llama", 14, ["score"]),
     ],
 )
 def test_all_linear_layers_of_the_encoder_get_an_adapter_and_the_head_is_trained(family, layers, head):
@@ -97,7 +94,7 @@ def test_all_linear_layers_of_the_encoder_get_an_adapter_and_the_head_is_trained
     assert torch.equal(model(**batch()).logits, expected), "B is zero"
 
 
-@pytest.mark.parametrize("family", ["BERT", "ModernBERT", "MPNet"])
+@pytest.mark.parametrize("family", ["BERT", "ModernBERT"])
 def test_a_masked_language_model_keeps_its_head(family):
     model = model_of(family, MASKED_LM)
     add_adapters(CPU, settings(), model)
@@ -193,7 +190,7 @@ def test_a_depends_on_the_seed_alone_and_the_random_state_is_unchanged():
     assert not torch.equal(drawn(1, 2), drawn(2, 2))
 
 
-@pytest.mark.parametrize("family", ["BERT", "RoBERTa", "DistilBERT", "ELECTRA"])
+@pytest.mark.parametrize("family", ["BERT", "DistilBERT"])
 @pytest.mark.parametrize("how", ["plain", "recomputed"])
 def test_the_short_last_layer_of_an_adapted_model_gives_the_same_logits_and_gradients(family, how):
     rates = NO_DROPOUT_OF_DISTILBERT if family == "DistilBERT" else NO_DROPOUT

@@ -40,7 +40,7 @@ class TextOptions(Options):
     # Adapters
     lora_rank: int | None = None
     """Train adapters of this rank (LoRA) in a pretrained encoder, and the head of a classifier. None: all weights."""
-    lora_alpha: Annotated[float, Limits(above=0)] | None = None
+    lora_alpha: int | None = None
     """The output of an adapter is multiplied by this number, divided by --lora_rank. None: twice --lora_rank."""
     lora_dropout: Annotated[float, Limits(least=0, below=1)] | None = None
     """Share of an adapter's inputs that dropout sets to zero in training. None: 0."""

@@ -148,7 +148,7 @@ def test_fsdp_is_refused():
     ("flags", "message"),
     [
         ("--lora_rank 8", "--lora_rank 8 has no effect without --model_name_or_path: give both, or neither"),
-        ("--lora_alpha 8", "--lora_alpha 8.0 has no effect without --lora_rank: give both, or neither"),
+        ("--lora_alpha 8", "--lora_alpha 8 has no effect without --lora_rank: give both, or neither"),
         ("--lora_dropout 0.1", "--lora_dropout 0.1 has no effect without --lora_rank: give both, or neither"),
         ("--lora_targets query", "--lora_targets query has no effect without --lora_rank: give both, or neither"),
         (
@@ -255,13 +255,13 @@ def test_compiled_layers_use_their_adapters(monkeypatch):
 def test_merging_gives_a_model_of_transformers_with_the_same_logits(family):
     model = model_of(family).eval()
     names, before = list(model.state_dict()), model(**batch()).logits
-    add_adapters(CPU, settings(lora_alpha=3.0), model)
+    add_adapters(CPU, settings(lora_alpha=3), model)
     adapted = give_values_to_b(model)(**batch()).logits
     assert runs.distance(adapted, before) > 1e-3
     adapter = merge_adapters(model, settings(revision=None))
     assert list(model.state_dict()) == names
     assert runs.distance(model(**batch()).logits, adapted) < 1e-5
-    assert adapter.settings["lora_alpha"] == 3.0
+    assert adapter.settings["lora_alpha"] == 3
     assert merge_adapters(model, settings()) is None
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
-from shared.encoders.fixed_shapes import FixedShapes
 from shared.encoders.packing import Packing, pack, packing_is_exact, padded_slots, refuse_fixed_shapes
 from shared.encoders.padding import pad_rows
 from shared.models.first_token import FILLED
 from shared.models.self_check import text_batch
+from shared.plan.fixed_shapes import FixedShapes
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 

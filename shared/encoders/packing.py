@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.encoders.attention import attend
-from shared.encoders.fixed_shapes import FixedShapes
 from shared.encoders.padding import TRIAL_TOKENS, padding_for
 from shared.errors import UserError
 from shared.models.self_check import logits_of, same
+from shared.plan.fixed_shapes import FixedShapes
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.text.tokenized import Padding
 

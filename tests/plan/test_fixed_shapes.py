@@ -16,7 +16,6 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from shared.compat import of_torch
 from shared.config import options
 from shared.config.options import Options
-from shared.encoders.fixed_shapes import BUCKETS, FixedShapes
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts, unpack_before_head
 from shared.encoders.packing import Packing, pack_or_pad, use_packed_attention
@@ -27,6 +26,7 @@ from shared.models.compiling import compile_layers
 from shared.models.first_token import is_short
 from shared.plan.batches import Plan
 from shared.plan.cutting import fill_in_order
+from shared.plan.fixed_shapes import BUCKETS, FixedShapes
 
 CPU = torch.device("cpu")
 NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)

@@ -34,12 +34,14 @@ MIB = 1 << 20
 def write_corpus(folder: Path, size: int) -> None:
     """Write `size` bytes of docstrings to corpus.jsonl and corpus.jsonl.zst, and a tokenizer to tokenizer/."""
     import pyarrow as pa
+    from transformers import BertConfig
 
     from shared.datasets import demo_texts
     from shared.text.tokenized import train_tokenizer
 
     table = demo_texts.documents().select(["text"])
     train_tokenizer(table, ("text",), "wordpiece", 8192, 512).save_pretrained(folder / "tokenizer")
+    BertConfig(vocab_size=8192).save_pretrained(folder / "tokenizer")
     texts, written, copy = table["text"].to_pylist(), 0, 0
     compressed = pa.CompressedOutputStream(folder / "corpus.jsonl.zst", "zstd")
     with (folder / "corpus.jsonl").open("wb") as file, compressed:

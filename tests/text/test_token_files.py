@@ -336,7 +336,7 @@ print(len(file.tokens), len(file.offsets) - 1, read)
 """
 
 
-@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl.zst"])
+@pytest.mark.parametrize("kind", ["txt", "parquet", pytest.param("jsonl.zst", marks=pytest.mark.docs)])
 def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
     """The process may use `memory` bytes more than its imports, and the text is larger."""
     memory = 96 << 20

@@ -316,7 +316,7 @@ def equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 def seconds(name: str, inputs: Inputs, window: Window) -> float:
     """The time of a forward and backward pass: the least of some repeats."""
-    device, times = inputs.tensors[0].device, []
+    device, times = inputs.tensors[0].device, list[float]()
     while len(times) <= REPEATS and (len(times) < 2 or sum(times) < ENOUGH):
         started = time.perf_counter()
         compute(name, inputs, window)

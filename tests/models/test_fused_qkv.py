@@ -24,7 +24,7 @@ from shared.pretrained.from_pretrained import checkpoint_activations
 NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
 NO_DROPOUT |= dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
 VIT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-KINDS = [(auto, name) for auto in ("masked", "classifier") for name in ("BERT", "RoBERTa", "ELECTRA", "DistilBERT")]
+KINDS = [("masked", "BERT"), ("masked", "ELECTRA"), ("classifier", "RoBERTa"), ("classifier", "DistilBERT")]
 
 
 def tiny(auto, name, **more):
@@ -75,7 +75,7 @@ def test_logits_gradients_and_names_are_those_of_three_products(auto, name, monk
     assert products(plain, monkeypatch) - products(model, monkeypatch) == 2 * fused
 
 
-@pytest.mark.parametrize("how", ["recomputed", "compiled", "bf16", "no bias"])
+@pytest.mark.parametrize("how", ["recomputed", pytest.param("compiled", marks=pytest.mark.docs), "bf16", "no bias"])
 def test_what_else_is_done_to_layers_goes_with_it(how, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
     torch._dynamo.reset()
@@ -133,6 +133,7 @@ def test_a_model_whose_result_would_change_is_refused(monkeypatch):
     assert not [module for module in model.modules() if "forward" in vars(module)]
 
 
+@pytest.mark.docs  # it takes long; test_activation_dtype.py has the gradient of a step
 @pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 def test_a_run_ends_with_the_weights_of_three_products_and_resumes_with_the_same_bytes(texts, tmp_path):
     mlm = runs.load_recipe("mlm")

@@ -149,6 +149,7 @@ def test_what_a_kernel_leaves_in_rows_of_no_document_reaches_neither_logits_nor_
         assert runs.distance(other, one) < 1e-5
 
 
+@pytest.mark.docs  # it takes long; the test of a run below counts graphs, too
 def test_layers_compile_once_for_each_bucket_of_lengths(monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
     torch._dynamo.reset()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 import torch
-from families import tiny
+from families import FAMILIES, tiny
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 sys.path.insert(0, str(runs.ROOT))
@@ -48,8 +48,9 @@ def trained(model):
 
 
 def batch():
-    lengths = torch.tensor([[20], [13], [5]])
-    return {"input_ids": torch.arange(60).view(3, 20) % 45 + 4, "attention_mask": (torch.arange(20) < lengths).long()}
+    ids, lengths = torch.arange(60).view(3, 20) % 45 + 4, torch.tensor([[20], [13], [5]])
+    ids[:, -1] = 3  # T5 classifies by the end-of-sequence token
+    return {"input_ids": ids, "attention_mask": (torch.arange(20) < lengths).long()}
 
 
 def logits_and_gradients(model):
@@ -129,6 +130,11 @@ def test_targets_are_named_by_the_end_of_their_names(capsys):
             lambda: model_of("BERT"),
             {"lora_targets": ("pooler.dense",)},
             r"--lora_targets pooler.dense: no linear layer",
+        ),
+        (
+            lambda: model_of("SqueezeBERT"),
+            {},
+            "--lora_rank: the encoder of a SqueezeBertForSequenceClassification has no linear layers to adapt",
         ),
         (lambda: torch.nn.Linear(2, 2), {}, "--lora_rank 4: a Linear is not a model of transformers: leave it out"),
     ],
@@ -251,7 +257,14 @@ def test_compiled_layers_use_their_adapters(monkeypatch):
     assert max(distances(give_values_to_b(compiled), give_values_to_b(eager))) < 1e-5
 
 
-@pytest.mark.parametrize("family", ["BERT", "GPT-2", "ALBERT"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in ("BERT", "GPT-2", "ALBERT") else pytest.mark.docs)
+        for family in FAMILIES
+        if family != "SqueezeBERT"  # refused, see above
+    ],
+)
 def test_merging_gives_a_model_of_transformers_with_the_same_logits(family):
     model = model_of(family).eval()
     names, before = list(model.state_dict()), model(**batch()).logits
@@ -260,7 +273,7 @@ def test_merging_gives_a_model_of_transformers_with_the_same_logits(family):
     assert runs.distance(adapted, before) > 1e-3
     adapter = merge_adapters(model, settings(revision=None))
     assert list(model.state_dict()) == names
-    assert runs.distance(model(**batch()).logits, adapted) < 1e-5
+    assert runs.distance(model(**batch()).logits, adapted) < 1e-4, "no layer of the model passes over its adapter"
     assert adapter.settings["lora_alpha"] == 3
     assert merge_adapters(model, settings()) is None
 

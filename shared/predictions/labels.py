@@ -83,7 +83,7 @@ class Task:
 
     def losses(self, outputs: Outputs, targets: np.ndarray) -> torch.Tensor:
         """The loss of each sample, float64 [n], as in the evaluation of the recipes."""
-        logits, true = torch.from_numpy(np.ascontiguousarray(outputs)), torch.from_numpy(targets)
+        logits, true = torch.from_numpy(np.ascontiguousarray(outputs)), torch.tensor(targets)
         if self.kind == "classification":
             return F.cross_entropy(logits, true, reduction="none").double()
         if self.kind == "multi_label":

@@ -14,12 +14,16 @@ from shared.datasets.files import kind_of
 from shared.errors import UserError
 from shared.predictions.output import FORMATS, parts_folder
 
-MODEL_OF_RUN = ("text_column_names", "image_column_name", "label_column_name", "label_delimiter", "problem_type")
-MODEL_OF_RUN += ("max_length", "packing", "decode_size", "channels_last", "deterministic")
-MODEL_OF_RUN += ("metric_name", "positive_label", "trust_remote_code", "csv_delimiter")
-DATA_OF_RUN = ("dataset_name", "dataset_config_name", "train_split_name", "validation_split_name", "train_file")
-DATA_OF_RUN += ("validation_file", "train_dir", "validation_dir", "validation_split_percentage", "seed")
-DATA_OF_RUN += ("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples")
+MODEL_OF_RUN = (
+    *("text_column_names", "image_column_name", "label_column_name", "label_delimiter", "problem_type", "max_length"),
+    *("packing", "decode_size", "channels_last", "deterministic", "metric_name", "positive_label"),
+    *("trust_remote_code", "csv_delimiter"),
+)
+DATA_OF_RUN = (
+    *("dataset_name", "dataset_config_name", "train_split_name", "validation_split_name", "train_file"),
+    *("validation_file", "train_dir", "validation_dir", "validation_split_percentage", "seed"),
+    *("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples"),
+)
 BUDGET = ("max_tokens_per_micro_batch", "per_device_eval_batch_size")
 READ = ("scores", "label_column_name", "csv_delimiter", "skip_incomplete_rows")
 OF_FILES = ("image_column_name", "label_column_name", "csv_delimiter")  # a folder of images has no columns
@@ -30,6 +34,8 @@ NO_LIMIT = 1_000_000  # a tokenizer without a limit has a larger model_max_lengt
 class PredictionOptions(options.Options):
     """The settings that predictions of all kinds share. `output_dir` is the folder of the parts."""
 
+    model_name_or_path: str | None = None
+    """The folder of the model."""
     input_file: str | None = None
     """The file or folder to predict. None: the validation data of the run."""
     predictions_file: str = ""
@@ -47,7 +53,7 @@ class PredictionOptions(options.Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextSettings(PredictionOptions, TextOptions):
-    """The settings for a text classifier. `model_name_or_path` is the folder of the model."""
+    """The settings for a text classifier."""
 
     text_column_names: tuple[str, ...] = ("text",)
     """Column of the texts, or the two columns of text pairs."""
@@ -68,7 +74,7 @@ class TextSettings(PredictionOptions, TextOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageSettings(PredictionOptions, AugmentationOptions):
-    """The settings for an image classifier. `model_name_or_path` is the folder of the model."""
+    """The settings for an image classifier."""
 
     per_device_eval_batch_size: int | None = 64
     """Maximum number of images in a forward pass."""
@@ -104,8 +110,8 @@ def settings_of(folder: Path, file: str | None, flags: Mapping[str, Any]) -> Set
     given = {name: value for name, value in flags.items() if value is not None}
     known = {field.name for field in dataclasses.fields(kind)}
     unfit, what = [name for name in given if name not in known], WHAT[kind]
-    if kind is ImageSettings and file is not None and Path(file).is_dir():
-        unfit, what = unfit + [name for name in given if name in OF_FILES], f"the folder {file}"
+    if not unfit and kind is ImageSettings and file is not None and Path(file).is_dir():
+        unfit, what = [name for name in given if name in OF_FILES], f"the folder {file}"
     if unfit:
         raise UserError(f"--{unfit[0]} {options.shown(given[unfit[0]])} has no effect on {what}: leave it out")
     values = {name: stored[name] for name in MODEL_OF_RUN if name in stored} | budget_of_run(stored)

@@ -7,7 +7,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from shared.datasets.labeled import load_labeled
-from shared.datasets.rows import ROW_COLUMN, skip_incomplete, source_of
+from shared.datasets.rows import ROW_COLUMN, column_of, skip_incomplete, source_of
 from shared.datasets.tables import read_file
 from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
@@ -39,7 +39,7 @@ def predict_texts(accelerator: Any, settings: TextSettings) -> Prediction:
     model = adapt_to_device(accelerator, settings, model)
     collate, how = pack_or_pad_texts(model, data, data, tokenizer, accelerator, settings)
     model.to(accelerator.device)
-    lengths = collate.padded_lengths(data.lengths)
+    lengths = collate.padded_lengths(data.lengths.astype(np.int64))
     limits = settings.max_tokens_per_micro_batch, settings.per_device_eval_batch_size
 
     def forward(batch: dict[str, Any]) -> Tensor:
@@ -73,6 +73,8 @@ def read_input(settings: TextSettings, task: Task) -> tuple[pa.Table, tuple[np.n
         found = (np.arange(table.num_rows), labels.encode(table)) if settings.scores else None
         return table, found
     table = read_file(settings.input_file, "FILE", settings.csv_delimiter)
+    for name in settings.text_column_names:
+        column_of(table, name, "--text_column_names")
     if settings.skip_incomplete_rows:
         table = skip_incomplete(table, settings.text_column_names)
     return table, targets_of(task, table, settings)

@@ -81,15 +81,6 @@ def test_a_folder_of_classes_is_predicted_as_by_the_pipeline_and_scored(trained,
             assert float(row[f"probability_{each['label']}"]) == pytest.approx(each["score"], abs=1e-5)
     assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
 
-    codes, printed = runs.run_forked(
-        2,
-        "shared/predict.py",
-        [run, digits, "--predictions_file", tmp_path / "two.csv", "--per_device_eval_batch_size", 4],
-        tmp_path,
-    )
-    assert codes == [0, 0], printed
-    assert (tmp_path / "two.csv").read_bytes() == output.read_bytes()
-
 
 def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(trained, digits, tmp_path):
     run, _ = trained
@@ -132,7 +123,7 @@ def test_corrupt_images_are_refused_or_left_out(trained, digits, tmp_path):
         for path in (digits / name).iterdir():
             (folder / name / path.name).write_bytes(path.read_bytes())
     broken = next((folder / "1").iterdir())
-    runs.truncate(broken)
+    broken.write_bytes(broken.read_bytes()[:-40])
     assert f"{broken} is corrupt" in message_of(predict_file, run, folder, "--predictions_file", tmp_path / "out.csv")
     scores = predict_file(run, folder, "--predictions_file", tmp_path / "out.csv", "--skip_corrupt_images")
     found = rows_of(tmp_path / "out.csv")

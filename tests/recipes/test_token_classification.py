@@ -4,6 +4,7 @@ One launch for each number of processes runs all configs. The tolerances are tho
 """
 
 import json
+import re
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,15 +184,15 @@ def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(tra
     from seqeval import metrics as seqeval
     from transformers import pipeline
 
-    results = train(
-        tmp_path / "run", "--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500
-    )
+    flags = ["--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500]
+    results = train(tmp_path / "run", *flags, "--max_train_steps", 30)
     tagger = pipeline("token-classification", model=str(tmp_path / "run/model"), device="cpu")
     true, predicted = [], []
     for row in map(json.loads, tagged_texts[3].read_text().splitlines()):
         starts = np.cumsum([0, *(len(word) + 1 for word in row["tokens"])])
         tags = {}
-        for piece in tagger(row["tokens"], is_split_into_words=True, ignore_labels=[]):
+        (pieces,) = tagger(row["tokens"], is_split_into_words=True, ignore_labels=[])
+        for piece in pieces:
             word = int(np.searchsorted(starts, piece["start"], side="right")) - 1
             tags.setdefault(word, piece["entity"])
         true.append(row["tags"])
@@ -222,7 +223,8 @@ def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
         (tmp_path / name).write_text("".join(f"{word} {tag}\n" if word else "\n" for word, tag in rows))
         return tmp_path / name
 
-    good = write("good.conll", ("EU", "B-ORG"), ("", ""), ("a", "O"), ("", ""), ("b", "I-ORG"), ("c", "B-ORG"))
+    sentences = [("EU", "B-ORG"), ("", ""), ("a", "O"), ("b", "I-ORG"), ("c", "B-ORG"), ("", "")]
+    good = write("good.conll", *sentences * 10)
     unknown = write("unknown.conll", ("a", "O"), ("", ""), ("Ada", "B-PER"))
     outside = write("outside.conll", ("a", "O"), ("", ""), ("b", "O"))
     message = refusal(train, tmp_path / "run", "--train_file", good, "--validation_file", unknown)
@@ -232,7 +234,8 @@ def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
     capsys.readouterr()
     train(tmp_path / "run", "--train_file", good, "--validation_file", "None", "--dry_run")
     said = capsys.readouterr().err
-    assert "1 of its rows (10 %, chosen by --seed 0) are held out" in said
+    assert re.search(r"good.conll: \d+ tags violate IOB2 \(such as I- without B- before it\)", said)
+    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in said
 
 
 def test_words_without_pieces_and_violations_of_the_scheme_are_reported(train, tmp_path, capsys):

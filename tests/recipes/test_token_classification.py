@@ -66,7 +66,9 @@ def configs(recipe, tagged_texts, tmp_path_factory):
 def outputs(configs, tmp_path_factory):
     """{processes: {name: output folder}}."""
     folder = tmp_path_factory.mktemp("outputs")
-    return {world: runs.run_many(world, configs, folder, "recipes/token_classification.py") for world in WORLDS}
+    chosen = {1: configs, 2: {name: configs[name] for name in ("gradient", "adam")}}
+    chosen[3] = {name: configs[name] for name in ("gradient", "dropout")}
+    return {world: runs.run_many(world, chosen[world], folder, "recipes/token_classification.py") for world in WORLDS}
 
 
 def prepared(recipe, flags):
@@ -88,20 +90,19 @@ def write_bert_with_dropout(recipe, texts, folder):
     return folder
 
 
-@pytest.mark.parametrize("name", ["adam", "dropout"])
-def test_the_run_is_the_same_on_any_number_of_processes(outputs, name):
-    one, *others = (outputs[world][name] for world in WORLDS)
+@pytest.mark.parametrize(("name", "world"), [("adam", 2), ("dropout", 3)])
+def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
+    one, other = outputs[1][name], outputs[world][name]
     lines = runs.training_lines(one)
     assert len(lines) == 20
     assert lines[-1]["loss"] < lines[0]["loss"]
-    for other in others:
-        assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
-        assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
-        both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
-        scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
-        assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
-        assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
-        assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
+    assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
+    assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
+    both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
+    scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
+    assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
+    assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
+    assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
 
 
 def losses_of_words(model, data, windows):
@@ -150,7 +151,7 @@ def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_
     remaining = iter(predicted.tolist())
     guesses = [["O" if word == DROPPED else tags.names[next(remaining)] for word in text["tokens"]] for text in texts]
     true = [text["tags"] for text in texts]
-    for world in WORLDS:
+    for world in (1, 2):
         found = next(line for line in runs.metrics(outputs[world]["adam"]) if "eval_loss" in line)
         assert found["eval_loss"] == pytest.approx(losses.double().mean().item(), rel=1e-5)
         for name in ("f1", "precision", "recall", "accuracy"):

@@ -121,7 +121,7 @@ GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
 BAD = {
     "lengths": (
         [GOOD, {"tokens": ["a"], "tags": []}],
-        "row 2 of .* has 1 words in tokens and 0 tags in tags: write one",
+        "row 2 of .* has 1 words in tokens and 0 tags in tags .*: write one",
     ),
     "column": (
         [{"tokens": ["a"], "ner_tags": ["O"]}],

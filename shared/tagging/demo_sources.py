@@ -30,7 +30,7 @@ FORMAT = 1  # part of the cache's name: increase it when a change below changes 
 FILES_PER_LIBRARY = 80
 MAX_BYTES = 100_000  # of a file; larger ones are mostly tables
 MIN_WORDS, MAX_WORDS = 20, 200  # of a function; further words are cut off
-TRAIN_TEXTS, VALIDATION_TEXTS = 4000, 800
+TRAIN_TEXTS, VALIDATION_TEXTS = 2400, 480
 STRING = '""'  # the word for any string
 SKIPPED = {token.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.COMMENT, token.ENCODING, token.ENDMARKER}
 FSTRING_START, FSTRING_END = (getattr(token, f"FSTRING_{end}", -1) for end in ("START", "END"))  # from Python 3.12 on
@@ -146,14 +146,14 @@ def _outer_functions(tree: ast.AST) -> Iterator[Function]:
 
 
 def _iob2(words: list[tuple[str, Place]], roles: Mapping[Place, str]) -> list[str]:
-    """The tags of words with roles. Names of the same role that dots join, such as os.path, are one entity."""
+    """The tags of words with roles. Modules or attributes that dots join, such as os.path, are one entity."""
     here = [roles.get(place) for _, place in words]
     after_definition = {"def": "function", "class": "class"}
     for i in range(1, len(words)):
         here[i] = after_definition.get(words[i - 1][0], here[i])  # `ast` does not have the places of these names
     tags = [f"B-{role}" if role else "O" for role in here]
     for i in range(1, len(words) - 1):
-        if words[i][0] == "." and here[i - 1] and here[i - 1] == here[i + 1]:
+        if words[i][0] == "." and here[i - 1] == here[i + 1] and here[i - 1] in ("attribute", "module"):
             tags[i] = tags[i + 1] = f"I-{here[i + 1]}"
     return tags
 

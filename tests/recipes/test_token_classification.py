@@ -4,6 +4,7 @@ One launch for each number of processes runs all configs. The tolerances are tho
 """
 
 import json
+import re
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +66,9 @@ def configs(recipe, tagged_texts, tmp_path_factory):
 def outputs(configs, tmp_path_factory):
     """{processes: {name: output folder}}."""
     folder = tmp_path_factory.mktemp("outputs")
-    return {world: runs.run_many(world, configs, folder, "recipes/token_classification.py") for world in WORLDS}
+    chosen = {1: configs, 2: {name: configs[name] for name in ("gradient", "adam")}}
+    chosen[3] = {name: configs[name] for name in ("gradient", "dropout")}
+    return {world: runs.run_many(world, chosen[world], folder, "recipes/token_classification.py") for world in WORLDS}
 
 
 def prepared(recipe, flags):
@@ -87,20 +90,19 @@ def write_bert_with_dropout(recipe, texts, folder):
     return folder
 
 
-@pytest.mark.parametrize("name", ["adam", "dropout"])
-def test_the_run_is_the_same_on_any_number_of_processes(outputs, name):
-    one, *others = (outputs[world][name] for world in WORLDS)
+@pytest.mark.parametrize(("name", "world"), [("adam", 2), ("dropout", 3)])
+def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
+    one, other = outputs[1][name], outputs[world][name]
     lines = runs.training_lines(one)
     assert len(lines) == 20
     assert lines[-1]["loss"] < lines[0]["loss"]
-    for other in others:
-        assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
-        assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
-        both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
-        scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
-        assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
-        assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
-        assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
+    assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
+    assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
+    both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
+    scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
+    assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
+    assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
+    assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
 
 
 def losses_of_words(model, data, windows):
@@ -149,7 +151,7 @@ def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_
     remaining = iter(predicted.tolist())
     guesses = [["O" if word == DROPPED else tags.names[next(remaining)] for word in text["tokens"]] for text in texts]
     true = [text["tags"] for text in texts]
-    for world in WORLDS:
+    for world in (1, 2):
         found = next(line for line in runs.metrics(outputs[world]["adam"]) if "eval_loss" in line)
         assert found["eval_loss"] == pytest.approx(losses.double().mean().item(), rel=1e-5)
         for name in ("f1", "precision", "recall", "accuracy"):
@@ -183,15 +185,15 @@ def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(tra
     from seqeval import metrics as seqeval
     from transformers import pipeline
 
-    results = train(
-        tmp_path / "run", "--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500
-    )
+    flags = ["--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500]
+    results = train(tmp_path / "run", *flags, "--max_train_steps", 30)
     tagger = pipeline("token-classification", model=str(tmp_path / "run/model"), device="cpu")
     true, predicted = [], []
     for row in map(json.loads, tagged_texts[3].read_text().splitlines()):
         starts = np.cumsum([0, *(len(word) + 1 for word in row["tokens"])])
         tags = {}
-        for piece in tagger(row["tokens"], is_split_into_words=True, ignore_labels=[]):
+        (pieces,) = tagger(row["tokens"], is_split_into_words=True, ignore_labels=[])
+        for piece in pieces:
             word = int(np.searchsorted(starts, piece["start"], side="right")) - 1
             tags.setdefault(word, piece["entity"])
         true.append(row["tags"])
@@ -222,7 +224,8 @@ def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
         (tmp_path / name).write_text("".join(f"{word} {tag}\n" if word else "\n" for word, tag in rows))
         return tmp_path / name
 
-    good = write("good.conll", ("EU", "B-ORG"), ("", ""), ("a", "O"), ("", ""), ("b", "I-ORG"), ("c", "B-ORG"))
+    sentences = [("EU", "B-ORG"), ("", ""), ("a", "O"), ("b", "I-ORG"), ("c", "B-ORG"), ("", "")]
+    good = write("good.conll", *sentences * 10)
     unknown = write("unknown.conll", ("a", "O"), ("", ""), ("Ada", "B-PER"))
     outside = write("outside.conll", ("a", "O"), ("", ""), ("b", "O"))
     message = refusal(train, tmp_path / "run", "--train_file", good, "--validation_file", unknown)
@@ -232,7 +235,8 @@ def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
     capsys.readouterr()
     train(tmp_path / "run", "--train_file", good, "--validation_file", "None", "--dry_run")
     said = capsys.readouterr().err
-    assert "1 of its rows (10 %, chosen by --seed 0) are held out" in said
+    assert re.search(r"good.conll: \d+ tags violate IOB2 \(such as I- without B- before it\)", said)
+    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in said
 
 
 def test_words_without_pieces_and_violations_of_the_scheme_are_reported(train, tmp_path, capsys):

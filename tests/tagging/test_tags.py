@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval import metrics as seqeval
 from seqeval.metrics.sequence_labeling import get_entities
@@ -37,6 +37,7 @@ def texts_of(names):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_entities_are_those_of_seqeval_also_where_tags_violate_their_scheme(scheme, data):
     tags, texts = Tags(SCHEMES[scheme]), data.draw(texts_of(SCHEMES[scheme]))
@@ -53,6 +54,7 @@ def test_entities_are_those_of_seqeval_also_where_tags_violate_their_scheme(sche
 
 @pytest.mark.filterwarnings("ignore:.*ill-defined")
 @pytest.mark.parametrize("scheme", SCHEMES)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_scores_are_those_of_seqeval(scheme, data):
     names = SCHEMES[scheme]
@@ -67,6 +69,7 @@ def test_scores_are_those_of_seqeval(scheme, data):
     assert found["accuracy"] == pytest.approx(seqeval.accuracy_score(true, predicted))
 
 
+@settings(max_examples=30)
 @given(texts=texts_of(SCHEMES["BIOES"]))
 def test_bilou_tags_mean_the_same_as_bioes_tags(texts):
     other = str.maketrans({"E": "L", "S": "U"})

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import UserError
@@ -39,6 +39,7 @@ def dataset(pieces_of_words, room, stride, around=([1], [2, 3])):
     return TaggedWords(cut(pieces_of_words), np.arange(len(begins)), begins, room + special, stride, around)
 
 
+@settings(max_examples=50)
 @given(pieces_of_words=texts(), room=st.integers(1, 12), data=st.data())
 def test_each_word_belongs_to_the_window_in_which_it_has_the_most_context(pieces_of_words, room, data):
     stride = data.draw(st.integers(0, room - 1))
@@ -66,6 +67,7 @@ def windows_of(begin, end, room, stride):
     return [*found, (max(begin, end - room), end)]
 
 
+@settings(max_examples=50)
 @given(pieces_of_words=texts(), data=st.data())
 def test_a_micro_batch_has_the_tokens_of_its_windows_and_the_tags_of_their_own_words(pieces_of_words, data):
     train = dataset(pieces_of_words, data.draw(st.integers(2, 9)), 1)
@@ -85,6 +87,7 @@ def test_a_micro_batch_has_the_tokens_of_its_windows_and_the_tags_of_their_own_w
     assert train[samples[0]].tolist() == tokens[: lengths[0]].tolist()
 
 
+@settings(max_examples=50)
 @given(pieces_of_words=texts())
 def test_words_without_pieces_get_the_tag_outside(pieces_of_words):
     train = dataset(pieces_of_words, 5, 2)

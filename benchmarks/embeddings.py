@@ -32,8 +32,8 @@ WARMUP = 1  # updates that are left out at the start
 OURS, PEER = "recipes/embeddings.py", "sentence-transformers"
 
 
-def prepare(folder: Path) -> None:
-    """Write the model, its tokenizer and the embedded pairs."""
+def prepare(folder: Path, evaluation_pairs: int) -> None:
+    """Write the model, its tokenizer and the embedded pairs, of the validation pairs the first `evaluation_pairs`."""
     import pyarrow.parquet as pq
     import transformers
 
@@ -48,7 +48,7 @@ def prepare(folder: Path) -> None:
     transformers.BertModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     pq.write_table(train, folder / "train.parquet")
-    pq.write_table(validation, folder / "validation.parquet")
+    pq.write_table(validation.slice(0, evaluation_pairs), folder / "validation.parquet")
 
 
 def recipe_flags(folder: Path) -> dict[str, object]:
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="timed updates per launch, after one of warm-up")
     parser.add_argument("--warmup_steps", type=int, default=2, help="steps of learning-rate warm-up")
     parser.add_argument("--global_batch_size", type=int, default=128)
+    parser.add_argument("--evaluation_pairs", type=int, default=500)
     parser.add_argument("--rows", type=int, default=32, help="the peer's mini_batch_size; 32 is its default")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048, help="the recipe's budget")
     parser.add_argument("--job", type=Path, help="file with the job of a process of the peer's launch")
@@ -185,7 +186,7 @@ def main() -> None:
             dist.destroy_process_group()
         return
     folder = rounds.make_runs_folder(arguments.output_dir)
-    prepare(folder / "model")
+    prepare(folder / "model", arguments.evaluation_pairs)
     rows = rounds.take_turns((OURS, PEER), arguments.rounds, lambda *turn: measure(arguments, folder, *turn))
     compared = {"speed": "samples_per_second", "peak memory": "peak_rss_mib"}
     comparisons = {f"{name} of ours / peer": rounds.compare(rows, key, OURS, PEER) for name, key in compared.items()}

@@ -73,7 +73,9 @@ def gather(roots: Mapping[str, Path], progress: bool = False) -> "pa.Table":
             found += [(demo_texts.uniform_hash("order", anchor), file, anchor, source) for anchor, source in pairs]
             bar.update()
 
-    rows, seen, per_library = [], set(), Counter()
+    rows = []
+    seen: set[str] = set()
+    per_library: Counter[str] = Counter()
     for _, file, *pair in sorted(found):
         keys = [" ".join(text.split()) for text in pair]
         library = file.partition("/")[0]

@@ -53,7 +53,7 @@ def batch_of(texts, samples):
     return {"rows": part.flatten(0, 1), "digests": (part[..., 0] * 1e6).long()}
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     kinds=st.integers(2, 3),
     size=st.integers(2, 12),
@@ -87,7 +87,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
         expected = loss.of_samples(whole, torch.cat([batch["digests"] for _, batch in pieces], dim=1)).mean()
         expected.backward()
         assert torch.allclose(found, gradient_of(model), rtol=1e-9, atol=1e-12)
-        assert float(sum(losses)) == pytest.approx(float(expected))
+        assert float(sum(losses).detach()) == pytest.approx(float(expected))
         model.zero_grad()
 
 

@@ -53,7 +53,7 @@ def batches(draw):
     return torch.randn(kinds, samples, 6, dtype=torch.float64, generator=generator), torch.tensor(texts)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(batches(), st.booleans(), st.sampled_from([(), (6,), (6, 3, 2)]))
 def test_the_loss_of_each_sample_is_its_definition(batch, symmetric, dims):
     embeddings, texts = batch
@@ -61,7 +61,7 @@ def test_the_loss_of_each_sample_is_its_definition(batch, symmetric, dims):
     assert torch.allclose(found, expected(embeddings, texts.tolist(), 0.2, symmetric, dims), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(batches(), st.booleans(), st.integers(1, 60))
 def test_the_gradient_in_parts_is_that_of_the_mean_of_all_losses(batch, symmetric, at_once):
     embeddings, texts = batch

@@ -50,7 +50,7 @@ def tasks(draw):
     return vectors, names
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(tasks(), st.integers(1, 200))
 def test_the_scores_are_their_definitions(task, at_once):
     (anchors, positives), names = task

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.config.options import Options
@@ -80,6 +80,7 @@ def test_a_micro_batch_has_all_anchors_then_all_positives_then_all_negatives(dat
     assert batch["digests"].tolist() == [train.digests_of(column)[samples].tolist() for column in range(3)]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=20))
 def test_texts_have_the_same_digest_exactly_if_they_have_the_same_tokens(texts):
     found = text_digests(np.concatenate(texts).astype(np.uint16), np.array(list(map(len, texts))))

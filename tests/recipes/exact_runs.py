@@ -86,15 +86,15 @@ def embedding_runs(texts, folder):
 def write_triplets(texts, folder):
     """Write the texts of `texts` as triplets: every other word, the remaining words, the next text; return the flags.
 
-    Every fourth row repeats an anchor or a positive.
+    Half of the rows have the same anchor as other rows, the other half the same positive.
     """
     flags = []
     for flag, file in zip(texts[::2], texts[1::2], strict=True):
         with Path(file).open(newline="") as opened:
             words = [text.split() for text, _ in list(csv.reader(opened))[1:]]
         rows = [[" ".join(each[::2]), " ".join(each[1::2])] for each in words]
-        for i in range(8, len(rows), 8):
-            rows[i][0], rows[i - 4][1] = rows[i - 1][0], rows[i - 5][1]
+        for i in range(8, len(rows), 2):
+            rows[i][0], rows[i - 1][1] = rows[i % 8][0], rows[i % 8][1]
         negatives = [" ".join(each) for each in (*words[1:], words[0])]
         path = folder / Path(file).with_suffix(".triplets.csv").name
         with path.open("w", newline="") as opened:

@@ -264,7 +264,7 @@ def _roles_of_module(tree: ast.Module) -> dict[str, str]:
     nodes = list(ast.walk(tree))
     called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     owners = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
-    roles = {}
+    roles: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, ast.Import):
             roles |= {alias.asname or alias.name.partition(".")[0]: "module" for alias in node.names}

@@ -131,8 +131,8 @@ def _report() -> None:
     for label, table in (("training", train), ("validation", validation)):
         sizes = Counter(file.partition("/")[0] for file in table["file"])
         print(f"{len(table['file']):,} {label} pairs:", ", ".join(f"{name} {n:,}" for name, n in sorted(sizes.items())))
-    # Words as in prose and code: snake_case and camelCase are several words.
-    tfidf = TfidfVectorizer(sublinear_tf=True, token_pattern=r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+    # In lower case, and a name such as snake_case is several words: the usual pattern would take it as one.
+    tfidf = TfidfVectorizer(sublinear_tf=True, token_pattern=r"[a-z]+|\d+")
     tfidf.fit(train["anchor"] + train["positive"])
     anchors, positives = (tfidf.transform(validation[name]) for name in ("anchor", "positive"))
     similarity = torch.from_numpy((anchors @ positives.T).toarray())

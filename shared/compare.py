@@ -55,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     if given.table or len(given.runs) != 2:
+        for name in ("loss_tolerance", "weight_tolerance"):
+            if getattr(given, name) != parser.get_default(name):
+                parser.error(f"--{name} has no effect on a table of results: leave it out")
         return print_results(given.runs)
     a, b = given.runs
     try:

@@ -296,6 +296,12 @@ def test_bad_input_is_one_line_and_leaves_no_file(alone, inputs, words, expected
     assert {path: path.stat().st_mtime_ns for folder in (alone, inputs) for path in folder.rglob("*.*")} == before
 
 
+def test_an_error_is_one_line_and_ends_every_process_with_exit_code_2(alone, inputs, tmp_path):
+    codes, printed = runs.run_forked(2, "shared/predict.py", [alone, inputs / "missing_file.csv"], tmp_path)
+    assert codes == [2, 2]
+    assert printed.splitlines() == [f"error: FILE {inputs / 'missing_file.csv'}: no such file"]
+
+
 def test_rows_without_text_can_be_left_out(alone, tmp_path, capsys):
     file = tmp_path / "new.csv"
     file.write_text("text,label\nan event loop,asyncio\n,email\na message with headers,email\n")

@@ -2,10 +2,10 @@
 
 A corpus consists of parts, which can be read independently (see `documents.Part`). A part is cut into blocks of text,
 and each block becomes a shard. The cut depends on the data alone, so any number of processes writes the same shards. A
-shard is complete or absent, and its name contains a digest of its content. Therefore processes on any number of
-machines divide the work by file locks alone, without a process group: each takes the next shard that is missing and
-that no other process writes. Preparation that was killed resumes with the missing shards. Machines without a common
-cache folder prepare a copy each.
+shard is complete or absent, and its name contains a digest of its documents and of the settings. Therefore processes
+on any number of machines divide the work by file locks alone, without a process group: each takes the next shard that
+is missing and that no other process writes. After a kill, only the missing shards are written. Machines without a
+common cache folder prepare a copy each.
 """
 
 import hashlib

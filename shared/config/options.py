@@ -337,7 +337,7 @@ def shown(value: Any) -> str:
 def base_learning_rate(config: Options) -> float:
     """Return --learning_rate before scaling to the batch, or for None the default of new or pretrained weights.
 
-    The default of adapters (--lora_rank) is ten times that of pretrained weights (Biderman et al., arXiv:2405.09673).
+    The default of adapters (--lora_rank) is ten times that of pretrained weights.
     """
     if config.learning_rate is not None:
         return config.learning_rate

@@ -10,7 +10,7 @@ folder.
 import copy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,18 +23,19 @@ from benchmarks.harness import encoder_and_texts, rounds
 from shared.models.fused_qkv import fuse, triples
 
 SIZES = {
-    "4 x 256": encoder_and_texts.SIZES,
-    "2 x 768": {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 3072},
+    "4x256": encoder_and_texts.SIZES,
+    "2x768": {"hidden_size": 768, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 3072},
 }
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 PASSES = 3  # in a round
 
 
-def ways() -> dict[str, Callable[[], object]]:
-    """Functions that make the passes, by name."""
+def ways(encoders: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """Functions that make the passes of these encoders, by name."""
     ids = torch.randint(8192, (8, 128), generator=torch.Generator().manual_seed(0))
     found: dict[str, Callable[[], object]] = {}
-    for size, sizes in SIZES.items():
+    for size in encoders:
+        sizes = SIZES[size]
         three = BertModel(BertConfig(vocab_size=8192, **WITHOUT_DROPOUT, **sizes), add_pooling_layer=False).train()
         one = copy.deepcopy(three)
         for layers in triples(one):
@@ -55,10 +56,12 @@ def passes(model: torch.nn.Module, ids: torch.Tensor, bf16: bool) -> None:
 
 
 def main() -> None:
-    arguments = rounds.parser(__doc__, "out/fused_qkv").parse_args()
+    parser = rounds.parser(__doc__, "out/fused_qkv")
+    parser.add_argument("--encoders", nargs="+", choices=list(SIZES), default=list(SIZES), help="layers x width")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    made = ways()
+    made = ways(arguments.encoders)
     for run in made.values():  # the first call warms up
         run()
 

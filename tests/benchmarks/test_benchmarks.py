@@ -154,7 +154,7 @@ def test_processes_that_wait_take_turns_with_processes_that_never_wait(tmp_path,
 
 def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    monkeypatch.setattr(fused_qkv, "SIZES", {"1 x 16": small})
+    monkeypatch.setattr(fused_qkv, "SIZES", {"1x16": small})
     monkeypatch.setattr(sys, "argv", ["benchmarks/fused_qkv.py", "--rounds", "1", "--output_dir", str(tmp_path)])
     threads = torch.get_num_threads()
     try:
@@ -162,7 +162,7 @@ def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
     finally:
         torch.set_num_threads(threads)
     report = json.loads((tmp_path / "fused_qkv.json").read_text())
-    names = [f"BERT 1 x 16, {precision}, three / one" for precision in ("float32", "bf16")]
+    names = [f"BERT 1x16, {precision}, three / one" for precision in ("float32", "bf16")]
     assert [*report["comparisons"]] == names
     assert min(row["cpu_ms"] for row in report["rows"]) > 0
 

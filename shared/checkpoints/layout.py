@@ -8,14 +8,14 @@ import math
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from safetensors.torch import save as safetensors_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.checkpoints import digests
 from shared.checkpoints.files import Record
@@ -229,6 +229,24 @@ def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         found.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name, name)
     return {name: state[name] for name in found.values()}
+
+
+def frozen_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are not trained, under all of their names."""
+    return {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
+
+
+def digest_of(tensors: Iterable[Tensor], algorithm: str = digests.ALGORITHM) -> str:
+    """A digest of shapes, dtypes and values, by one of `digests.ALGORITHMS`."""
+    found = digests.ALGORITHMS[algorithm]()
+    for tensor in tensors:
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
+        found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def path_of(descriptor: int) -> str:

@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_model
+from torch import nn
 
 from shared import disk
 from shared.checkpoints import digests, sharded, writer
+from shared.checkpoints.layout import digest_of, frozen_parameters
 from shared.checkpoints.progress import Progress
 from shared.compat import of_accelerate
 from shared.config.options import Options
-from shared.errors import UserError
+from shared.errors import UserError, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather, on_main_process
@@ -173,7 +175,7 @@ def load(accelerator: Any, path: Path) -> None:
     `accelerator.load_state` reads the same files, but also the random states, and ignores those that it cannot read.
 
     Raises:
-        UserError: the model or the optimizer in the checkpoint has other shapes.
+        UserError: the model or the optimizer in the checkpoint has other shapes; or see `load_weights`.
     """
     try:
         load_all(accelerator, path)
@@ -200,7 +202,7 @@ def load_all(accelerator: Any, path: Path) -> None:
         )
     else:
         for i, model in enumerate(models):
-            load_model(model, path / numbered("model.safetensors", i))
+            load_weights(model, path, numbered("model.safetensors", i))
         for i, optimizer in enumerate(optimizers):
             state = torch.load(path / numbered("optimizer.bin", i), map_location="cpu", weights_only=True)
             inner(optimizer).load_state_dict(state)
@@ -210,6 +212,28 @@ def load_all(accelerator: Any, path: Path) -> None:
             )
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(torch.load(path / "scaler.pt", weights_only=True))
+
+
+def load_weights(model: nn.Module, path: Path, file: str) -> None:
+    """Load a model from a file of a checkpoint, which may lack the frozen parameters of a pretrained model.
+
+    Raises:
+        RuntimeError: the file lacks other parameters of the model, has others, or has other shapes.
+        UserError: the frozen parameters differ from those of the run that saved the checkpoint.
+    """
+    frozen = frozen_parameters(model)
+    stored = read_state(path).get("frozen") if frozen else None
+    missing, unexpected = load_model(model, path / file, strict=not stored)
+    if stored is None:
+        return
+    if wrong := sorted(({*missing} - {*frozen}) | {*unexpected}):
+        raise RuntimeError(f"it differs in {listed(wrong)}")
+    ((algorithm, digest),) = stored.items()
+    if digest_of(frozen.values(), algorithm) != digest:
+        raise UserError(
+            f"{path} belongs to a run with other frozen weights: --model_name_or_path must name the model with which "
+            "the run began, unchanged"
+        )
 
 
 def load_best(accelerator: Any, config: Options, progress: Progress) -> None:

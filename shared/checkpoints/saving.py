@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from shared.checkpoints import digests, sharded, writer
 from shared.checkpoints.buffers import Copy
-from shared.checkpoints.layout import distinct, flatten
+from shared.checkpoints.layout import digest_of, distinct, flatten, frozen_parameters
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.resuming import interval_ends, manifest_of, numbered, path_of, save_is_due
 from shared.checkpoints.staging import Staging
@@ -44,7 +44,8 @@ class Saver:
     second process writes them; at most one save is under way. Each process of a machine that writes has a share of the
     large files. A checkpoint is written before `save` returns if the model is sharded, memory is short, or the layout
     of the files is unknown. A save that fails prints a warning, the run continues, and the next save tries again.
-    `finish` waits for the last save and requires it to succeed.
+    `finish` waits for the last save and requires it to succeed. Frozen parameters of a pretrained model are not
+    written: a resumed run loads them from --model_name_or_path and compares their digest.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -65,6 +66,7 @@ class Saver:
         if digests.ALGORITHM == "sha256":
             accelerator.print("checkpoints get SHA-256 digests, which are slow: pip install xxhash")
         self.settings = options.plain(config)
+        self.frozen, self.frozen_digest = self._frozen()
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
         self.in_background = not self.sharded
         self.staging = Staging(accelerator, config)
@@ -188,9 +190,21 @@ class Saver:
         """The addresses of the tensors that only an optimizer step changes."""
         return {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
 
+    def _frozen(self) -> tuple[set[str], dict[str, str] | None]:
+        """The names of the parameters that checkpoints leave out, and their digest, by its algorithm."""
+        pretrained = getattr(self.config, "model_name_or_path", None) is not None  # a field of some recipes
+        if self.sharded or not pretrained or len(self.models) != 1:
+            return set(), None
+        frozen = frozen_parameters(self.models[0])
+        return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None
+
     def _models(self) -> dict[str, Any]:
         """The states that safetensors writes, by file."""
-        return {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
+        states = {numbered("model.safetensors", i): model.state_dict() for i, model in enumerate(self.models)}
+        return {
+            file: {name: tensor for name, tensor in state.items() if name not in self.frozen}
+            for file, state in states.items()
+        }
 
     def _archives(self) -> dict[str, Any]:
         """The states that torch.save writes, by file: optimizers, and objects registered for checkpointing."""
@@ -263,9 +277,9 @@ class Saver:
 
         def fill() -> None:
             writer.require_space(job.final.parent, self._bytes(job))
-            for i, model in enumerate(self.models):
-                tensors = {name: tensor.contiguous() for name, tensor in distinct(model.state_dict()).items()}
-                save_file(tensors, job.partial / numbered("model.safetensors", i), {"format": "pt"})
+            for file, model in self._models().items():
+                tensors = {name: tensor.contiguous() for name, tensor in distinct(model).items()}
+                save_file(tensors, job.partial / file, {"format": "pt"})
             for name, state in self._archives().items():
                 torch.save(state, job.partial / name)
             for name, content in job.contents.items():
@@ -324,7 +338,7 @@ class Saver:
 
     def _bytes(self, job: Job) -> int:
         """The size of a checkpoint on disk, except its smallest files."""
-        states = [*(model.state_dict() for model in self.models), *self._archives().values()]
+        states = [*self._models().values(), *self._archives().values()]
         return job.bytes() + sum(tensor.nbytes for state in states for tensor in flatten(state).tensors)
 
     def _can_repeat(self) -> bool:
@@ -340,6 +354,7 @@ class Saver:
             "world_size": self.accelerator.num_processes,
             "threads": torch.get_num_threads(),
             "versions": self.versions,
+            "frozen": self.frozen_digest,
         }
 
 

@@ -64,7 +64,7 @@ def moved(
 
     The content is compared instead of the path. If the run has a digest of its data (`has_digest`),
     `refuse_changed_data` compares it. Of a model, the digest of its config is compared (`model_digest`); its weights
-    come from the checkpoint. Two names of the same path are always equal.
+    come from the checkpoint, which has a digest of the frozen ones. Two names of the same path are always equal.
 
     Raises:
         UserError: the config in the model's folder has changed.

@@ -75,7 +75,7 @@ class Config(TextOptions):
     optim: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer."""
     learning_rate: float | None = None
-    """Peak learning rate. None: 2e-3, or 5e-5 for a pretrained model. New models of full size need 1e-4 to 1e-3."""
+    """Peak learning rate. None: 2e-3, or 5e-5 if pretrained, 5e-4 for adapters. Large new models need 1e-4 to 1e-3."""
     lr_scheduler_type: ScheduleType = "warmup_stable_decay"
     """Learning rate schedule after the warm-up. A finished run can be extended only with constant."""
     warmup_ratio: float | None = 0.06

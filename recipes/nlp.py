@@ -62,7 +62,7 @@ class Config(LossOptions):
     output_dir: str = "out/nlp"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
     learning_rate: float | None = None
-    """Peak learning rate, reached after the warm-up. None: 1e-3 for a new encoder, 5e-5 for a pretrained one."""
+    """Peak learning rate. None: 1e-3 for a new encoder, 5e-5 for a pretrained one, 5e-4 for adapters (--lora_rank)."""
     warmup_ratio: float | None = 0.06
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 

@@ -95,6 +95,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "freeze_layers": ("--freeze NAMES",),
     "layer_decay": ("--layer_lr_decay FACTOR",),
     "llrd": ("--layer_lr_decay FACTOR",),
+    "use_peft": ("--lora_rank N",),
+    "use_lora": ("--lora_rank N",),
+    "lora_r": ("--lora_rank N",),
+    "lora_target_modules": ("--lora_targets NAMES",),
     "ignore_mismatched_sizes": ("a head of another size is always replaced by a new one: leave it out",),
     # Models
     "model": ("--model_name_or_path NAME",),

@@ -90,7 +90,7 @@ class Options:
     warmup_ratio: Share | None = None
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
     layer_lr_decay: Annotated[float, Limits(above=0, most=1)] | None = None
-    """Factor between the learning rates of a layer and the one above it; the head has the full rate. None: all equal."""
+    """Factor between the learning rates of a layer and the one above it; the head has the full one. None: all equal."""
     freeze: tuple[str, ...] | None = None
     """Modules or parameters that keep their weights, such as embeddings or 'layers.[0-5]'. None: all are trained."""
     max_grad_norm: float = 1.0
@@ -311,7 +311,7 @@ def check(config: Options) -> None:
         raise UserError(
             f"--revision {config.revision} has no effect without --model_name_or_path: give both, or neither"
         )
-    for name, other in (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio")):
+    for name, other in (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio"), ("freeze", "lora_rank")):
         if name in given and other in given:
             raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")
     batch, most, cut = config.global_batch_size, config.per_device_train_batch_size, config.micro_batches_per_step
@@ -333,12 +333,15 @@ def shown(value: Any) -> str:
 
 
 def base_learning_rate(config: Options) -> float:
-    """Return --learning_rate before scaling to the batch, or for None the default of new or pretrained weights."""
+    """Return --learning_rate before scaling to the batch, or for None the default of new or pretrained weights.
+
+    The default of adapters (--lora_rank) is ten times that of pretrained weights.
+    """
     if config.learning_rate is not None:
         return config.learning_rate
     pretrained = getattr(config, "model_name_or_path", None) is not None
     new = getattr(config, "from_scratch", False) or getattr(config, "freeze_backbone", False)  # trains a new head
-    return config.LEARNING_RATES[pretrained and not new]
+    return config.LEARNING_RATES[pretrained and not new] * (1 if getattr(config, "lora_rank", None) is None else 10)
 
 
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:

@@ -37,7 +37,24 @@ class TextOptions(Options):
     max_tokens_per_micro_batch: int | None = 2048
     """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
 
+    # Adapters
+    lora_rank: int | None = None
+    """Train adapters of this rank (LoRA) in a pretrained encoder, and the head of a classifier. None: all weights."""
+    lora_alpha: int | None = None
+    """The output of an adapter is multiplied by this number, divided by --lora_rank. None: twice --lora_rank."""
+    lora_dropout: Annotated[float, Limits(least=0, below=1)] | None = None
+    """Share of an adapter's inputs that dropout sets to zero in training. None: 0."""
+    lora_targets: tuple[str, ...] | None = None
+    """Linear layers of the encoder that get an adapter, by the end of their name: query value. None: all of them."""
+
     SIZES_OF_NEW_MODELS: ClassVar = frozenset(
         {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rope_theta"}
         | {"tokenizer_type", "vocab_size"}
+    )
+    NEEDS: ClassVar = (
+        *Options.NEEDS,
+        ("lora_rank", "model_name_or_path"),
+        ("lora_alpha", "lora_rank"),
+        ("lora_dropout", "lora_rank"),
+        ("lora_targets", "lora_rank"),
     )

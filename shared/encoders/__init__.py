@@ -1,4 +1,4 @@
-"""The computation of text encoders: attention, packed documents, padding and the masked head.
+"""The computation of text encoders: adapters, attention, packed documents, padding and the masked head.
 
 May import: models and below.
 """

@@ -1,4 +1,4 @@
-"""Adapting text encoders to a device: no unused outputs, fast attention, --activation_dtype, --torch_compile."""
+"""Adapting text encoders to flags and device: adapters, no unused outputs, fast attention, dtype, --torch_compile."""
 
 from functools import partial
 from typing import Any
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.config.options import Options
+from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
 from shared.models.activations import use_activation_dtype
 from shared.models.compiling import compile_layers
@@ -21,15 +22,17 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
     """Adapt the model to its device and the flags; call it before creating the optimizer and `prepare`.
 
     Raises:
-        UserError: see `check_names`, `use_activation_dtype` and `compile_layers`.
+        UserError: see `check_names`, `add_adapters`, `use_activation_dtype` and `compile_layers`.
     """
     check_names(model)
-    shorten_last_layer(model)
-    attend_to_all(accelerator, model)
-    if accelerator.device.type == "cuda":
-        mask_on_device(model)
-    elif accelerator.device.type == "cpu" and "bf16" in (accelerator.mixed_precision, config.activation_dtype):
-        attend_by_products(model)
+    add_adapters(accelerator, config, model)
+    with random_adapters(model):  # for the checks that a faster replacement leaves the logits unchanged
+        shorten_last_layer(model)
+        attend_to_all(accelerator, model)
+        if accelerator.device.type == "cuda":
+            mask_on_device(model)
+        elif accelerator.device.type == "cpu" and "bf16" in (accelerator.mixed_precision, config.activation_dtype):
+            attend_by_products(model)
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model)
 

@@ -32,8 +32,8 @@ def keep_if_equal(
     """Replace a part of a model; undo the replacement if logits or gradients change by more than rounding.
 
     The model runs in eval mode on the device of its weights. Call this before `prepare`, when the model is not yet
-    sharded by FSDP. Gradients are compared only for parameters of one dimension (biases, norms): every layer has them,
-    and they cost little. `grad`, buffers, modes and random states do not change.
+    sharded by FSDP. Gradients are compared only for small parameters: biases, norms and adapters. Every trained layer
+    has some of them, and they cost little. `grad`, buffers, modes and random states do not change.
 
     Args:
         model: with a `config`.
@@ -90,8 +90,8 @@ def image_batch(config: Any) -> dict[str, Any]:
 
 
 def logits_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the logits, and the gradient of their sum of squares for all parameters of one dimension, flattened."""
-    parameters = [parameter for parameter in model.parameters() if parameter.ndim == 1 and parameter.requires_grad]
+    """Return the logits, and the gradient of their sum of squares for biases, norms and adapters, flattened."""
+    parameters = [p for name, p in model.named_parameters() if p.requires_grad and (p.ndim == 1 or ".lora_" in name)]
     device = next(model.parameters()).device
     on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
     with torch.enable_grad(), in_eval_mode(model):
@@ -99,7 +99,7 @@ def logits_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor
         if not parameters:
             return logits.detach(), logits.new_zeros(1)
         parts = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True, materialize_grads=True)
-    return logits.detach(), torch.cat(parts)
+    return logits.detach(), torch.cat([part.flatten() for part in parts])
 
 
 def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

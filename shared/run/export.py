@@ -1,11 +1,11 @@
-"""Exports the folder model/ of a run: weights, config, tokenizer or image processor, and a model card."""
+"""Exports the folder model/ of a run: weights, config, tokenizer or image processor, a model card; and adapter/."""
 
 import math
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from shared.checkpoints.layout import distinct
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.disk import usual_permissions
+from shared.encoders.adapters import merge_adapters
 from shared.errors import UserError
 from shared.processes.collectives import on_main_process
 
@@ -32,6 +33,9 @@ def export(
     The card contains `note` as a paragraph. A model without `save_pretrained` (any `nn.Module`) is written without a
     config, and its card explains how to load it.
 
+    Adapters (--lora_rank) are merged into the weights of `model/`; `adapter/` then has them unmerged, as PEFT reads
+    them, with the head of a classifier.
+
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub, `model/` is also uploaded.
 
     Raises:
@@ -41,12 +45,16 @@ def export(
 
     output_dir = Path(config.output_dir)
     unwrapped = accelerator.unwrap_model(model)
+    adapter = merge_adapters(unwrapped, config)
     weights = tied(unwrapped, accelerator.get_state_dict(model))
 
     def write() -> None:
         require_finite(config, progress, unwrapped, weights)
+        logging.disable_progress_bar()  # it would be a bar for a single file
         try:
-            write_folder()
+            if adapter:
+                write_folder(output_dir / "adapter", adapter.save)
+            write_folder(output_dir / "model", fill)
         except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as three libraries report it
             raise UserError(
                 f"cannot write {output_dir / 'model'} ({error}): free space and start again; the run resumes from "
@@ -55,22 +63,26 @@ def export(
         if config.push_to_hub:
             print(f"uploaded to {push(output_dir / 'model', config)}")
 
-    def write_folder() -> None:
-        logging.disable_progress_bar()  # it would be a bar for a single file
-        partial = Path(tempfile.mkdtemp(prefix="model.partial-", dir=output_dir))
-        try:
-            save(unwrapped, weights, partial)
-            check_loads(partial, unwrapped)
-            if hasattr(processor, "save_pretrained"):
-                processor.save_pretrained(partial)
-            (partial / CARD).write_text(model_card(config, progress, unwrapped, note))
-            usual_permissions(partial)
-            shutil.rmtree(output_dir / "model", ignore_errors=True)
-            partial.rename(output_dir / "model")
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    def fill(folder: Path) -> None:
+        save(unwrapped, weights, folder)
+        check_loads(folder, unwrapped)
+        if hasattr(processor, "save_pretrained"):
+            processor.save_pretrained(folder)
+        (folder / CARD).write_text(model_card(config, progress, unwrapped, note))
 
     on_main_process(accelerator, write)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], object]) -> None:
+    """Replace a folder, complete or not at all: `fill` writes the files of the new one."""
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    try:
+        fill(partial)
+        usual_permissions(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def tied(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,198 @@
+"""`--lora_rank`: low-rank adapters (LoRA) of the PEFT library in a pretrained model, and their export.
+
+An adapted linear layer W computes W x + alpha / rank * B A x, with A [rank, in] and B [out, rank] (Hu et al.,
+arXiv:2106.09685). Only A, B and the head of a classifier are trained. B begins with zeros, so the first step computes
+the pretrained model. The defaults follow Biderman et al. (arXiv:2405.09673), who recommend adapters in all linear
+layers, alpha twice the rank, and a learning rate as high as training is stable.
+
+PEFT puts its layers into the model and leaves the model's class as it is. Therefore packing, the short last layer and
+everything else that works on a model of transformers also works on an adapted one.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from shared.config.options import Options
+from shared.config.text_options import TextOptions
+from shared.errors import UserError, listed, say
+from shared.plan.hashing import hash64
+from shared.pretrained.from_pretrained import backbone
+
+ADAPTER = "default"  # PEFT's own name for an adapter; its files do not contain it
+DRAW = 3  # the last word of the hash that seeds A; shared/plan/seeding.py uses 1 and 2
+TASKS = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}  # of PEFT, by end of the class
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The content of the two files of an adapter, in PEFT's format."""
+
+    settings: dict[str, Any]
+    weights: dict[str, Tensor]
+    """A and B of each adapted layer, and the head of a classifier."""
+
+    def save(self, folder: Path) -> None:
+        """Write adapter_config.json and adapter_model.safetensors."""
+        save_file(self.weights, folder / "adapter_model.safetensors", {"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(self.settings, indent=2, sort_keys=True) + "\n")
+
+
+def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
+    """Put an adapter into each layer of --lora_targets; freeze all other weights except the head of a classifier.
+
+    A is drawn from --seed, the same on every process. Without --lora_rank the model is unchanged.
+
+    Raises:
+        UserError: the model is not of transformers, FSDP is used, or see `layers_to_adapt`.
+    """
+    if not isinstance(config, TextOptions) or (rank := config.lora_rank) is None:
+        return
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
+
+    if accelerator.is_fsdp2:
+        raise UserError(f"--lora_rank {rank} is not tested with FSDP: use accelerate_configs/multi_gpu.yaml")
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"--lora_rank {rank}: a {type(model).__name__} is not a model of transformers: leave it out")
+    head = head_of(model)
+    layers = layers_to_adapt(model, head, config.lora_targets)
+    settings = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if config.lora_alpha is None else config.lora_alpha,
+        lora_dropout=config.lora_dropout or 0.0,
+        target_modules=list(layers),
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(hash64(config.seed, DRAW) >> 1)
+        inject_adapter_in_model(settings, model, ADAPTER)
+    assert [name for name, _ in adapted_layers(model)] == list(layers), "PEFT adapts exactly these layers"
+    for _, layer in adapted_layers(model):
+        layer.cast_input_dtype_enabled = False  # A and B compute in the dtype of their input, as other layers do
+    for name in head:
+        model.get_submodule(name).requires_grad_(True)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    where = f"adapters of {len(layers)} layers" + (f" and the head ({listed(head)})" if head else "")
+    say(f"--lora_rank {rank}: {trained:,} of {total:,} weights are trained: {where}")
+
+
+def head_of(model: Any) -> list[str]:
+    """The names of the modules of a classifier's head, and of the pooler that feeds only the head.
+
+    Empty for a model that predicts tokens: its head is pretrained, and is often tied to the embeddings.
+    """
+    if model.get_output_embeddings() is not None:
+        return []
+    base = backbone(model)
+    found = {name: module for name, module in model.named_children() if base not in module.modules()}
+    if isinstance(pooler := getattr(base, "pooler", None), nn.Module):
+        found |= {name: module for name, module in model.named_modules() if module is pooler}
+    return [name for name, module in found.items() if next(module.parameters(), None) is not None]
+
+
+def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | None) -> dict[str, nn.Module]:
+    """The linear layers of the encoder, without `head`, that one of the patterns names; None: all of them.
+
+    A pattern is the end of a layer's name, such as `query`, `attention.self.query` or `layers.[0-5].*`. Wildcards are
+    those of `fnmatch`.
+
+    Raises:
+        UserError: a pattern names no such layer, or the encoder has none.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    base = backbone(model)
+    inside = {id(module) for module in base.modules()} - {
+        id(module) for name in head for module in model.get_submodule(name).modules()
+    }
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) in inside
+    }
+    kind = type(model).__name__
+    if not layers:
+        raise UserError(f"--lora_rank: the encoder of a {kind} has no linear layers to adapt: leave it out")
+    for pattern in patterns or ():
+        if not any(matches(name, pattern) for name in layers):
+            names = listed(list(dict.fromkeys(name.rpartition(".")[2] for name in layers)))
+            raise UserError(
+                f"--lora_targets {pattern}: no linear layer of the encoder of a {kind} has such a name: its layers are "
+                f"called {names}"
+            )
+    return {n: layer for n, layer in layers.items() if not patterns or any(matches(n, each) for each in patterns)}
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a module's full name ends with the parts of a pattern."""
+    return fnmatchcase(f".{name}", f"*.{pattern}")
+
+
+def adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    """The layers of PEFT in a model, with their names; none without --lora_rank."""
+    if not hasattr(model, "peft_config"):
+        return []
+    from peft.tuners.lora import LoraLayer
+
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer)]
+
+
+@contextmanager
+def random_adapters(model: nn.Module) -> Iterator[None]:
+    """Give B random values in this context, and zeros at its end.
+
+    While B is zero, a check of equality cannot tell whether a replaced layer still uses its adapters.
+    """
+    matrices = [layer.lora_B[ADAPTER].weight for _, layer in adapted_layers(model)]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for matrix in matrices:
+                matrix.copy_(torch.randn(matrix.shape, generator=generator) / 10)
+        yield
+    finally:
+        with torch.no_grad():
+            for matrix in matrices:
+                matrix.zero_()
+
+
+def merge_adapters(model: Any, config: Options) -> Adapter | None:
+    """Add each adapter to the weights of its layer and remove it, so that the model is one of transformers again.
+
+    Returns:
+        The adapters in PEFT's format, which are not merged; None if the model has none.
+    """
+    if not (layers := adapted_layers(model)):
+        return None
+    assert isinstance(config, TextOptions), "see `add_adapters`"
+    head = head_of(model)
+    weights = {
+        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.contiguous()
+        for name, tensor in model.state_dict().items()
+        if ".lora_" in name or name.startswith(tuple(f"{module}." for module in head))
+    }
+    settings = model.peft_config[ADAPTER].to_dict() | {
+        "base_model_name_or_path": config.model_name_or_path,
+        "revision": config.revision,
+        "task_type": next((task for end, task in TASKS.items() if type(model).__name__.endswith(end)), None),
+        "modules_to_save": head or None,
+        "inference_mode": True,
+    }
+    # PEFT's own method writes sets in an order that differs from run to run.
+    settings = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+    for name, layer in layers:
+        layer.merge()
+        model.set_submodule(name, layer.get_base_layer())
+    del model.peft_config
+    return Adapter(settings, weights)

@@ -1,0 +1,298 @@
+"""Adapters (--lora_rank): what is trained, the fast paths of adapted models, and refusals."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import runs
+import torch
+from families import FAMILIES, tiny
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+sys.path.insert(0, str(runs.ROOT))
+
+from shared.config import options
+from shared.config.text_options import TextOptions
+from shared.encoders.adapters import (
+    adapted_layers,
+    add_adapters,
+    head_of,
+    layers_to_adapt,
+    merge_adapters,
+    random_adapters,
+)
+from shared.encoders.packed_texts import unpack_before_head
+from shared.encoders.packing import packing_is_exact
+from shared.encoders.text_models import adapt_to_device
+from shared.errors import UserError
+from shared.models import compiling, first_token
+from shared.models.first_token import is_short
+from shared.pretrained.from_pretrained import checkpoint_activations
+
+CLASSIFIER, MASKED_LM = AutoModelForSequenceClassification, AutoModelForMaskedLM
+CPU = SimpleNamespace(device=torch.device("cpu"), mixed_precision="no", is_fsdp2=False, print=print, num_processes=1)
+NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+NO_DROPOUT_OF_DISTILBERT = dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
+
+
+def settings(**changed):
+    return TextOptions(**{"model_name_or_path": "base", "lora_rank": 4} | changed)
+
+
+def model_of(family, auto=CLASSIFIER, **more):
+    return tiny(auto, family, vocab_size=50, **{"pad_token_id": 0} | more)
+
+
+def trained(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def batch():
+    ids, lengths = torch.arange(60).view(3, 20) % 45 + 4, torch.tensor([[20], [13], [5]])
+    ids[:, -1] = 3  # T5 classifies by the end-of-sequence token
+    return {"input_ids": ids, "attention_mask": (torch.arange(20) < lengths).long()}
+
+
+def logits_and_gradients(model):
+    model.zero_grad()
+    logits = model(**batch()).logits
+    logits.square().sum().backward()
+    return logits, torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+
+
+def give_values_to_b(model):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, layer in adapted_layers(model):
+            layer.lora_B["default"].weight.normal_(0, 0.3, generator=generator)
+    return model
+
+
+def distances(model, other):
+    pairs = zip(logits_and_gradients(model), logits_and_gradients(other), strict=True)
+    return [runs.distance(one.detach(), two.detach()) for one, two in pairs]
+
+
+@pytest.mark.parametrize(
+    ("family", "layers", "head"),
+    [
+        ("BERT", 12, ["classifier", "bert.pooler"]),
+        ("DistilBERT", 12, ["pre_classifier", "classifier"]),
+        ("ALBERT", 6, ["classifier", "albert.pooler"]),
+        ("ModernBERT", 8, ["head", "classifier"]),
+        ("GPT-2", 8, ["score"]),
+    ],
+)
+def test_all_linear_layers_of_the_encoder_get_an_adapter_and_the_head_is_trained(family, layers, head):
+    model = model_of(family).eval()
+    expected = model(**batch()).logits
+    add_adapters(CPU, settings(), model)
+    assert len(adapted_layers(model)) >= layers
+    assert head_of(model) == head
+    assert trained(model) == {
+        name for name, _ in model.named_parameters() if ".lora_" in name or name.startswith(tuple(head))
+    }
+    assert torch.equal(model(**batch()).logits, expected), "B is zero"
+
+
+@pytest.mark.parametrize("family", ["BERT", "ModernBERT"])
+def test_a_masked_language_model_keeps_its_head(family):
+    model = model_of(family, MASKED_LM)
+    add_adapters(CPU, settings(), model)
+    assert trained(model)
+    assert all(".lora_" in name for name in trained(model))
+
+
+def test_targets_are_named_by_the_end_of_their_names(capsys):
+    model = model_of("BERT")
+    add_adapters(CPU, settings(lora_targets=("query", "layer.1.*.value")), model)
+    ends = [name.removeprefix("bert.encoder.layer.") for name, _ in adapted_layers(model)]
+    assert ends == ["0.attention.self.query", "1.attention.self.query", "1.attention.self.value"]
+    weights = 3 * 2 * 4 * 16 + sum(p.numel() for name in head_of(model) for p in model.get_submodule(name).parameters())
+    total = sum(p.numel() for p in model.parameters())
+    assert capsys.readouterr().err == (
+        f"--lora_rank 4: {weights:,} of {total:,} weights are trained: adapters of 3 layers and the head (classifier, "
+        "bert.pooler)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "changed", "message"),
+    [
+        (
+            lambda: model_of("BERT"),
+            {"lora_targets": ("query", "q_proj")},
+            r"^--lora_targets q_proj: no linear layer of the encoder of a BertForSequenceClassification has such a "
+            r"name: its layers are called query, key, value, dense$",
+        ),
+        (lambda: model_of("BERT"), {"lora_targets": ("classifier",)}, "--lora_targets classifier: no linear layer"),
+        (
+            lambda: model_of("BERT"),
+            {"lora_targets": ("pooler.dense",)},
+            r"--lora_targets pooler.dense: no linear layer",
+        ),
+        (
+            lambda: model_of("SqueezeBERT"),
+            {},
+            "--lora_rank: the encoder of a SqueezeBertForSequenceClassification has no linear layers to adapt",
+        ),
+        (lambda: torch.nn.Linear(2, 2), {}, "--lora_rank 4: a Linear is not a model of transformers: leave it out"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(model, changed, message):
+    with pytest.raises(UserError, match=message):
+        add_adapters(CPU, settings(**changed), model())
+
+
+def test_fsdp_is_refused():
+    accelerator = SimpleNamespace(**vars(CPU) | {"is_fsdp2": True})
+    with pytest.raises(UserError, match=r"--lora_rank 4 is not tested with FSDP"):
+        add_adapters(accelerator, settings(), model_of("BERT"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--lora_rank 8", "--lora_rank 8 has no effect without --model_name_or_path: give both, or neither"),
+        ("--lora_alpha 8", "--lora_alpha 8 has no effect without --lora_rank: give both, or neither"),
+        ("--lora_dropout 0.1", "--lora_dropout 0.1 has no effect without --lora_rank: give both, or neither"),
+        ("--lora_targets query", "--lora_targets query has no effect without --lora_rank: give both, or neither"),
+        (
+            "--model_name_or_path base --lora_rank 8 --freeze embeddings",
+            "--freeze embeddings and --lora_rank 8 exclude each other: give one of them",
+        ),
+    ],
+)
+def test_flags_without_effect_are_refused(flags, message):
+    with pytest.raises(UserError) as refusal:
+        options.parse(TextOptions, flags.split())
+    assert str(refusal.value) == message
+
+
+def test_the_default_learning_rate_of_adapters_is_ten_times_that_of_pretrained_weights():
+    nlp = runs.load_recipe("nlp")
+    rates = [
+        options.base_learning_rate(options.parse(nlp.Config, flags.split()))
+        for flags in (
+            "--model_name_or_path base",
+            "--model_name_or_path base --lora_rank 8",
+            "--model_name_or_path base --lora_rank 8 --learning_rate 0.01",
+        )
+    ]
+    assert rates == [5e-5, 5e-4, 0.01]
+
+
+def test_a_depends_on_the_seed_alone_and_the_random_state_is_unchanged():
+    def drawn(seed, state):
+        torch.manual_seed(state)
+        before = torch.get_rng_state()
+        model = model_of("BERT")
+        torch.set_rng_state(before)
+        add_adapters(CPU, settings(seed=seed), model)
+        assert torch.equal(torch.get_rng_state(), before)
+        return torch.cat([layer.lora_A["default"].weight.flatten() for _, layer in adapted_layers(model)])
+
+    assert torch.equal(drawn(1, 2), drawn(1, 3))
+    assert not torch.equal(drawn(1, 2), drawn(2, 2))
+
+
+@pytest.mark.parametrize("family", ["BERT", "DistilBERT"])
+@pytest.mark.parametrize("how", ["plain", pytest.param("recomputed", marks=pytest.mark.docs)])
+def test_the_short_last_layer_of_an_adapted_model_gives_the_same_logits_and_gradients(family, how):
+    rates = NO_DROPOUT_OF_DISTILBERT if family == "DistilBERT" else NO_DROPOUT
+    whole, short = model_of(family, **rates).train(), model_of(family, **rates).train()
+    add_adapters(CPU, settings(), whole)
+    if how == "recomputed":
+        checkpoint_activations(short)
+    adapt_to_device(CPU, settings(), short)
+    assert is_short(short)
+    assert all(not layer.lora_B["default"].weight.any() for _, layer in adapted_layers(short)), "B begins with zeros"
+    assert max(distances(give_values_to_b(short), give_values_to_b(whole))) < 1e-5
+
+
+def test_a_fast_path_that_passes_over_an_adapter_is_undone(monkeypatch, capsys):
+    attend = first_token.attend_from_first
+
+    def attend_without_adapters(own, projections, *args):
+        return attend(own, tuple(layer.base_layer for layer in projections), *args)
+
+    monkeypatch.setattr(first_token, "attend_from_first", attend_without_adapters)
+    model = model_of("BERT")
+    adapt_to_device(CPU, settings(), model)
+    assert not is_short(model)
+    assert "it changes the logits or gradients by more than rounding" in capsys.readouterr().err
+
+
+def test_adapted_texts_can_be_packed():
+    rows = [np.arange(4, 4 + length) for length in (7, 3, 5)]
+    model = model_of("ModernBERT", MASKED_LM)
+    adapt_to_device(CPU, settings(), model)
+    with random_adapters(model):
+        assert packing_is_exact(model, rows)
+    classifier = model_of("BERT")
+    adapt_to_device(CPU, settings(), classifier)
+    with random_adapters(classifier):
+        assert unpack_before_head(classifier)
+
+
+def test_adapters_compute_in_the_dtype_of_the_activations():
+    model = model_of("ModernBERT")
+    adapt_to_device(CPU, settings(), model)
+    exact = give_values_to_b(model)(**batch()).logits.detach()
+    model = model_of("ModernBERT")
+    adapt_to_device(CPU, settings(activation_dtype="bf16"), model)
+    dtypes = set()
+    for _, layer in adapted_layers(give_values_to_b(model)):
+        layer.lora_B["default"].register_forward_hook(lambda _, __, output: dtypes.add(output.dtype))
+    logits = model(**batch()).logits
+    assert dtypes == {torch.bfloat16}
+    assert logits.dtype == torch.float32
+    assert runs.distance(logits, exact) < 0.1
+    logits.sum().backward()
+    assert {p.grad.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+
+
+@pytest.mark.docs  # torch.compile takes four seconds
+def test_compiled_layers_use_their_adapters(monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")  # captures the layers; a test of `compiling` generates code
+    eager, compiled = model_of("ModernBERT"), model_of("ModernBERT")
+    adapt_to_device(CPU, settings(), eager)
+    adapt_to_device(CPU, settings(torch_compile=True), compiled)
+    assert compiling.compiled(compiled)
+    assert max(distances(give_values_to_b(compiled), give_values_to_b(eager))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in ("BERT", "GPT-2", "ALBERT") else pytest.mark.docs)
+        for family in FAMILIES
+        if family != "SqueezeBERT"  # refused, see above
+    ],
+)
+def test_merging_gives_a_model_of_transformers_with_the_same_logits(family):
+    model = model_of(family).eval()
+    names, before = list(model.state_dict()), model(**batch()).logits
+    add_adapters(CPU, settings(lora_alpha=3), model)
+    adapted = give_values_to_b(model)(**batch()).logits
+    assert runs.distance(adapted, before) > 1e-3
+    adapter = merge_adapters(model, settings(revision=None))
+    assert list(model.state_dict()) == names
+    assert runs.distance(model(**batch()).logits, adapted) < 1e-4, "no layer of the model passes over its adapter"
+    assert adapter.settings["lora_alpha"] == 3
+    assert merge_adapters(model, settings()) is None
+
+
+def test_without_the_flag_a_model_is_unchanged():
+    model = model_of("BERT")
+    add_adapters(CPU, TextOptions(), model)
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+    assert adapted_layers(model) == []
+    with random_adapters(model):
+        assert trained(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_the_layers_are_those_of_the_encoder_only():
+    model = model_of("BERT", MASKED_LM)
+    assert all(name.startswith("bert.encoder.layer.") for name in layers_to_adapt(model, [], None))

@@ -1,0 +1,143 @@
+"""Runs with adapters (--lora_rank): resumed, on two processes, exported, and read by PEFT."""
+
+import json
+
+import pytest
+import runs
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+)
+
+from shared.config import options
+from shared.errors import UserError
+from shared.monitoring import tracking
+
+ADAPTERS = ["--lora_rank", "4", "--lora_dropout", "0.1"]
+EVERY = ["--checkpointing_steps", "4", "--learning_rate", "0.01"]
+
+
+def train(recipe, flags, output):
+    """Call a recipe in this process, on one CPU; return its output folder."""
+    module = runs.load_recipe(recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(tracking, "draw_curves", lambda *_: None)
+        words = [*flags, "--output_dir", output]
+        module.main(options.parse(module.Config, list(map(str, words))))
+    return output
+
+
+@pytest.fixture(scope="module")
+def flags(texts, tmp_path_factory):
+    """Flags of a run of nlp.py that trains a tiny pretrained BERT with dropout."""
+    base = runs.write_bert_with_dropout(tmp_path_factory.mktemp("base"), texts)
+    return [*runs.TINY, *texts, *EVERY, "--model_name_or_path", base]
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory):
+    """The output folder of such a run with adapters, uninterrupted."""
+    return train("nlp", [*flags, *ADAPTERS], tmp_path_factory.mktemp("lora") / "whole")
+
+
+def middle(output):
+    return output / "checkpoints/step_00000004"
+
+
+def same_files(one, other, *names):
+    return [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()] == []
+
+
+def logits(model, folder):
+    words = AutoTokenizer.from_pretrained(folder)(["Return the name of the test.", "Parse it"], padding=True)
+    with torch.no_grad():
+        return model.eval()(**words.convert_to_tensors("pt")).logits
+
+
+def test_a_checkpoint_has_what_is_trained_and_the_run_resumes_bit_identically(flags, whole, tmp_path):
+    resumed = train("nlp", [*flags, *ADAPTERS, "--resume_from_checkpoint", middle(whole)], tmp_path / "resumed")
+    files = ("model/model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json")
+    assert same_files(whole, resumed, *files)
+    stored = load_file(middle(whole) / "model.safetensors")
+    assert {name for name in stored if ".lora_" not in name} == {
+        f"{module}.{kind}" for module in ("classifier", "bert.pooler.dense") for kind in ("weight", "bias")
+    }
+    assert len(stored) == 2 * 12 + 4
+
+
+def test_another_pretrained_model_cannot_resume_the_run(flags, whole, tmp_path):
+    base = flags[-1]
+    before = (base / "model.safetensors").read_bytes()
+    weights = load_file(base / "model.safetensors")
+    weights["bert.embeddings.LayerNorm.bias"][0] += 1e-3
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    try:
+        with pytest.raises(UserError, match="belongs to a run with other frozen weights: --model_name_or_path must"):
+            train("nlp", [*flags, *ADAPTERS, "--resume_from_checkpoint", middle(whole)], tmp_path / "other")
+    finally:
+        (base / "model.safetensors").write_bytes(before)
+
+
+def test_two_processes_train_the_same_adapters(flags, whole, tmp_path):
+    two = runs.run_many(2, {"lora": [*flags, *ADAPTERS]}, tmp_path)["lora"]
+    one, other = (load_file(folder / "adapter/adapter_model.safetensors") for folder in (whole, two))
+    assert one.keys() == other.keys()
+    for name in one:
+        assert runs.distance(other[name], one[name]) < 1e-4, name
+    assert [line["samples"] for line in runs.training_lines(two)] == [
+        line["samples"] for line in runs.training_lines(whole)
+    ]
+
+
+def test_peft_loads_the_adapter_with_its_head_and_gives_the_logits_of_the_merged_model(flags, whole):
+    base = AutoModelForSequenceClassification.from_pretrained(flags[-1])
+    before = logits(base, whole / "model")
+    merged = logits(AutoModelForSequenceClassification.from_pretrained(whole / "model"), whole / "model")
+    adapted = PeftModel.from_pretrained(base, whole / "adapter")
+    assert runs.distance(merged, before) > 1e-2
+    assert runs.distance(logits(adapted, whole / "model"), merged) < 1e-5
+    written = json.loads((whole / "adapter/adapter_config.json").read_text())
+    assert (written["task_type"], written["modules_to_save"]) == ("SEQ_CLS", ["classifier", "bert.pooler"])
+    assert written["base_model_name_or_path"] == str(flags[-1])
+    head = load_file(whole / "adapter/adapter_model.safetensors")["base_model.model.classifier.weight"]
+    assert not torch.equal(head, load_file(flags[-1] / "model.safetensors")["classifier.weight"])
+    assert torch.equal(head, load_file(whole / "model/model.safetensors")["classifier.weight"])
+
+
+def test_masked_language_modeling_trains_the_adapters_only(flags, texts, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(flags[-1])
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    base = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.5))
+    base.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    words = [*runs.TINY, *texts, *EVERY, *ADAPTERS, "--model_name_or_path", tmp_path / "base", "--max_train_steps", 4]
+    words += ["--chunked_loss", "--lora_targets", "query", "value"]
+    output = train("mlm", words, tmp_path / "mlm")
+    before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "base", output / "model"))
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {
+        f"bert.encoder.layer.{layer}.attention.self.{kind}.weight" for layer in (0, 1) for kind in ("query", "value")
+    }
+    adapted = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(tmp_path / "base"), output / "adapter")
+    merged = AutoModelForMaskedLM.from_pretrained(output / "model")
+    assert runs.distance(logits(adapted, output / "model"), logits(merged, output / "model")) < 1e-5
+
+
+def test_checkpoints_leave_out_the_weights_of_a_pretrained_model_that_freeze_names(flags, tmp_path):
+    frozen = [*flags, "--freeze", "embeddings", "layer.0"]
+    whole = train("nlp", frozen, tmp_path / "whole")
+    stored = load_file(middle(whole) / "model.safetensors")
+    expected = load_file(whole / "model/model.safetensors")
+    assert set(stored) == {name for name in expected if "embeddings" not in name and ".layer.0." not in name}
+    resumed = train("nlp", [*frozen, "--resume_from_checkpoint", middle(whole)], tmp_path / "resumed")
+    assert same_files(whole, resumed, "model/model.safetensors")

@@ -27,7 +27,7 @@ def half_frozen():
     return model
 
 
-@pytest.fixture(params=[True, False], ids=["in the background", "while the training waits"])
+@pytest.fixture
 def checkpoint(request, tmp_path):
     """A checkpoint of a model whose first layer is frozen."""
     accelerator = Accelerator(cpu=True)
@@ -35,7 +35,7 @@ def checkpoint(request, tmp_path):
     model = half_frozen()
     accelerator.prepare(model, make_optimizer(model, config))
     saver = Saver(accelerator, config, PLAN)
-    saver.in_background = request.param
+    saver.in_background = getattr(request, "param", True)
     try:
         saver.save(Progress(step=2), {})
         saver.finish()
@@ -52,6 +52,9 @@ def change(checkpoint, **tensors):
     save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, file, {"format": "pt"})
 
 
+@pytest.mark.parametrize(
+    "checkpoint", [True, False], indirect=True, ids=["in the background", "while the training waits"]
+)
 def test_frozen_parameters_are_left_out_and_the_rest_is_loaded(checkpoint):
     stored = load_file(checkpoint / "model.safetensors")
     assert set(stored) == {name for name in half_frozen().state_dict() if not name.startswith("0.")}

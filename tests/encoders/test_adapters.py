@@ -22,6 +22,7 @@ from shared.encoders.adapters import (
     merge_adapters,
     random_adapters,
 )
+from shared.encoders.packed_texts import unpack_before_head
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
@@ -197,7 +198,7 @@ def test_a_depends_on_the_seed_alone_and_the_random_state_is_unchanged():
 
 
 @pytest.mark.parametrize("family", ["BERT", "DistilBERT"])
-@pytest.mark.parametrize("how", ["plain", "recomputed"])
+@pytest.mark.parametrize("how", ["plain", pytest.param("recomputed", marks=pytest.mark.docs)])
 def test_the_short_last_layer_of_an_adapted_model_gives_the_same_logits_and_gradients(family, how):
     rates = NO_DROPOUT_OF_DISTILBERT if family == "DistilBERT" else NO_DROPOUT
     whole, short = model_of(family, **rates).train(), model_of(family, **rates).train()
@@ -229,6 +230,10 @@ def test_adapted_texts_can_be_packed():
     adapt_to_device(CPU, settings(), model)
     with random_adapters(model):
         assert packing_is_exact(model, rows)
+    classifier = model_of("BERT")
+    adapt_to_device(CPU, settings(), classifier)
+    with random_adapters(classifier):
+        assert unpack_before_head(classifier)
 
 
 def test_adapters_compute_in_the_dtype_of_the_activations():
@@ -248,6 +253,7 @@ def test_adapters_compute_in_the_dtype_of_the_activations():
     assert {p.grad.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
 
 
+@pytest.mark.docs  # torch.compile takes four seconds
 def test_compiled_layers_use_their_adapters(monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # captures the layers; a test of `compiling` generates code
     eager, compiled = model_of("ModernBERT"), model_of("ModernBERT")

@@ -14,6 +14,7 @@ sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import (
     barrier_cost,
+    embeddings_peers,
     image_peers,
     independent_runs,
     launch_to_first_step,
@@ -27,7 +28,6 @@ from benchmarks import (
     techniques,
     utilisation,
 )
-from benchmarks import embeddings as embeddings_peers
 from benchmarks.harness import contestants, encoder_and_texts, launching, rounds
 from recipes import embeddings, image_classification, mlm, nlp
 from shared.config import options

@@ -118,7 +118,7 @@ NETWORK := collectives strong weak links variants predict_links predict_sleep pr
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
-measure_embeddings_cpu := python benchmarks/embeddings.py --rounds $(ROUNDS)
+measure_embeddings_cpu := python benchmarks/embeddings_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
 measure_independent_runs := python benchmarks/independent_runs.py --rounds $(ROUNDS)

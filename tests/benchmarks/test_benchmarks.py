@@ -15,6 +15,7 @@ sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import (
     barrier_cost,
+    embeddings_peers,
     fused_qkv,
     image_peers,
     independent_runs,
@@ -29,7 +30,6 @@ from benchmarks import (
     techniques,
     utilisation,
 )
-from benchmarks import embeddings as embeddings_peers
 from benchmarks.harness import contestants, encoder_and_texts, launching, rounds
 from recipes import embeddings, image_classification, mlm, nlp
 from shared.config import options

@@ -1,6 +1,6 @@
 """Measure recipes/embeddings.py beside the trainer of sentence-transformers with the same loss: speed, memory, scores.
 
-    python benchmarks/embeddings.py --processes 2 --rounds 3 --output_dir out/embeddings_peers
+    python benchmarks/embeddings_peers.py --processes 2 --rounds 3 --output_dir out/embeddings_peers
 
 The peer is SentenceTransformerTrainer with CachedMultipleNegativesRankingLoss and gather_across_devices, whose
 negatives are the whole global batch, too. Both train the same BERT (4 layers x 256, vocabulary 8,192, mean pooling) on

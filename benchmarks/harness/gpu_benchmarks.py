@@ -1,11 +1,13 @@
 """The benchmarks of benchmarks/gpu.py: what each one trains, with which flags, data and changes to the code."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 LOGGING_STEPS = 4
 PROFILED = 4  # steps of a variant whose kernels are listed
-PARTS = ("tests", "text", "images", "variants", "peers")
+PARTS = ("tests", "text", "images", "variants", "kernels", "peers")
+LISTS_KERNELS = ("variants", "kernels")  # parts whose rows have the kernels of a step
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ def images(
     return Benchmark("image_classification", data, flags, "images", minimum, target, toy=toy, part="images")
 
 
-def variant(beside: str, about: str, change: str = "", **flags: Any) -> Benchmark:
+def variant(beside: str, about: str, change: str = "", part: str = "variants", **flags: Any) -> Benchmark:
     """A benchmark of MAIN with other flags, or with a change to the code; its kernels are listed as well."""
-    of = replace(MAIN[beside], minimum=None, target=None, steps=28, warmup=12, part="variants")
+    of = replace(MAIN[beside], minimum=None, target=None, steps=28, warmup=12, part=part)
     return replace(of, flags=of.flags | flags, change=change, beside=beside, about=about)
 
 
@@ -138,17 +140,6 @@ VARIANTS = {
     "vit_bf16_activations": variant("vit", "--activation_dtype bf16", **BF16_ACTIVATIONS),
     "bert_base_not_compiled": variant("bert_base", "layers not compiled", torch_compile=False),
     "bert_base_fixed_sizes": variant("bert_base", "compiled with fixed sizes", "fixed_sizes"),
-    "bert_base_fixed_shapes": variant("bert_base", "--fixed_shapes", **FIXED),
-    "bert_base_real_fixed_shapes": variant("bert_base_real", "--fixed_shapes", **FIXED),
-    "modernbert_base_real_fixed_shapes": variant("modernbert_base_real", "--fixed_shapes", **FIXED),
-    "fine_tuning_fixed_shapes": variant("fine_tuning_packed_compiled", "--fixed_shapes", **FIXED),
-    "bert_base_attention_auto": variant("bert_base", "--attention auto", attention="auto"),
-    "modernbert_base_attention_auto": variant("modernbert_base", "--attention auto", attention="auto"),
-    "bert_base_real_attention_auto": variant("bert_base_real", "--attention auto", attention="auto"),
-    "bert_base_flash3": variant("bert_base", "--attention flash3", attention="flash3"),
-    "bert_base_cudnn": variant("bert_base", "--attention cudnn", attention="cudnn"),
-    "bert_base_fused_qkv": variant("bert_base", "--fused_qkv", fused_qkv=True),
-    "vit_fused_qkv": variant("vit", "--fused_qkv", fused_qkv=True),
     "bert_base_dense_head": variant("bert_base", "logits of all tokens", "dense_head"),
     "bert_base_padded_attention": variant("bert_base_real", "documents padded inside of attention", "padded_attention"),
     "bert_base_padded": variant("bert_base_real", "a document per row (--packing false)", packing=False),
@@ -158,6 +149,20 @@ VARIANTS = {
     "resnet50_channels_first": variant("resnet50_eager", "--channels_last false", channels_last=False),
     "bert_base_passes": Benchmark("passes", "random", {}, part="variants"),
     "modernbert_base_profiled": variant("modernbert_base", "nothing changed"),
+}
+of_kernels = partial(variant, part="kernels")
+KERNELS = {
+    "bert_base_fixed_shapes": of_kernels("bert_base", "--fixed_shapes", **FIXED),
+    "bert_base_real_fixed_shapes": of_kernels("bert_base_real", "--fixed_shapes", **FIXED),
+    "modernbert_base_real_fixed_shapes": of_kernels("modernbert_base_real", "--fixed_shapes", **FIXED),
+    "fine_tuning_fixed_shapes": of_kernels("fine_tuning_packed_compiled", "--fixed_shapes", **FIXED),
+    "bert_base_attention_auto": of_kernels("bert_base", "--attention auto", attention="auto"),
+    "modernbert_base_attention_auto": of_kernels("modernbert_base", "--attention auto", attention="auto"),
+    "bert_base_real_attention_auto": of_kernels("bert_base_real", "--attention auto", attention="auto"),
+    "bert_base_flash3": of_kernels("bert_base", "--attention flash3", attention="flash3"),
+    "bert_base_cudnn": of_kernels("bert_base", "--attention cudnn", attention="cudnn"),
+    "bert_base_fused_qkv": of_kernels("bert_base", "--fused_qkv", fused_qkv=True),
+    "vit_fused_qkv": of_kernels("vit", "--fused_qkv", fused_qkv=True),
 }
 TRAINER = "Trainer, fused AdamW"
 PEERS = {
@@ -170,7 +175,7 @@ PEERS = {
     "trainer_modernbert_base": peer("trainer", "modernbert_base_eager", TRAINER),
 }
 SAVES = {"saves": Benchmark("saves", "random", {}, about="a save of BERT-base that is due when the last one is done")}
-BENCHMARKS = MAIN | VARIANTS | PEERS | SAVES
+BENCHMARKS = MAIN | VARIANTS | KERNELS | PEERS | SAVES
 # Further ratios of rates: one, other.
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))

@@ -24,7 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.harness import gpu_passes, gpu_peers
-from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.kernels import kernels_per_step
 from benchmarks.harness.launching import ROOT
@@ -44,7 +44,7 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
     steps = 4 if toy else benchmark.steps
     common = {"mixed_precision": "bf16", "max_train_steps": steps, "eval_steps": steps, "checkpointing_steps": "no"}
     common |= {"logging_steps": 1 if toy else LOGGING_STEPS, "resume_from_checkpoint": "never", "save_total_limit": 1}
-    if benchmark.part == "variants":
+    if benchmark.part in LISTS_KERNELS:
         common["profile"] = 1 if toy else PROFILED
     if toy or benchmark.data == "cache":
         common["dataloader_num_workers"] = 0 if toy else 8

@@ -38,7 +38,7 @@ from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_words
 from shared.tagging.scores import SCORES, tagging_scores
-from shared.tagging.sources import load_tagged
+from shared.tagging.tagged_texts import load_tagged
 from shared.tagging.tags import Tags, first_words
 from shared.tagging.windows import TaggedWords
 from shared.text.token_files import special_tokens_around

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError, listed, say
 
-WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see sources.py
+WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see tagged_texts.py
 OUTSIDE = "O"
 TAG = re.compile(r"([BIESLU])(?:-(.+))?")  # a prefix, and a kind of entity, which is missing if there is only one kind
 O, B, I, E, S = range(5)  # noqa: E741  # the usual letters of the schemes

@@ -112,6 +112,7 @@ def test_all_ways_to_compute_the_loss_of_a_masked_language_model_measure_the_sam
         assert mlm_head.compare(rows, kinds[0], kind)["loss_difference"] < 1e-6
 
 
+@pytest.mark.docs  # its command is in docs/performance.md
 def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_path):
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     made = packing.passes_of_steps(tmp_path, (6,), texts=24, **sizes)

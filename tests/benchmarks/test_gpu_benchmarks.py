@@ -65,6 +65,7 @@ def test_the_benchmark_with_checkpoints_gives_stall_and_size(rows):
     assert row["checkpoint_bytes"] > 1e5
 
 
+@pytest.mark.docs  # a benchmark of `make gpu`
 def test_a_save_that_is_due_when_the_last_one_is_done_is_measured_beside_a_copy(tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
     flags = ["--beside_copy", "--rounds", "1", "--output_dir", str(tmp_path / "saves")]

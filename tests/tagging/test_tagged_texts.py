@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.errors import UserError
 from shared.tagging.conll import read_conll
-from shared.tagging.sources import read_files, tagged
+from shared.tagging.tagged_texts import read_files, tagged
 
 SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
 TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]

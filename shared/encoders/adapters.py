@@ -90,15 +90,21 @@ def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
 def head_of(model: Any) -> list[str]:
     """The names of the modules of a classifier's head, and of the pooler that feeds only the head.
 
-    Empty for a model that predicts tokens: its head is pretrained, and is often tied to the embeddings.
+    Empty for an encoder without a head, and for a model that predicts tokens: its head is pretrained, and is often tied
+    to the embeddings.
     """
-    if model.get_output_embeddings() is not None:
+    base = encoder_of(model)
+    if base is model or model.get_output_embeddings() is not None:
         return []
-    base = backbone(model)
     found = {name: module for name, module in model.named_children() if base not in module.modules()}
     if isinstance(pooler := getattr(base, "pooler", None), nn.Module):
         found |= {name: module for name, module in model.named_modules() if module is pooler}
     return [name for name, module in found.items() if next(module.parameters(), None) is not None]
+
+
+def encoder_of(model: Any) -> nn.Module:
+    """The model without its head; the model itself if it has none."""
+    return model if model.base_model is model else backbone(model)
 
 
 def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | None) -> dict[str, nn.Module]:
@@ -112,7 +118,7 @@ def layers_to_adapt(model: Any, head: Sequence[str], patterns: Sequence[str] | N
     """
     from transformers.pytorch_utils import Conv1D
 
-    base = backbone(model)
+    base = encoder_of(model)
     inside = {id(module) for module in base.modules()} - {
         id(module) for name in head for module in model.get_submodule(name).modules()
     }

@@ -12,6 +12,7 @@ import pytest
 import runs
 import torch
 from refusals import files, refusal
+from safetensors.torch import load_file
 from test_fsdp_recipes import SHARDED
 from torch.nn import functional as F
 
@@ -114,6 +115,25 @@ def test_sentence_transformers_loads_the_exported_model_and_gives_the_same_vecto
     with torch.no_grad():
         expected = F.normalize(model.eval()(**batch).logits, dim=1).numpy()
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_are_all_that_is_trained_and_are_merged_into_the_exported_encoder(configs, train, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModel
+
+    flags = configs["dropout"]
+    base = flags[flags.index("--model_name_or_path") + 1]
+    train(tmp_path, *flags, "--lora_rank", 4, "--learning_rate", 0.01, "--max_train_steps", 2, "--eval_steps", 2)
+    assert all(".lora_" in name for name in load_file(tmp_path / "adapter/adapter_model.safetensors"))
+    merged = AutoModel.from_pretrained(tmp_path / "model").eval()
+    adapted = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter").eval()
+    ids = torch.arange(20).view(2, 10)
+    with torch.no_grad():
+        found, plain = (
+            model(input_ids=ids).last_hidden_state for model in (merged, AutoModel.from_pretrained(base).eval())
+        )
+        assert torch.allclose(found, adapted(input_ids=ids).last_hidden_state, atol=1e-5)
+    assert (found - plain).abs().max() > 1e-2
 
 
 def test_the_exported_folder_names_pooling_and_length(trained):

@@ -15,6 +15,7 @@ import runs
 import torch
 from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
 from refusals import refusal
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from shared.config import options
@@ -102,6 +103,25 @@ def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
     assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
     assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
+
+
+def test_adapters_and_the_head_are_all_that_is_trained(recipe, configs, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForTokenClassification
+
+    flags = configs["dropout"]
+    base = flags[flags.index("--model_name_or_path") + 1]
+    words = [*flags, "--lora_rank", 4, "--learning_rate", 0.01, "--max_train_steps", 2, "--eval_steps", 2]
+    recipe.main(options.parse(recipe.Config, [*map(str, words), "--output_dir", str(tmp_path)]))
+    stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    head = {name for name in stored if ".lora_" not in name}
+    assert head == {"base_model.model.classifier.weight", "base_model.model.classifier.bias"}
+    kind = AutoModelForTokenClassification
+    merged = kind.from_pretrained(tmp_path / "model").eval()
+    adapted = PeftModel.from_pretrained(kind.from_pretrained(base), tmp_path / "adapter").eval()
+    ids = torch.arange(20).view(2, 10)
+    with torch.no_grad():
+        assert torch.allclose(merged(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-5)
 
 
 def losses_of_words(model, data, windows):

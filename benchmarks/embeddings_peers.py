@@ -143,6 +143,7 @@ def measure(arguments: Any, folder: Path, name: str, round_: int) -> dict[str, A
         | common
         | {
             "max_tokens_per_micro_batch": arguments.max_tokens_per_micro_batch,
+            "kept_micro_batches": arguments.kept_micro_batches,
             "max_train_steps": arguments.steps + WARMUP,
             "warmup_steps": arguments.warmup_steps,
             "lr_scheduler_type": "linear",
@@ -174,6 +175,7 @@ def main() -> None:
     parser.add_argument("--evaluation_pairs", type=int, default=500)
     parser.add_argument("--rows", type=int, default=32, help="the peer's mini_batch_size; 32 is its default")
     parser.add_argument("--max_tokens_per_micro_batch", type=int, default=2048, help="the recipe's budget")
+    parser.add_argument("--kept_micro_batches", type=int, default=3, help="computed once by the recipe")
     parser.add_argument("--job", type=Path, help="file with the job of a process of the peer's launch")
     arguments = parser.parse_args()
     if arguments.job:

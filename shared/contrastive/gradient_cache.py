@@ -30,13 +30,19 @@ class GradientCache:
         loss: of a batch of embeddings.
         embed: returns the embeddings [texts * rows, width] of a micro-batch, first those of all anchors, then those of
             all positives; the same in each call, also with dropout.
+        kept: micro-batches of a step that keep their graph from the first pass and are computed only once.
 
     Raises:
         UserError: the global batch has one sample, or more samples than the data.
     """
 
     def __init__(
-        self, accelerator: Any, plan: Plan, loss: RankingLoss, embed: Callable[[MicroBatch, Batch], Tensor]
+        self,
+        accelerator: Any,
+        plan: Plan,
+        loss: RankingLoss,
+        embed: Callable[[MicroBatch, Batch], Tensor],
+        kept: int = 1,
     ) -> None:
         size = plan.global_batch_size
         if size == 1:
@@ -48,7 +54,7 @@ class GradientCache:
                 f"--global_batch_size {size} is larger than the training data ({plan.num_samples:,} samples), so a "
                 f"batch would have the same sample twice: lower it to {plan.num_samples} or less"
             )
-        self.accelerator, self.ranking_loss, self._embed = accelerator, loss, embed
+        self.accelerator, self.ranking_loss, self._embed, self.kept = accelerator, loss, embed, kept
         self.losses = self.gradient = torch.empty(0)  # of the current step: [G] and [texts, G, width]
         self._kept: dict[int, Tensor] = {}  # embeddings with their graph, by the number of the micro-batch
 
@@ -61,18 +67,19 @@ class GradientCache:
     def fill(self, model: nn.Module, micro_batches: Sequence[tuple[MicroBatch, Batch]]) -> None:
         """Compute the embeddings of a step on all processes, and the gradient of its loss with respect to them.
 
-        Call it on every process with its micro-batches of the step. The first micro-batch is computed last and keeps
-        its graph for the second pass, which begins with it. So the memory is that of one micro-batch, and a process
-        with a single micro-batch computes it only once.
+        Call it on every process with its micro-batches of the step. The first `kept` micro-batches are computed last
+        and keep their graphs for the second pass, which begins with them. The memory is that of `kept` micro-batches.
+        A process with a single micro-batch computes it only once. The last of several micro-batches is never kept,
+        because DDP synchronizes in the backward pass that follows its forward pass.
         """
-        first, *others = micro_batches
+        kept = min(self.kept, max(1, len(micro_batches) - 1))
         with torch.no_grad():
-            found = [self.embed(*each) for each in others]
-        with self.accelerator.no_sync(model) if others else nullcontext():
-            self._kept = {first[0].index: self.embed(*first)}
+            found = [self.embed(*each) for each in micro_batches[kept:]]
+        with self.accelerator.no_sync(model) if found else nullcontext():
+            self._kept = {each[0].index: self.embed(*each) for each in micro_batches[:kept]}
         found = [*(each.detach() for each in self._kept.values()), *found]
 
-        size = int(first[0].step_size)
+        size = int(micro_batches[0][0].step_size)
         table = found[0].new_zeros(found[0].shape[0], size, found[0].shape[2])
         digests = torch.zeros(table.shape[:2], dtype=torch.int64, device=table.device)
         for (micro_batch, batch), embeddings in zip(micro_batches, found, strict=True):
@@ -88,10 +95,12 @@ class GradientCache:
         """The contribution of a micro-batch to the mean loss of its global batch.
 
         Its gradients, summed over all micro-batches, are those of the mean loss. Before the first call of `fill`, which
-        means in the passes that a run discards, the micro-batch is a batch of its own.
+        means in the passes that a run discards, the micro-batch is a batch of its own, in as many copies as a step
+        keeps graphs, so that these passes need as much memory.
         """
         if not len(self.losses):
-            return self.ranking_loss.of_samples(self.embed(micro_batch, batch), batch["digests"]).mean()
+            copies = [self.embed(micro_batch, batch) for _ in range(self.kept)]
+            return self.ranking_loss.of_samples(torch.stack(copies).mean(0), batch["digests"]).mean()
         kept = self._kept.pop(micro_batch.index, None)
         embeddings = self.embed(micro_batch, batch) if kept is None else kept
         if not micro_batch.counted:

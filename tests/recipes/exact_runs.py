@@ -74,7 +74,7 @@ def embedding_runs(texts, folder):
     bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
     pairs = [*files, *runs.TINY, "--text_column_names", "anchor", "positive"]
     triplets = [*files, *runs.TINY, "--text_column_names", "anchor", "positive", "negative"]
-    every = ["--symmetric", "--matryoshka_dims", 32, 8, "--max_tokens_per_micro_batch", 144]
+    every = ["--symmetric", "--matryoshka_dims", 32, 8, "--max_tokens_per_micro_batch", 144, "--kept_micro_batches", 2]
     return {
         "gradient": [*pairs, *ONE_STEP],
         "adam": [*pairs, *TWENTY_STEPS],

@@ -69,10 +69,12 @@ CONFIGS = {
     "image_classification": lambda folder, _: image_configs(folder),
 }
 HEADS = {"nlp": "SequenceClassification", "mlm": "MaskedLM", "image_classification": "ImageClassification"}
-# Two kinds of model per recipe are resumed, too. `make test-clusters` trains the kinds that are in neither list.
+# Two kinds of model per recipe are resumed, too: those of nlp in `make test`, those of the other recipes in
+# `make test-clusters`, which also trains the kinds that are in neither list.
 RESUMED = {"nlp": ["modernbert", "distilbert"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
 TRAINED = {"nlp": ["packed"], "mlm": [], "image_classification": []}
-PARTS = [pytest.param((recipe, "resumed"), id=recipe) for recipe in CONFIGS]
+SLOW = {recipe: [] if recipe == "nlp" else [pytest.mark.clusters] for recipe in CONFIGS}
+PARTS = [pytest.param((recipe, "resumed"), id=recipe, marks=SLOW[recipe]) for recipe in CONFIGS]
 PARTS += [pytest.param((recipe, "others"), id=f"{recipe}, others", marks=pytest.mark.clusters) for recipe in CONFIGS]
 
 

@@ -247,7 +247,7 @@ def _of_spans(
         tags.append(here)
     if widened:
         say(
-            f"{source_of(table)}: {widened:,} spans in {label_column} begin or end inside a word and are widened to "
-            "whole words"
+            f"{source_of(table)}: {widened:,} spans in the column {label_column} begin or end inside a word and are "
+            "widened to whole words"
         )
     return pa.array(words, LISTS), pa.array(tags, LISTS)

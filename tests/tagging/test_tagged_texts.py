@@ -99,7 +99,7 @@ def test_spans_become_iob2_tags_of_words(tmp_path, capsys):
     pairs = [f"{word}/{tag}" for word, tag in zip(words[0], tags[0], strict=True) if tag != "O"]
     assert pairs == ["Ada/B-PER", "Lovelace/I-PER", "Babbage/B-PER", "in/B-LOC", "London/I-LOC"]
     assert (words[1], tags[1]) == (["Nothing", "here"], ["O", "O"])
-    assert "1 spans in spans begin or end inside a word and are widened to whole words" in capsys.readouterr().err
+    assert "1 spans in the column spans begin or end inside a word" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Measure training on one GPU, in parts of less than nine minutes; `make gpu` runs them all.
 
-    python benchmarks/gpu.py text images variants kernels peers tests
+    python benchmarks/gpu.py text images variants kernels image-variants peers tests
     python benchmarks/gpu.py --table
 
 Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main` in its own process, for about 20 s. A
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness.gpu_benchmarks import (
     BENCHMARKS,
+    IMAGE_VARIANTS,
     KERNELS,
     LIMITS,
     MAIN,
@@ -315,7 +316,7 @@ def variant_table(entries: list[Entry]) -> str:
         "| variant | of | per second | ratio | kernels per step | first to last kernel of a step | peak memory |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
-    for name, variant in (VARIANTS | KERNELS).items():
+    for name, variant in (VARIANTS | KERNELS | IMAGE_VARIANTS).items():
         if not variant.beside:
             continue
         found, other = newest(entries, name), newest(entries, variant.beside)

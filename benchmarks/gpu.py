@@ -51,6 +51,7 @@ START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 TIME_LIMIT = 110  # seconds for a benchmark, with its start and its compiling
 TIME_LIMIT_OF_PASSES = 220  # which compile twelve times
+GPU_TESTS = ("tests/recipes/test_gpu.py", "tests/recipes/test_gpu_images.py")
 LAST_LINES = 8  # of the log of a benchmark that failed
 SHOWN_KERNELS = 8
 Row = dict[str, Any]
@@ -167,7 +168,7 @@ def figures(benchmark: Benchmark, folder: Path) -> Row:
 def run_tests(folder: Path, seconds: float) -> Row:
     """Run the tests that need a GPU; how many passed, and which failed."""
     log, report = folder / "tests.log", folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/recipes/test_gpu.py", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", *GPU_TESTS, f"--junitxml={report}"]
     started = time.perf_counter()
     code = run_limited(command, log, seconds)
     row: Row = {"benchmark": "tests", "seconds": time.perf_counter() - started}

@@ -71,7 +71,7 @@ def test_nvjpeg_gives_the_pixels_of_pillow_where_color_has_full_resolution():
         for file, square in zip(files, found, strict=True):
             expected = decode(file.getvalue(), SIZE)[0].astype(int)
             assert np.abs(square.cpu().numpy() - expected).max() <= within
-            assert np.abs(square.cpu().numpy() - expected).mean() < 2
+            assert np.abs(square.cpu().numpy() - expected).mean() < 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])

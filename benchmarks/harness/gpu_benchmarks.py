@@ -176,6 +176,7 @@ IMAGE_VARIANTS = {
     "resnet50_pillow": of_images(
         "resnet50_cache", "no cache, JPEGs decoded by Pillow in 16 workers", cache="none", dataloader_num_workers=16
     ),
+    "vit_cudnn_attention": of_images("vit", "attention by cuDNN", "cudnn_attention"),
     "vit_whole_model": of_images("vit", "the whole model compiled", "whole_model"),
     "resnet50_mixed": of_images("resnet50", "--mixup 0.2 --cutmix 1", **MIXED),
     "resnet50_mixed_probabilities": of_images(
@@ -186,6 +187,8 @@ IMAGE_VARIANTS = {
     "resnet50_plain_sgd": of_images("resnet50", "SGD not fused", "plain_sgd"),
     "vit_plain_adamw": of_images("vit", "AdamW not fused", "plain_adamw"),
     "resnet50_compiled_channels_first": of_images("resnet50", "--channels_last false", channels_last=False),
+    "resnet50_max_autotune": of_images("resnet50", "compiled with max-autotune", "max_autotune"),
+    "vit_max_autotune": of_images("vit", "compiled with max-autotune", "max_autotune"),
 }
 TRAINER = "Trainer, fused AdamW"
 PEERS = {

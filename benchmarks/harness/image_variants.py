@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shared.augmentation.augmentation import Augmentation, Targets, per_channel
 from shared.augmentation.resampling import crop_and_resize
@@ -67,6 +68,25 @@ def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
     replace(image_models, "compile_layers", compile_whole)
 
 
+def with_max_autotune(replace: Any, recipe: Any) -> None:
+    """Let the compiler time several kernels for each matrix product and convolution."""
+    compile_module = torch.nn.Module.compile
+    mode = {"mode": "max-autotune-no-cudagraphs"}
+    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | mode))
+
+
+def with_cudnn_attention(replace: Any, recipe: Any) -> None:
+    """Compute attention by cuDNN where it can, which torch does by itself on some GPUs only."""
+    main = recipe.main
+
+    def main_with_cudnn(config: Any) -> Any:
+        first = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+        with sdpa_kernel([*first, SDPBackend.MATH], set_priority=True):
+            return main(config)
+
+    replace(recipe, "main", main_with_cudnn)
+
+
 def with_plain_sgd(replace: Any, recipe: Any) -> None:
     """SGD with an operation over all parameters at a time, as torch does by default."""
     make_fused = recipe.make_optimizer
@@ -85,5 +105,7 @@ CHANGES = {
     "compiled_loss": with_compiled_loss,
     "compiled_augmentation": with_compiled_augmentation,
     "whole_model": with_whole_model_compiled,
+    "max_autotune": with_max_autotune,
+    "cudnn_attention": with_cudnn_attention,
     "plain_sgd": with_plain_sgd,
 }

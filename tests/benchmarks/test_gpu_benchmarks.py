@@ -159,7 +159,7 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     assert tests["failed"] == []
     assert len(others[2]["passes"]) == len(gpu_passes.TOY) > 3
     assert all(found["rate"] > 0 for found in others[2]["passes"])
-    assert all(row["rate"] > 0 for row in (others[0], others[1], others[3]))
+    assert all(row["rate"] > 0 for row in others if "passes" not in row)
     assert f"### {found[0]['machine']['device']}" in gpu.tables(found)
 
 

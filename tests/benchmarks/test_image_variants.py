@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
 
 sys.path.insert(0, str(runs.ROOT))
@@ -25,12 +26,16 @@ from shared.plan.batches import MicroBatch
 GEOMETRY = Geometry(size=12, resize=16, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), interpolation="bilinear")
 
 
+def attend(images):
+    return F.scaled_dot_product_attention(images, images, images)
+
+
 @pytest.fixture(params=["eager", pytest.param("inductor", marks=pytest.mark.docs)])
 def changed(request, monkeypatch):
     """A function that applies a change and returns what then stands in for the recipe."""
     monkeypatch.setattr(image_variants, "BACKEND", request.param)
     torch._dynamo.reset()
-    recipe = SimpleNamespace(mixed_cross_entropy=mixed_cross_entropy, make_optimizer=make_optimizer)
+    recipe = SimpleNamespace(mixed_cross_entropy=mixed_cross_entropy, make_optimizer=make_optimizer, main=attend)
 
     def call(name):
         image_variants.CHANGES[name](monkeypatch.setattr, recipe)
@@ -81,6 +86,11 @@ def test_a_model_compiled_as_a_whole_is_the_same(changed):
         assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-6)
     for one, other in zip(models[0].buffers(), models[1].buffers(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_attention_is_the_same_where_cudnn_cannot_compute_it(changed):
+    images = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(changed("cudnn_attention").main(images), attend(images), atol=1e-6)
 
 
 def test_updates_of_sgd_are_the_same(changed):

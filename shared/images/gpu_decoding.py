@@ -3,11 +3,11 @@
 The loader's workers only read the files. A thread of the training process decodes one micro-batch ahead, in a CUDA
 stream of its own (`plan/device_transfer.py`), because torchcodec waits for the device at the end of each call.
 
-nvJPEG's colors differ from Pillow's where a JPEG stores color at half resolution, as most photographs do: nvJPEG repeats
-each stored color, Pillow interpolates.
+nvJPEG's colors differ from Pillow's where a JPEG stores color at half resolution, as most photographs do. There nvJPEG
+repeats each stored color, and Pillow interpolates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -33,13 +33,20 @@ def require_decoder() -> None:
     if not torch.cuda.is_available():
         raise UserError(f"{FLAG} decodes on a GPU, and there is none: use pillow")
     try:
-        from torchcodec.decoders import decode_jpeg  # noqa: F401
+        load_decoder()
     except (ImportError, OSError, RuntimeError) as error:  # torchcodec cannot load its libraries, or is older
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"{FLAG} needs the package torchcodec, 0.16 or later ({reason}): pip install 'torchcodec>=0.16', or use "
             "pillow"
         ) from None
+
+
+def load_decoder() -> Callable[..., list[Tensor]]:
+    """`torchcodec.decoders.decode_jpeg`: (encoded images, device=...) -> uint8 [3, height, width] of each, upright."""
+    from torchcodec.decoders import decode_jpeg
+
+    return decode_jpeg
 
 
 def read_jpeg(stored: bytes | Path) -> tuple[bytes, float] | None:
@@ -100,10 +107,8 @@ def decode_jpegs(jpegs: Sequence[Tensor], size: int, interpolation: str, device:
 
 def decode(jpegs: Sequence[Tensor], first: int, device: torch.device) -> list[Tensor]:
     """The images uint8 [3, height, width]; `first` is the number of the first one, for the CorruptImage."""
-    from torchcodec.decoders import decode_jpeg
-
     try:
-        return decode_jpeg(list(jpegs), device=device)
+        return load_decoder()(list(jpegs), device=device)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -113,9 +118,9 @@ def decode(jpegs: Sequence[Tensor], first: int, device: torch.device) -> list[Te
 
 
 def squeeze(images: Tensor, size: int, interpolation: str) -> Tensor:
-    """Scale images to squares like Pillow: uint8 [N, 3, height, width] -> [N, size, size, 3], up to one level of 255.
+    """Scale images to squares: uint8 [N, 3, height, width] -> [N, size, size, 3].
 
-    Pillow also rounds between its horizontal and its vertical pass.
+    The result is Pillow's, up to two levels of 255: Pillow also rounds between its horizontal and its vertical pass.
     """
     scaled = F.interpolate(images.float(), (size, size), mode=interpolation, antialias=True)
     return scaled.round_().clamp_(0, 255).byte().permute(0, 2, 3, 1)

@@ -19,6 +19,7 @@ from shared.plan.device_transfer import to_device
 
 LOOKED_AT = 256  # images in which `decoded_on_gpu` looks for a JPEG
 
+
 @dataclass
 class Images(Dataset):
     """Items are (uint8 [side, side, 3], aspect ratio as width / height, class id).
@@ -87,8 +88,8 @@ class ImagesOnGPU(Images):
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Return a batch whose JPEGs are still encoded, for `put_on_device`.
 
-        `jpegs` uint8 [bytes] has all JPEGs end to end, `jpeg_bytes` and `jpeg_rows` int64 [JPEGs] have their lengths and
-        rows, `squares` uint8 [others, side, side, 3] has the other images. Aspects and labels are as in `collate`.
+        `jpegs` uint8 [bytes] has all JPEGs end to end, `jpeg_bytes` and `jpeg_rows` int64 [JPEGs] have their lengths
+        and rows, `squares` uint8 [others, side, side, 3] has the other images. Aspects and labels are as in `collate`.
 
         Raises:
             UserError: an image is corrupt.

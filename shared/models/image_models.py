@@ -209,7 +209,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
 
 
 def use_cudnn_benchmark(device: torch.device, deterministic: bool) -> None:
-    """Apply --cudnn_benchmark: at the first convolution of each shape, cuDNN times its algorithms and keeps the fastest.
+    """Apply --cudnn_benchmark: at the first convolution of a shape, cuDNN times its algorithms and keeps the fastest.
 
     Raises:
         UserError: the run is not on a GPU, or it has to be deterministic.

@@ -1,7 +1,6 @@
 """Images whose JPEGs a GPU decodes. On a CPU, Pillow stands in for torchcodec, with the same interface and errors."""
 
 import sys
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,11 +15,15 @@ from shared.images import gpu_decoding
 from shared.images.decoding import CorruptImage, decode, opened
 from shared.images.images import Images, ImagesOnGPU, collate, load_images
 from shared.images.sources import class_folders
+from shared.monitoring import evaluation
 from shared.plan.batches import evaluation_batches
 from shared.plan.loading import feed
 
 CPU = torch.device("cpu")
 SIZE = 16
+
+
+load_decoder = gpu_decoding.load_decoder  # before a test replaces it
 
 
 def decode_jpeg(source, *, device):
@@ -39,11 +42,8 @@ def decode_jpeg(source, *, device):
 
 @pytest.fixture
 def torchcodec(monkeypatch):
-    """A package torchcodec."""
-    decoders = ModuleType("torchcodec.decoders")
-    decoders.decode_jpeg = decode_jpeg
-    monkeypatch.setitem(sys.modules, "torchcodec", ModuleType("torchcodec"))
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", decoders)
+    """Pillow in the place of torchcodec."""
+    monkeypatch.setattr(gpu_decoding, "load_decoder", lambda: decode_jpeg)
 
 
 @pytest.fixture
@@ -103,9 +103,12 @@ def test_an_image_is_scaled_as_by_pillow(interpolation, side):
     rng = np.random.default_rng(0)
     image = Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize((63, 41), Image.Resampling.BICUBIC)
     expected = np.asarray(image.resize((side, side), Image.Resampling[interpolation.upper()]), int)
-    found = gpu_decoding.squeeze(torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())[None], side, interpolation)
+    found = gpu_decoding.squeeze(
+        torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())[None], side, interpolation
+    )
     assert found.dtype == torch.uint8
-    assert np.abs(found[0].numpy() - expected).max() <= 1
+    assert np.abs(found[0].numpy() - expected).max() <= 2
+    assert np.abs(found[0].numpy() - expected).mean() < 0.2
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -135,7 +138,7 @@ def test_a_batch_without_a_jpeg_and_one_with_nothing_else(torchcodec, source):
 
 def test_the_error_names_the_image_that_nvjpeg_cannot_decode(torchcodec, source):
     path = source.paths[4]
-    path.write_bytes(path.read_bytes()[:300])  # after the check at the start of a run
+    path.write_bytes(path.read_bytes()[:-150])  # after the check at the start of a run
     for data in ([3, 4, 5], [4]):
         batches = evaluation_batches(np.ones(len(data)), None, 8)
         with pytest.raises(UserError) as caught:
@@ -168,11 +171,10 @@ def test_a_decoder_that_cannot_be_used_is_refused_in_one_line(source, tmp_path, 
             (tmp_path / "others" / label / f"{i}.png").write_bytes(encoded(quarters()))
     message = refusal(train_dir=str(tmp_path / "others"), validation_split_percentage=34)
     assert "has no effect: of 4 images of" in message
-    older = ModuleType("torchcodec.decoders")
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", older)
-    assert "cannot import name 'decode_jpeg'" in refusal()
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    assert "pip install 'torchcodec>=0.16', or use pillow" in refusal()
+    monkeypatch.setitem(sys.modules, "torchcodec", None)  # Python then refuses to import it
+    monkeypatch.setattr(gpu_decoding, "load_decoder", load_decoder)
+    assert "needs the package torchcodec, 0.16 or later (No module named 'torchcodec" in refusal()
+    assert refusal().endswith("pip install 'torchcodec>=0.16', or use pillow")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert refusal() == "--image_decoder torchcodec decodes on a GPU, and there is none: use pillow"
 
@@ -188,6 +190,7 @@ def test_a_run_is_the_same_where_both_decoders_give_the_same_pixels(
             pixels = rng.integers(0, 256, (16, 16, 3), np.uint8)
             (tmp_path / "photos" / label / f"{i}.jpg").write_bytes(encoded(Image.fromarray(pixels), "JPEG"))
     monkeypatch.setattr(gpu_decoding, "require_decoder", lambda: None)
+    monkeypatch.setattr(evaluation.Metrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
     recipe = runs.load_recipe("image_classification")
 
     def train(decoder, output):

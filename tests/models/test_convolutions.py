@@ -1,4 +1,4 @@
-"""Flags for convolutions on a GPU: channels-last computes the same; cuDNN's benchmark is refused where it cannot work."""
+"""Flags for convolutions on a GPU: channels-last computes the same, and cuDNN's benchmark is refused on a CPU."""
 
 import copy
 from types import SimpleNamespace

@@ -41,7 +41,16 @@ def train(tmp_path, monkeypatch):
     def call(name, *flags, watch=None):
         AcceleratorState._reset_state(reset_partial_state=True)
         recipe = runs.load_recipe("image_classification")
-        words = [*runs.TINY_IMAGES, "--max_train_steps", 20, "--eval_steps", 20, *flags, "--output_dir", tmp_path / name]
+        words = [
+            *runs.TINY_IMAGES,
+            "--max_train_steps",
+            20,
+            "--eval_steps",
+            20,
+            *flags,
+            "--output_dir",
+            tmp_path / name,
+        ]
         config = options.parse(recipe.Config, [*map(str, words)])
         if watch:
             with HostWaits(recipe, watch) as waits:

@@ -108,8 +108,12 @@ class ImagesOnGPU(Images):
                 jpegs.append(jpeg)
                 rows.append(row)
             aspects.append(aspect)
-        batch = {"jpegs": np.frombuffer(bytearray().join(jpegs), np.uint8), "squares": np.concatenate(squares)}
-        batch |= {"jpeg_bytes": np.array([*map(len, jpegs)], np.int64), "jpeg_rows": np.array(rows, np.int64)}
+        batch: dict[str, NDArray[Any]] = {"jpegs": np.frombuffer(bytearray().join(jpegs), np.uint8)}
+        batch |= {
+            "squares": np.concatenate(squares),
+            "jpeg_bytes": np.array([*map(len, jpegs)], np.int64),
+            "jpeg_rows": np.array(rows, np.int64),
+        }
         batch |= {"aspects": np.array(aspects, np.float32), "labels": self.source.targets[samples]}
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 

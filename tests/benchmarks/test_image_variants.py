@@ -30,7 +30,7 @@ def attend(images):
     return F.scaled_dot_product_attention(images, images, images)
 
 
-@pytest.fixture(params=["eager", pytest.param("inductor", marks=pytest.mark.docs)])
+@pytest.fixture(params=["eager", pytest.param("inductor", marks=pytest.mark.campaign)])
 def changed(request, monkeypatch):
     """A function that applies a change and returns what then stands in for the recipe."""
     monkeypatch.setattr(image_variants, "BACKEND", request.param)

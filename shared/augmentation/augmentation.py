@@ -104,7 +104,7 @@ def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of a micro-batch: `share` of each belongs to its class in `labels`, the rest to the one in `others`.
+    """The targets of a micro-batch. A row belongs to its class in `labels` and, if images are mixed, to one in `others`.
 
     Probabilities of all classes, [rows, classes], would take more memory and time.
     """
@@ -114,7 +114,7 @@ class Targets:
     others: Tensor | None = None
     """int64 [rows], the classes of the images that were mixed in; None: no images were mixed."""
     share: Tensor | None = None
-    """float32 [rows], from 0 to 1; None as `others`."""
+    """float32 [rows], the weight of `labels`, from 0 to 1; the rest is the weight of `others`. None: no mixing."""
 
 
 @dataclass(frozen=True)

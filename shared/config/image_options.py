@@ -24,7 +24,7 @@ class ImageOptions(Options):
     cache: Literal["none", "uint8"] = "none"
     """uint8: decode each image once per machine, and store it uncompressed in a memory map."""
     image_decoder: Literal["pillow", "torchcodec"] = "pillow"
-    """Decoder of training images. torchcodec: JPEGs on the GPU, with slightly other colors; needs the package."""
+    """Decoder of training images. torchcodec, a package to install: JPEGs on the GPU, in slightly different colors."""
 
     # Model
     model_name_or_path: str | None = None
@@ -46,7 +46,7 @@ class ImageOptions(Options):
 
     # Precision
     cudnn_benchmark: bool = False
-    """On a GPU, cuDNN times its algorithms for each convolution and uses the fastest; rounding can change."""
+    """cuDNN times its algorithms for each convolution and uses the fastest. Needs a GPU; rounding can change."""
 
     SIZES_OF_NEW_MODELS: ClassVar = frozenset({"embedding_size", "hidden_sizes", "depths", "layer_type"})
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache"}

@@ -83,7 +83,7 @@ class Images(Dataset):
 
 @dataclass
 class ImagesOnGPU(Images):
-    """Images of a micro-batch whose JPEGs the GPU decodes; Pillow decodes images of other formats in the workers."""
+    """Images whose JPEGs the GPU decodes, a micro-batch at a time. Pillow decodes other formats in the workers."""
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> dict[str, torch.Tensor]:
         """Return a batch whose JPEGs are still encoded, for `put_on_device`.

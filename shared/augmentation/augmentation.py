@@ -104,7 +104,7 @@ def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of a micro-batch. A row belongs to its class in `labels` and, if images are mixed, to one in `others`.
+    """The targets of a micro-batch: each row belongs to a class in `labels`, and a mixed one to one in `others`, too.
 
     Probabilities of all classes, [rows, classes], would take more memory and time.
     """

@@ -1,6 +1,6 @@
 """Measure training on one GPU, in parts of less than nine minutes; `make gpu` runs them all.
 
-    python benchmarks/gpu.py text images variants kernels peers tests
+    python benchmarks/gpu.py text images variants kernels image-variants peers tests
     python benchmarks/gpu.py --table
 
 Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main` in its own process, for about 20 s. A
@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness.gpu_benchmarks import (
     BENCHMARKS,
+    IMAGE_VARIANTS,
     KERNELS,
     LIMITS,
     MAIN,
@@ -50,6 +51,7 @@ START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 TIME_LIMIT = 110  # seconds for a benchmark, with its start and its compiling
 TIME_LIMIT_OF_PASSES = 220  # which compile twelve times
+GPU_TESTS = ("tests/recipes/test_gpu.py", "tests/recipes/test_gpu_images.py")
 LAST_LINES = 8  # of the log of a benchmark that failed
 SHOWN_KERNELS = 8
 Row = dict[str, Any]
@@ -166,7 +168,7 @@ def figures(benchmark: Benchmark, folder: Path) -> Row:
 def run_tests(folder: Path, seconds: float) -> Row:
     """Run the tests that need a GPU; how many passed, and which failed."""
     log, report = folder / "tests.log", folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/recipes/test_gpu.py", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", *GPU_TESTS, f"--junitxml={report}"]
     started = time.perf_counter()
     code = run_limited(command, log, seconds)
     row: Row = {"benchmark": "tests", "seconds": time.perf_counter() - started}
@@ -315,7 +317,7 @@ def variant_table(entries: list[Entry]) -> str:
         "| variant | of | per second | ratio | kernels per step | first to last kernel of a step | peak memory |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
-    for name, variant in (VARIANTS | KERNELS).items():
+    for name, variant in (VARIANTS | KERNELS | IMAGE_VARIANTS).items():
         if not variant.beside:
             continue
         found, other = newest(entries, name), newest(entries, variant.beside)

@@ -42,6 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import rounds
 from benchmarks.harness.alternating_loops import LastStepDone
+from benchmarks.harness.image_variants import probabilities
 from benchmarks.harness.launching import flag_words
 
 WORKS = {"nlp": "recipes.nlp", "images": "recipes.image_classification"}
@@ -201,10 +202,12 @@ def loss_of(recipe: ModuleType, config: Any, loaded: Any) -> Callable[[nn.Module
 
     def of_images(model: nn.Module, autocast: Any, micro_batch: Any, batch: dict[str, Tensor]) -> Tensor:
         train, _, _, augmentation = loaded
-        images, targets = augmentation.training(micro_batch, batch, len(train.source.names))
+        images, targets = augmentation.training(micro_batch, batch)
+        mixed = targets.others is not None
+        target = probabilities(targets, len(train.source.names)) if mixed else targets.labels
         how = {"reduction": "sum", "label_smoothing": config.label_smoothing}
         with autocast:
-            return F.cross_entropy(model(pixel_values=images).logits, targets, **how) / micro_batch.normalizer
+            return F.cross_entropy(model(pixel_values=images).logits, target, **how) / micro_batch.normalizer
 
     return of_images if "image" in recipe.__name__ else of_texts
 

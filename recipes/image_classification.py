@@ -27,6 +27,7 @@ from shared.models.image_models import adapt_to_device, freeze_backbone, load_pr
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
+from shared.optimization.mixed_targets import mixed_cross_entropy
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
@@ -80,7 +81,6 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, processor, augmentation = load_data(config)
         run.check_data(train, validation)
-        classes = len(train.source.names)
         metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
@@ -91,10 +91,9 @@ def main(config: Config) -> dict[str, float]:
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of its global batch."""
-            images, targets = augmentation.training(micro_batch, batch, classes)
+            images, targets = augmentation.training(micro_batch, batch)
             logits = model(pixel_values=images).logits
-            losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=config.label_smoothing)
-            return losses.sum() / micro_batch.normalizer
+            return mixed_cross_entropy(logits, targets, config.label_smoothing).sum() / micro_batch.normalizer
 
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
         evaluated = average.model or model

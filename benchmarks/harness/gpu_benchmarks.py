@@ -6,8 +6,8 @@ from typing import Any
 
 LOGGING_STEPS = 4
 PROFILED = 4  # steps of a variant whose kernels are listed
-PARTS = ("tests", "text", "images", "variants", "kernels", "peers")
-LISTS_KERNELS = ("variants", "kernels")  # parts whose rows have the kernels of a step
+PARTS = ("tests", "text", "images", "variants", "kernels", "image-variants", "peers")
+LISTS_KERNELS = ("variants", "kernels", "image-variants")  # parts whose rows have the kernels of a step
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Benchmark:
     """Flags at toy size, for a machine without a GPU."""
     part: str = "text"
     change: str = ""
-    """What is replaced in the recipe's code: a key of CHANGES in run_gpu_benchmark.py."""
+    """What is replaced in the recipe's code: a key of CHANGES in run_gpu_benchmark.py or image_variants.py."""
     beside: str = ""
     """The benchmark whose rate is divided by this one's; for a variant, the one that it changes."""
     about: str = ""
@@ -164,6 +164,32 @@ KERNELS = {
     "bert_base_fused_qkv": of_kernels("bert_base", "--fused_qkv", fused_qkv=True),
     "vit_fused_qkv": of_kernels("vit", "--fused_qkv", fused_qkv=True),
 }
+of_images = partial(variant, part="image-variants")
+MIXED: dict[str, Any] = {"mixup": 0.2, "cutmix": 1}
+IMAGE_VARIANTS = {
+    "resnet50_cudnn_benchmark": of_images("resnet50", "--cudnn_benchmark", cudnn_benchmark=True),
+    "resnet50_whole_model": of_images("resnet50", "the whole model compiled", "whole_model"),
+    "resnet50_compiled_augmentation": of_images("resnet50", "augmentation compiled", "compiled_augmentation"),
+    "resnet50_torchcodec": of_images(
+        "resnet50_cache", "no cache, JPEGs decoded by torchcodec", cache="none", image_decoder="torchcodec"
+    ),
+    "resnet50_pillow": of_images(
+        "resnet50_cache", "no cache, JPEGs decoded by Pillow in 16 workers", cache="none", dataloader_num_workers=16
+    ),
+    "vit_cudnn_attention": of_images("vit", "attention by cuDNN", "cudnn_attention"),
+    "vit_whole_model": of_images("vit", "the whole model compiled", "whole_model"),
+    "resnet50_mixed": of_images("resnet50", "--mixup 0.2 --cutmix 1", **MIXED),
+    "resnet50_mixed_probabilities": of_images(
+        "resnet50", "--mixup 0.2 --cutmix 1, loss from probabilities of all classes", "probabilities", **MIXED
+    ),
+    "resnet50_probabilities": of_images("resnet50", "loss from probabilities of all classes", "probabilities"),
+    "resnet50_compiled_loss": of_images("resnet50", "loss compiled", "compiled_loss"),
+    "resnet50_plain_sgd": of_images("resnet50", "SGD not fused", "plain_sgd"),
+    "vit_plain_adamw": of_images("vit", "AdamW not fused", "plain_adamw"),
+    "resnet50_compiled_channels_first": of_images("resnet50", "--channels_last false", channels_last=False),
+    "resnet50_max_autotune": of_images("resnet50", "compiled with max-autotune", "max_autotune"),
+    "vit_max_autotune": of_images("vit", "compiled with max-autotune", "max_autotune"),
+}
 TRAINER = "Trainer, fused AdamW"
 PEERS = {
     "trainer_bert_base_compiled": peer("trainer", "bert_base", f"{TRAINER}, compiled"),
@@ -175,7 +201,7 @@ PEERS = {
     "trainer_modernbert_base": peer("trainer", "modernbert_base_eager", TRAINER),
 }
 SAVES = {"saves": Benchmark("saves", "random", {}, about="a save of BERT-base that is due when the last one is done")}
-BENCHMARKS = MAIN | VARIANTS | KERNELS | PEERS | SAVES
+BENCHMARKS = MAIN | VARIANTS | KERNELS | IMAGE_VARIANTS | PEERS | SAVES
 # Further ratios of rates: one, other.
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))

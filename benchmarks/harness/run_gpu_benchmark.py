@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from benchmarks.harness import gpu_passes, gpu_peers
+from benchmarks.harness import gpu_passes, gpu_peers, image_variants
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.kernels import kernels_per_step
@@ -46,12 +46,13 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
     common |= {"logging_steps": 1 if toy else LOGGING_STEPS, "resume_from_checkpoint": "never", "save_total_limit": 1}
     if benchmark.part in LISTS_KERNELS:
         common["profile"] = 1 if toy else PROFILED
-    if toy or benchmark.data == "cache":
-        common["dataloader_num_workers"] = 0 if toy else 8
+    if benchmark.data == "cache":
+        common["dataloader_num_workers"] = 8
     flags = common | benchmark.flags | {"output_dir": folder / "run"}
     if toy:
-        flags |= benchmark.toy | {"torch_compile": False}
-        flags.pop("fixed_shapes", None)  # which needs --torch_compile
+        flags |= benchmark.toy | {"torch_compile": False, "dataloader_num_workers": 0}
+        for name in ("fixed_shapes", "image_decoder", "cudnn_benchmark"):  # which need --torch_compile or a GPU
+            flags.pop(name, None)
     if "config" in flags:
         flags["config"] = ROOT / flags["config"]
     if benchmark.data == "cache":
@@ -166,7 +167,7 @@ CHANGES = {
     "dense_head": with_dense_head,
     "padded_attention": with_padded_attention,
     "plain_adamw": with_plain_adamw,
-}
+} | image_variants.CHANGES
 
 
 def facts(name: str, config: Any, train: Any, toy: bool) -> dict[str, float]:

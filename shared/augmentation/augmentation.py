@@ -103,6 +103,21 @@ def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """The targets of a micro-batch: each row belongs to a class in `labels`, and a mixed one to one in `others`, too.
+
+    Probabilities of all classes, [rows, classes], would take more memory and time.
+    """
+
+    labels: Tensor
+    """int64 [rows]."""
+    others: Tensor | None = None
+    """int64 [rows], the classes of the images that were mixed in; None: no images were mixed."""
+    share: Tensor | None = None
+    """float32 [rows], the weight of `labels`, from 0 to 1; the rest is the weight of `others`. None: no mixing."""
+
+
+@dataclass(frozen=True)
 class Augmentation:
     """The augmentation of a run. Fields are named after the flags; None or 0 turns an operation off."""
 
@@ -131,8 +146,8 @@ class Augmentation:
         boxes = center_boxes(batch["aspects"], self.geometry.center_share)
         return self.normalize(self.cut(batch["images"], boxes))
 
-    def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor], classes: int) -> tuple[Tensor, Tensor]:
-        """Return augmented, normalized images and their targets, float32 [rows, classes] with rows that sum to 1."""
+    def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
+        """Return augmented, normalized images, float32 [rows, 3, size, size], and their targets."""
         draw = Draws(self.seed, micro_batch, batch["images"].device)
         boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
         if self.horizontal_flip:
@@ -153,11 +168,10 @@ class Augmentation:
         images = self.normalize(images)
         if self.random_erasing:
             images = images.masked_fill(erased(draw, self.geometry.size, self.random_erasing)[:, None], 0.0)
-        labels = batch["labels"]
-        targets = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
-        if self.mixup or self.cutmix:
-            images, targets = mix(images, targets, draw, self.mixup, self.cutmix)
-        return images, targets
+        if not (self.mixup or self.cutmix):
+            return images, Targets(batch["labels"])
+        images, share = mix(images, draw, self.mixup, self.cutmix)
+        return images, Targets(batch["labels"], batch["labels"].roll(1), share)
 
     def cut(self, images: Tensor, boxes: Tensor) -> Tensor:
         """Cut the boxes out of decoded images and scale them to the size of the model's input."""
@@ -237,8 +251,8 @@ def beta_quantile(shares: NDArray[np.float64], alpha: float) -> NDArray[np.float
     return betaincinv(alpha, alpha, shares)
 
 
-def mix(images: Tensor, targets: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
-    """Mix each image of the micro-batch and its target with the previous one, by mixup or CutMix.
+def mix(images: Tensor, draw: Draws, mixup: float, cutmix: float) -> tuple[Tensor, Tensor]:
+    """Mix each image of the micro-batch with the previous one; return the images and each image's own share, [rows].
 
     Mixup (Zhang et al. 2018) blends the two images, CutMix (Yun et al. 2019) pastes a box of the other image. `mixup`
     and `cutmix` are the alphas of the Beta distributions of the image's own share; 0 turns the method off. With both,
@@ -260,5 +274,4 @@ def mix(images: Tensor, targets: Tensor, draw: Draws, mixup: float, cutmix: floa
     cut = to(images.device, pasted.astype(float))[:, None, None] > 0
     other = images.roll(1, 0)
     images = torch.where((box & cut)[:, None], other, blended * images + (1 - blended) * other)
-    own = to(images.device, kept)[:, None]
-    return images, own * targets + (1 - own) * targets.roll(1, 0)
+    return images, to(images.device, kept)

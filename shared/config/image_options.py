@@ -23,6 +23,8 @@ class ImageOptions(Options):
     """Decode all images before the run; skip and list those that cannot be decoded."""
     cache: Literal["none", "uint8"] = "none"
     """uint8: decode each image once per machine, and store it uncompressed in a memory map."""
+    image_decoder: Literal["pillow", "torchcodec"] = "pillow"
+    """Decoder of training images. torchcodec, a package to install: JPEGs on the GPU, in slightly different colors."""
 
     # Model
     model_name_or_path: str | None = None
@@ -41,6 +43,10 @@ class ImageOptions(Options):
     """Kind of blocks of a new ResNet."""
     zero_init_last_norm: bool = True
     """Initialize each residual block of a new ResNet as the identity."""
+
+    # Precision
+    cudnn_benchmark: bool = False
+    """cuDNN times its algorithms for each convolution and uses the fastest. Needs a GPU; rounding can change."""
 
     SIZES_OF_NEW_MODELS: ClassVar = frozenset({"embedding_size", "hidden_sizes", "depths", "layer_type"})
     NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache"}

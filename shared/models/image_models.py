@@ -190,8 +190,8 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     `geometry`.
 
     Raises:
-        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `fuse_qkv`, `use_activation_dtype`
-            and `compile_layers`.
+        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_cudnn_benchmark`, `fuse_qkv`,
+            `use_activation_dtype` and `compile_layers`.
     """
     if geometry and config.model_name_or_path:
         require_logits(model, geometry.size, f"--model_name_or_path {config.model_name_or_path}")
@@ -201,9 +201,27 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.cudnn_benchmark:
+        use_cudnn_benchmark(accelerator.device, config.deterministic)
     fuse_qkv(config, model)
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model, fixed_shapes=True)
+
+
+def use_cudnn_benchmark(device: torch.device, deterministic: bool) -> None:
+    """Apply --cudnn_benchmark: at the first convolution of a shape, cuDNN times its algorithms and keeps the fastest.
+
+    Raises:
+        UserError: the run is not on a GPU, or it has to be deterministic.
+    """
+    if device.type != "cuda":
+        raise UserError("--cudnn_benchmark needs a GPU, whose convolutions cuDNN computes: leave it out")
+    if deterministic:
+        raise UserError(
+            "--cudnn_benchmark and --deterministic exclude each other, because the fastest algorithm may change: leave "
+            "one out"
+        )
+    torch.backends.cudnn.benchmark = True
 
 
 @torch.no_grad()

@@ -204,7 +204,7 @@ def test_each_operation_of_randaugment_on_an_image_has_its_own_random_numbers():
     images, rows = stored(*(photo(20, seed) for seed in range(40))), range(40)
     batch = {"images": images, "aspects": torch.ones(40), "labels": torch.zeros(40, dtype=torch.int64)}
     as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
-    found, _ = Augmentation(0, as_stored, rand_augment=2).training(micro_batch(rows), batch, 2)
+    found, _ = Augmentation(0, as_stored, rand_augment=2).training(micro_batch(rows), batch)
     draw, expected = Draws(0, micro_batch(rows), CPU), images.permute(0, 3, 1, 2).float()
     for i in range(2):
         expected = random_operations.rand(expected, draw.on_cpu(f"operation {i}"), 9, draw.on_cpu(f"sign {i}"))
@@ -231,21 +231,32 @@ def test_random_erasing_blanks_one_box_of_a_share_of_the_images():
 
 def mixed(mixup, cutmix, count=400):
     images = torch.arange(count, dtype=torch.float32)[:, None, None, None].expand(count, 3, 16, 16)
-    return mix(images, torch.eye(count), Draws(0, micro_batch(range(count)), CPU), mixup, cutmix)
+    return mix(images, Draws(0, micro_batch(range(count)), CPU), mixup, cutmix)
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
-def test_targets_are_mixed_in_the_same_shares_as_the_pixels(mixup, cutmix):
+def test_an_image_has_the_share_that_is_returned(mixup, cutmix):
     """All pixels of image i are i and those of its partner i - 1, so the mean of the pixels gives the share."""
-    images, targets = mixed(mixup, cutmix)
-    own = torch.arange(1, 400)
-    shares = targets[own, own]
-    assert torch.allclose(targets.sum(1), torch.ones(400))
-    assert torch.allclose(targets[own, own - 1], 1 - shares, atol=1e-6)
-    assert torch.allclose(images[1:].mean((1, 2, 3)), own - (1 - shares), atol=1e-3)
+    images, shares = mixed(mixup, cutmix)
+    assert torch.allclose(images[1:].mean((1, 2, 3)), torch.arange(1, 400) - (1 - shares[1:]), atol=1e-3)
+    assert torch.allclose(images[0].mean(), (1 - shares[0]) * 399, atol=1e-3)
     pasted = torch.tensor([len(image.unique()) > 1 for image in images[1:]])
     expected = {(0.4, 0.0): 0.0, (0.0, 1.0): 0.97, (0.4, 1.0): 0.48}[mixup, cutmix]
     assert pasted.float().mean().item() == pytest.approx(expected, abs=0.06)
+
+
+def test_the_other_class_of_a_target_is_that_of_the_image_mixed_in():
+    images = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 20, 20, 3) * 30
+    batch = {"images": images, "aspects": torch.ones(8), "labels": torch.arange(8)}
+    as_stored = Geometry(size=20, resize=20, mean=(0.0,) * 3, std=(1 / 255,) * 3, interpolation="bilinear")
+    found, targets = Augmentation(0, as_stored, mixup=1.0).training(micro_batch(range(8)), batch)
+    assert targets.labels.tolist() == [*range(8)]
+    expected = targets.share * targets.labels * 30 + (1 - targets.share) * targets.others * 30
+    assert torch.allclose(found.mean((1, 2, 3)), expected, atol=1e-2)
+    assert targets.share.std() > 0.05
+    unmixed, plain = Augmentation(0, as_stored).training(micro_batch(range(8)), batch)
+    assert torch.allclose(unmixed.mean((1, 2, 3)), plain.labels * 30.0, atol=1e-2)
+    assert (plain.others, plain.share) == (None, None)
 
 
 def test_shares_of_mixup_are_from_a_beta_distribution():
@@ -295,14 +306,14 @@ def test_an_augmented_image_does_not_depend_on_the_micro_batch_it_is_in():
 
     def augment(rows):
         batch = {"images": images[rows], "aspects": aspects[rows], "labels": labels[rows]}
-        return every.training(micro_batch(rows), batch, 6)[0]
+        return every.training(micro_batch(rows), batch)[0]
 
     together = augment([0, 1, 2, 3, 4, 5])
     assert together.shape == (6, 3, 12, 12)
     apart = torch.cat([augment([3, 1]), augment([0])])
     assert torch.allclose(together[[3, 1, 0]], apart, atol=1e-5)
     plain = Augmentation(0, GEOMETRY).training(
-        micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels}, 6
+        micro_batch(range(6)), {"images": images, "aspects": aspects, "labels": labels}
     )
     assert not torch.allclose(plain[0], together)
 

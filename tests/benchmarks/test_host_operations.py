@@ -17,14 +17,15 @@ from shared.run.training_run import TrainingRun
 STEPS = 2
 MOST = 1.1  # times the operators of the bare loop
 FLAGS = {"nlp": runs.TINY, "images": runs.TINY_IMAGES}
+AUGMENTED = ("--horizontal_flip", "--label_smoothing", "0.1", "--mixup", "0.2", "--cutmix", "1")
 
 
 @pytest.fixture
 def count(texts, tmp_path, one_cpu_process_without_a_picture):
     """Count both loops of a comparison: the counts of the recipe, and those of the bare loop."""
 
-    def call(name, precision):
-        words = [*FLAGS[name], *(texts if name == "nlp" else []), "--logging_steps", STEPS]
+    def call(name, precision, *flags):
+        words = [*FLAGS[name], *(texts if name == "nlp" else []), "--logging_steps", STEPS, *flags]
         case = Case(name, precision, tuple(map(str, words)))
         return [host_operations.measure(case, ours, tmp_path, STEPS, count=True) for ours in (True, False)]
 
@@ -40,6 +41,14 @@ def test_a_recipe_calls_at_most_a_tenth_more_operators_than_a_bare_loop(count, n
     for figure, value in bare.items():
         assert 0 < ours[figure] <= MOST * value, figure
     assert bare["all_per_micro_batch"] > bare["operators_per_micro_batch"] > bare["operators_per_step"]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_mixed_images_and_smoothed_labels_cost_no_more_operators_than_in_a_bare_loop(count, precision):
+    ours, bare = count("images", precision, *AUGMENTED)
+    for figure, value in bare.items():
+        assert 0 < ours[figure] <= MOST * value, figure
 
 
 @pytest.mark.docs  # docs/performance.md has the command that counts

@@ -99,7 +99,7 @@ def test_the_short_layer_works_with_recomputation_bf16_and_compilation(how, kind
 
 def test_adapting_an_image_classifier_to_the_device_shortens_its_last_layer():
     accelerator = SimpleNamespace(device=torch.device("cpu"))
-    config = SimpleNamespace(**vars(Options()), sync_batchnorm=False, channels_last=True)
+    config = SimpleNamespace(**vars(Options()), sync_batchnorm=False, channels_last=True, cudnn_benchmark=False)
     model = image_models.adapt_to_device(accelerator, config, tiny("vit"))
     assert is_short(model)
     assert model.base_model(**batch(True, "vit")).last_hidden_state.shape == (3, 1, 32)

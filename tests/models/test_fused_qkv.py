@@ -42,7 +42,7 @@ def adapted(model, fused=True, **flags):
     config = Options(output_dir="unused", fused_qkv=fused, **flags)
     if not isinstance(model, transformers.ViTForImageClassification):
         return text_models.adapt_to_device(accelerator, config, copy.deepcopy(model))
-    own = SimpleNamespace(**vars(config), sync_batchnorm=False, channels_last=False)
+    own = SimpleNamespace(**vars(config), sync_batchnorm=False, channels_last=False, cudnn_benchmark=False)
     return image_models.adapt_to_device(accelerator, own, copy.deepcopy(model))
 
 

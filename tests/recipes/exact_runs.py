@@ -137,10 +137,12 @@ def train_images_in_one_process():
     for step in range(IMAGE_STEPS):
         assert len(plan.cut(step)) == 4
         for piece in plan.cut(step):
-            images, targets = augmentation.training(piece, collate([train[i] for i in piece.samples]), 10)
+            images, targets = augmentation.training(piece, collate([train[i] for i in piece.samples]))
+            own, others = (F.one_hot(classes, 10) for classes in (targets.labels, targets.others))
+            probabilities = targets.share[:, None] * own + (1 - targets.share[:, None]) * others
             seed_dropout(torch.device("cpu"), 0, step, piece.index)
             logits = model(pixel_values=images).logits
-            (F.cross_entropy(logits, targets, reduction="sum") / 48).backward()
+            (F.cross_entropy(logits, probabilities, reduction="sum") / 48).backward()
         for norm, found in seen.items():
             for i, place in ((0, 1), (1, 0)):  # var_mean gives the variance first
                 mean = torch.stack([statistic[place] for statistic in found]).mean(0).detach()  # equal micro-batches

@@ -1,0 +1,111 @@
+"""Changes to the code of recipes/image_classification.py, for the variants of benchmarks/gpu.py."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shared.augmentation.augmentation import Augmentation, Targets, per_channel
+from shared.augmentation.resampling import crop_and_resize
+from shared.models import image_models
+from shared.optimization.mixed_targets import mixed_cross_entropy
+
+BACKEND = "inductor"  # a test replaces it
+
+
+def probabilities(targets: Targets, classes: int) -> Tensor:
+    """The targets as probabilities of all classes: float32 [rows, classes]."""
+    own = F.one_hot(targets.labels, classes).float()
+    if targets.others is None or targets.share is None:
+        return own
+    share = targets.share[:, None]
+    return share * own + (1 - share) * F.one_hot(targets.others, classes).float()
+
+
+def with_probabilities(replace: Any, recipe: Any) -> None:
+    """Compute the loss from the probabilities of all classes."""
+
+    def cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float) -> Tensor:
+        target = probabilities(targets, logits.shape[1])
+        return F.cross_entropy(logits, target, reduction="none", label_smoothing=label_smoothing)
+
+    replace(recipe, "mixed_cross_entropy", cross_entropy)
+
+
+def with_compiled_loss(replace: Any, recipe: Any) -> None:
+    """Compile the loss, whose operations then need one pass over the logits instead of several."""
+    replace(recipe, "mixed_cross_entropy", torch.compile(mixed_cross_entropy, dynamic=False, backend=BACKEND))
+
+
+def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
+    """Compile cropping and normalization together. Operations between the two would get normalized images."""
+
+    @torch.compile(dynamic=False, backend=BACKEND)
+    def both(images: Tensor, boxes: Tensor, size: int, interpolation: str, mean: Tensor, std: Tensor) -> Tensor:
+        return crop_and_resize(images, boxes, size, interpolation).div(255).sub(mean).div(std)
+
+    def cut(how: Augmentation, images: Tensor, boxes: Tensor) -> Tensor:
+        mean, std = (per_channel(values, images.device) for values in (how.geometry.mean, how.geometry.std))
+        return both(images, boxes, how.geometry.size, how.geometry.interpolation, mean, std)
+
+    def to_format(how: Augmentation, images: Tensor) -> Tensor:
+        return images.to(memory_format=torch.channels_last) if how.channels_last and images.is_cuda else images
+
+    replace(Augmentation, "cut", cut)
+    replace(Augmentation, "normalize", to_format)
+
+
+def with_whole_model_compiled(replace: Any, recipe: Any) -> None:
+    """Compile the model as a whole, where the recipe compiles its repeated layers."""
+
+    def compile_whole(_: Any, config: Any, model: torch.nn.Module, fixed_shapes: bool = False) -> torch.nn.Module:
+        if config.torch_compile:
+            model.compile(dynamic=False, backend=BACKEND)
+        return model
+
+    replace(image_models, "compile_layers", compile_whole)
+
+
+def with_max_autotune(replace: Any, recipe: Any) -> None:
+    """Let the compiler time several kernels for each matrix product and convolution."""
+    compile_module = torch.nn.Module.compile
+    mode = {"mode": "max-autotune-no-cudagraphs"}
+    replace(torch.nn.Module, "compile", lambda self, **given: compile_module(self, **given | mode))
+
+
+def with_cudnn_attention(replace: Any, recipe: Any) -> None:
+    """Compute attention by cuDNN where it can, which torch does by itself on some GPUs only."""
+    main = recipe.main
+
+    def main_with_cudnn(config: Any) -> Any:
+        first = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+        with sdpa_kernel([*first, SDPBackend.MATH], set_priority=True):
+            return main(config)
+
+    replace(recipe, "main", main_with_cudnn)
+
+
+def with_plain_sgd(replace: Any, recipe: Any) -> None:
+    """SGD with an operation over all parameters at a time, as torch does by default."""
+    make_fused = recipe.make_optimizer
+
+    def make_optimizer(model: Any, config: Any) -> Any:
+        fused = make_fused(model, config)
+        groups = [{"params": g["params"], "weight_decay": g["weight_decay"]} for g in fused.param_groups]
+        first = fused.param_groups[0]
+        return torch.optim.SGD(groups, lr=first["lr"], momentum=first["momentum"], nesterov=True, foreach=True)
+
+    replace(recipe, "make_optimizer", make_optimizer)
+
+
+CHANGES = {
+    "probabilities": with_probabilities,
+    "compiled_loss": with_compiled_loss,
+    "compiled_augmentation": with_compiled_augmentation,
+    "whole_model": with_whole_model_compiled,
+    "max_autotune": with_max_autotune,
+    "cudnn_attention": with_cudnn_attention,
+    "plain_sgd": with_plain_sgd,
+}

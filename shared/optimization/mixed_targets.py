@@ -1,0 +1,25 @@
+"""The training loss of images that may be mixed from two images, computed from class numbers."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from shared.augmentation.augmentation import Targets
+
+
+def mixed_cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float = 0.0) -> Tensor:
+    """Cross entropy of each row with its target, [rows], without a tensor of the targets' probabilities.
+
+    Cross entropy is linear in the target. So the loss of a mixture is the same mixture of the losses of its classes,
+    and label smoothing mixes in the mean loss over all classes.
+
+    Args:
+        logits: [rows, classes].
+        targets: of the rows.
+        label_smoothing: share of each target that is spread evenly over all classes.
+    """
+    if targets.others is None or targets.share is None:
+        return F.cross_entropy(logits, targets.labels, reduction="none", label_smoothing=label_smoothing)
+    log_probabilities = F.log_softmax(logits, dim=-1)
+    own, other = (F.nll_loss(log_probabilities, c, reduction="none") for c in (targets.labels, targets.others))
+    losses = other + targets.share * (own - other)
+    return losses - label_smoothing * (losses + log_probabilities.mean(-1)) if label_smoothing else losses

@@ -1,0 +1,115 @@
+"""The changes of the image variants of benchmarks/gpu.py compute the same as the recipe.
+
+Most tests trace without code generation, because a C++ compiler takes a minute.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import runs
+import torch
+from torch.nn import functional as F
+from transformers import ResNetConfig, ResNetForImageClassification
+
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks.harness import image_variants
+from shared.augmentation.augmentation import Augmentation, Targets
+from shared.augmentation.geometry import Geometry
+from shared.models import image_models
+from shared.optimization.mixed_targets import mixed_cross_entropy
+from shared.optimization.optimizers import make_optimizer
+from shared.plan.batches import MicroBatch
+
+GEOMETRY = Geometry(size=12, resize=16, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), interpolation="bilinear")
+
+
+def attend(images):
+    return F.scaled_dot_product_attention(images, images, images)
+
+
+@pytest.fixture(params=["eager", pytest.param("inductor", marks=pytest.mark.campaign)])
+def changed(request, monkeypatch):
+    """A function that applies a change and returns what then stands in for the recipe."""
+    monkeypatch.setattr(image_variants, "BACKEND", request.param)
+    torch._dynamo.reset()
+    recipe = SimpleNamespace(mixed_cross_entropy=mixed_cross_entropy, make_optimizer=make_optimizer, main=attend)
+
+    def call(name):
+        image_variants.CHANGES[name](monkeypatch.setattr, recipe)
+        return recipe
+
+    yield call
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["probabilities", "compiled_loss"])
+def test_the_loss_is_the_same(changed, name):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(6, 5), torch.randint(5, (6,))
+    both = Targets(labels), Targets(labels, labels.roll(1), torch.rand(6))
+    compute = changed(name).mixed_cross_entropy
+    for targets in both:
+        assert torch.allclose(compute(logits, targets, 0.1), mixed_cross_entropy(logits, targets, 0.1), atol=1e-6)
+
+
+def test_augmentation_is_the_same(changed):
+    rng, rows = np.random.default_rng(0), np.arange(4)
+    images = torch.from_numpy(rng.integers(0, 256, (4, 16, 16, 3), np.uint8))
+    batch = {"images": images, "aspects": torch.linspace(0.5, 2, 4), "labels": torch.arange(4)}
+    micro_batch = MicroBatch(0, 0, rows, np.zeros_like(rows), len(rows))
+    how = Augmentation(0, GEOMETRY, min_crop_area=0.3, horizontal_flip=True)
+    expected = how.training(micro_batch, batch)[0], how.evaluation(batch)
+    changed("compiled_augmentation")
+    found = how.training(micro_batch, batch)[0], how.evaluation(batch)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_a_model_compiled_as_a_whole_is_the_same(changed):
+    torch.manual_seed(0)
+    sizes = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"}
+    models = [ResNetForImageClassification(ResNetConfig(**sizes)).train() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    changed("whole_model")
+    image_models.compile_layers(None, SimpleNamespace(torch_compile=False), models[0], fixed_shapes=True)
+    image_models.compile_layers(None, SimpleNamespace(torch_compile=True), models[1], fixed_shapes=True)
+    images = torch.randn(4, 3, 16, 16)
+    logits = [model(pixel_values=images).logits for model in models]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert torch.allclose(*logits, atol=1e-6)
+    for each in logits:
+        each.square().sum().backward()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-6)
+    for one, other in zip(models[0].buffers(), models[1].buffers(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_attention_is_the_same_where_cudnn_cannot_compute_it(changed):
+    images = torch.randn(2, 3, 9, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(changed("cudnn_attention").main(images), attend(images), atol=1e-6)
+
+
+def test_updates_of_sgd_are_the_same(changed):
+    config = SimpleNamespace(
+        optim="sgd", weight_decay=0.1, layer_lr_decay=None, learning_rate=0.1, LEARNING_RATES=(0.1, 0.1)
+    )
+    make_plain = changed("plain_sgd").make_optimizer
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(5, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [make(model, config) for make, model in zip((make_optimizer, make_plain), models, strict=True)]
+    assert [group.get("fused") for optimizer in optimizers for group in optimizer.param_groups] == [True] * 2 + [
+        None
+    ] * 2
+    for _ in range(3):
+        batch = torch.randn(4, 5)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,69 @@
+"""Flags for convolutions on a GPU: channels-last computes the same, and cuDNN's benchmark is refused on a CPU."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from shared.config.image_options import ImageOptions
+from shared.errors import UserError
+from shared.models.image_models import adapt_to_device
+
+ON_GPU = SimpleNamespace(device=torch.device("cuda"))  # nothing is moved there
+
+
+def resnet():
+    torch.manual_seed(0)
+    return ResNetForImageClassification(
+        ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
+    )
+
+
+def config(**changed):
+    given = {"cudnn_benchmark": False, "channels_last": True, "sync_batchnorm": False, "deterministic": False}
+    given |= {"model_name_or_path": None, "fused_qkv": False, "activation_dtype": None, "torch_compile": False}
+    return SimpleNamespace(**given | changed)
+
+
+def test_channels_last_gives_the_same_logits_gradients_and_statistics():
+    first = resnet()
+    last = adapt_to_device(ON_GPU, config(), copy.deepcopy(first))
+    kernels = [p for p in last.parameters() if p.ndim == 4 and p.shape[2] > 1]
+    assert kernels
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in kernels)
+    images = torch.randn(4, 3, 32, 32)
+    logits = [
+        model.train()(pixel_values=images.to(memory_format=order)).logits
+        for model, order in ((first, torch.contiguous_format), (last, torch.channels_last))
+    ]
+    assert torch.allclose(*logits, atol=1e-5)
+    for each in logits:
+        each.square().sum().backward()
+    for p, q in zip(first.parameters(), last.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-5 * float(p.grad.norm()))
+    for a, b in zip(first.buffers(), last.buffers(), strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_cudnn_benchmark_is_on_only_with_its_flag(monkeypatch):
+    assert not ImageOptions().cudnn_benchmark
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    adapt_to_device(ON_GPU, config(), resnet())
+    assert not torch.backends.cudnn.benchmark
+    adapt_to_device(ON_GPU, config(cudnn_benchmark=True), resnet())
+    assert torch.backends.cudnn.benchmark
+
+
+def test_cudnn_benchmark_is_refused_on_a_cpu_and_with_deterministic():
+    on_cpu = SimpleNamespace(device=torch.device("cpu"))
+    for accelerator, changed, expected in (
+        (on_cpu, {}, "--cudnn_benchmark needs a GPU"),
+        (ON_GPU, {"deterministic": True}, "--cudnn_benchmark and --deterministic exclude each other"),
+    ):
+        with pytest.raises(UserError) as caught:
+            adapt_to_device(accelerator, config(cudnn_benchmark=True, **changed), resnet())
+        assert expected in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert not torch.backends.cudnn.benchmark

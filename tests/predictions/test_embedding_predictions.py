@@ -72,6 +72,15 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pai
     assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
 
+def test_without_packing_the_scores_are_the_same(trained, tmp_path):
+    run, reported = trained
+    shutil.copytree(run / "model", tmp_path / "run/model")
+    config = (run / "config.yaml").read_text()
+    assert "\npacking: true\n" in config
+    (tmp_path / "run/config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
+    assert predict_file(tmp_path / "run") == pytest.approx(reported, rel=1e-4)
+
+
 def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained, pairs, tmp_path):
     from transformers import AutoModel, AutoTokenizer
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,6 +87,15 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, row
     assert [(row["tokens"], row["tags"]) for row in found] == [(row["tokens"], row["tags"]) for row in rows]
     hits = [a == b for row in found for a, b in zip(row["tags"], row["prediction"], strict=True)]
     assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
+
+
+def test_without_packing_the_scores_are_the_same(trained, tmp_path):
+    run, reported = trained
+    shutil.copytree(run / "model", tmp_path / "run/model")
+    config = (run / "config.yaml").read_text()
+    assert "\npacking: true\n" in config
+    (tmp_path / "run/config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
+    assert predict_file(tmp_path / "run") == pytest.approx(reported, rel=1e-4)
 
 
 def test_the_tags_are_those_of_transformers_in_the_order_of_the_input(trained, rows, tmp_path, capsys):

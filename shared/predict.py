@@ -3,9 +3,9 @@
     python -m shared.predict OUTPUT_DIR FILE [FLAGS]
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml -m shared.predict OUTPUT_DIR FILE [FLAGS]
 
-OUTPUT_DIR is the folder of a finished run of recipes/nlp.py or recipes/image_classification.py, or a folder that
-save_pretrained wrote. FILE is a file of any kind that the recipes read; for images also a folder. Without FILE, the
-run's own validation data are predicted, so that the printed scores are those of the run's last evaluation.
+OUTPUT_DIR is the folder of a finished run of any recipe except recipes/mlm.py, or a folder that save_pretrained wrote.
+FILE is a file of any kind that the recipe reads; for images also a folder. Without FILE, the run's own validation data
+are predicted, so that the printed scores are those of the run's last evaluation.
 
 The file is complete or absent, and the same on any number of processes. Start an interrupted command again to resume.
 """
@@ -13,19 +13,32 @@ The file is complete or absent, and the same on any number of processes. Start a
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from shared.checkpoints.progress import Progress
 from shared.config import command_line
+from shared.config.limits import CanBeZero
 from shared.errors import UserError
 from shared.launch import starting
 from shared.plan.loading import current_batch
 from shared.predictions import parts
+from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
-from shared.predictions.settings import BUDGET, ImageSettings, PredictionOptions, Settings, TextSettings, settings_of
+from shared.predictions.prediction import Prediction
+from shared.predictions.settings import (
+    BUDGET,
+    EmbeddingSettings,
+    ImageSettings,
+    PredictionOptions,
+    Settings,
+    TagSettings,
+    TextSettings,
+    settings_of,
+)
+from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
 from shared.processes import folder_lock
 from shared.processes.collectives import on_main_process
@@ -34,6 +47,12 @@ from shared.run.command import run
 from shared.run.same_run import refuse_changed_data
 
 USAGE = "python -m shared.predict OUTPUT_DIR [FILE] [FLAGS]"
+KINDS: dict[type, Callable[[Any, Any], Prediction]] = {
+    TextSettings: predict_texts,
+    ImageSettings: predict_images,
+    TagSettings: predict_tags,
+    EmbeddingSettings: predict_embeddings,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +62,13 @@ class Flags:
     predictions_file: str | None = None
     """File to write: .csv, .jsonl or .parquet. None: OUTPUT_DIR/predictions/NAME, in the format of FILE."""
     text_column_names: tuple[str, ...] | None = None
-    """Column of the texts, or the two columns of text pairs."""
+    """Column of the texts, or the two columns of text pairs; for embeddings, one or more columns."""
+    text_column_name: str | None = None
+    """For token classification: column of the words of each text (lists), or of texts."""
     image_column_name: str | None = None
     """Column of the images in a file. It contains bytes, or paths relative to the file's folder."""
     label_column_name: tuple[str, ...] | None = None
-    """Column or columns of labels. If FILE has them, scores are computed."""
+    """Column or columns of labels, or the column of the tags. If FILE has them, scores are computed."""
     label_delimiter: str | None = None
     """Separator between several labels in the label column, and in the predictions of a CSV file."""
     csv_delimiter: str | None = None
@@ -59,7 +80,9 @@ class Flags:
     skip_corrupt_images: bool | None = None
     """Leave out images that cannot be decoded, and list them. None: such an image of FILE is an error."""
     max_length: int | None = None
-    """Maximum number of tokens of a text or pair; further ones are cut off."""
+    """Maximum number of tokens of a text or pair; further ones are cut off. For tags: maximum length of a window."""
+    stride: CanBeZero | None = None
+    """For token classification: number of tokens that consecutive windows of a long text share."""
     max_tokens_per_micro_batch: int | None = None
     """Maximum number of tokens in a forward pass, padding included. None: twice that of the run, or 4,096."""
     per_device_eval_batch_size: int | None = None
@@ -100,11 +123,7 @@ def predict(settings: PredictionOptions) -> dict[str, float]:
         accelerator = starting.start(settings)
         on_main_process(accelerator, lambda: parts.check_free(Path(settings.predictions_file)))
         try:
-            if isinstance(settings, TextSettings):
-                prediction = predict_texts(accelerator, settings)
-            else:
-                assert isinstance(settings, ImageSettings)
-                prediction = predict_images(accelerator, settings)
+            prediction = KINDS[type(settings)](accelerator, settings)
             refuse_changed_data(accelerator, Progress(), prediction.data)
             record = parts.run(accelerator, settings, prediction)
         except OSError as error:

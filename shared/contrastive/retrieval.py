@@ -99,8 +99,31 @@ def evaluate(
         loss, the cross entropy of softmax(cosine / temperature) over all documents except the other relevant ones; the
         scores of NAMES; and ndcg_at_10_dim_D of the first D dimensions, for each of `dims`.
     """
+    share = accelerator.process_index, accelerator.num_processes
+    numbers, rows = figures_of_share(anchors, positives, task, temperature, dims, *share)
+    return means(gather_rows(accelerator, numbers, rows, len(task.queries)), task, dims)
+
+
+def evaluate_alone(
+    anchors: Tensor, positives: Tensor, task: Task, temperature: float, dims: tuple[int, ...] = ()
+) -> dict[str, float]:
+    """The values of `evaluate`, computed by one process."""
+    _, rows = figures_of_share(anchors, positives, task, temperature, dims, 0, 1)
+    return means(rows, task, dims)
+
+
+def figures_of_share(
+    anchors: Tensor,
+    positives: Tensor,
+    task: Task,
+    temperature: float,
+    dims: tuple[int, ...],
+    process_index: int,
+    num_processes: int,
+) -> tuple[NDArray[np.int64], Tensor]:
+    """The queries of one process, [n], and their `figures` for all dimensions and each of `dims`, [n, 4 + 4 dims]."""
     at_once = max(1, SCORES_AT_ONCE // len(task.documents))
-    parts = range(0, len(task.queries), at_once)[accelerator.process_index :: accelerator.num_processes]
+    parts = range(0, len(task.queries), at_once)[process_index::num_processes]
     columns, numbers = [], [np.empty(0, np.int64), *(np.arange(len(task.queries))[f : f + at_once] for f in parts)]
     for dim in (anchors.shape[1], *dims):
         queries, documents = (
@@ -112,7 +135,11 @@ def evaluate(
             chunk = queries[first : first + at_once] @ documents.T
             found.append(figures(chunk, task.within(first, first + len(chunk)), temperature))
         columns.append(torch.cat(found))
-    table = gather_rows(accelerator, np.concatenate(numbers), torch.cat(columns, dim=1), len(task.queries))
+    return np.concatenate(numbers), torch.cat(columns, dim=1)
+
+
+def means(table: Tensor, task: Task, dims: tuple[int, ...]) -> dict[str, float]:
+    """The result of `evaluate`, from the `figures_of_share` of all queries in their order."""
     sums = table.sum(0).view(-1, 4).tolist()  # [loss, *NAMES] of each number of dimensions
     totals = [*sums[0][1:], *(ndcg for _, ndcg, *_ in sums[1:])]
     scores = {name: total / len(task.queries) for name, total in zip(names(dims), totals, strict=True)}

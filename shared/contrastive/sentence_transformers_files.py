@@ -9,7 +9,52 @@ from shared.errors import UserError, say
 
 # The names of sentence-transformers 2 to 5, which version 6 also accepts.
 MODULES = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-POOLINGS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+POOLINGS: dict[Pooling, str] = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
+
+
+def modules_of(folder: Path) -> dict[str, Path]:
+    """The folders of the modules of a model of sentence-transformers, by their kinds."""
+    modules = read_json(folder / MODULES_FILE)
+    return {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+
+
+def stored_poolings(modules: dict[str, Path]) -> str | list[str]:
+    """The name or the names of the pooling of a model with these modules; empty if they name none."""
+    settings = read_json(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
+    return settings.get("pooling_mode") or [flag for flag in settings if "pooling_mode" in flag and settings[flag]]
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file; {} if it does not exist."""
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def stored_settings(folder: Path) -> tuple[Pooling, int | None]:
+    """The pooling and the maximum number of tokens of the model of sentence-transformers in `folder`.
+
+    Raises:
+        UserError: its vectors are computed in another way than by an encoder and one pooling of `POOLINGS`.
+    """
+    modules, lengths, settings = modules_of(folder), read_json(folder / LENGTH_FILE), read_json(folder / SETTINGS_FILE)
+    stored = stored_poolings(modules)
+    found = [pooling for pooling, flag in POOLINGS.items() if stored in (pooling, [pooling], [flag])]
+    problem = None
+    if others := modules.keys() - {kind for _, kind in MODULES}:
+        problem = f"has the modules {', '.join(sorted(others))}"
+    elif not found:
+        problem = f"has the pooling {stored}"
+    elif lengths.get("do_lower_case"):
+        problem = f"has do_lower_case in its {LENGTH_FILE}"
+    elif (prompt := settings.get("default_prompt_name")) is not None:
+        problem = f"adds the prompt {prompt} to each text"
+    if problem:
+        raise UserError(
+            f"{folder}: this model of sentence-transformers {problem}, which predictions do not support: use the "
+            "library, or a model with an encoder, the mean over tokens or the first token, and normalization"
+        )
+    return found[0], lengths.get("max_seq_length")
 
 
 def check_modules(name: str, pooling: Pooling) -> None:
@@ -18,18 +63,15 @@ def check_modules(name: str, pooling: Pooling) -> None:
     Raises:
         UserError: the model has modules that this recipe would leave out, such as a linear layer after the pooling.
     """
-    file = Path(name) / "modules.json"
-    if not file.exists():
+    if not (Path(name) / MODULES_FILE).exists():
         return
-    listed = json.loads(file.read_text())
-    modules = {module["type"].rpartition(".")[2]: Path(name) / module["path"] for module in listed}
+    modules = modules_of(Path(name))
     if others := modules.keys() - {kind for _, kind in MODULES}:
         raise UserError(
             f"--model_name_or_path {name}: this model of sentence-transformers has the modules {', '.join(modules)}, "
             f"and this recipe would leave out {', '.join(sorted(others))}: use a model without it"
         )
-    settings = json.loads((modules["Pooling"] / "config.json").read_text()) if "Pooling" in modules else {}
-    stored = settings.get("pooling_mode") or [flag for flag in settings if "pooling_mode" in flag and settings[flag]]
+    stored = stored_poolings(modules)
     if stored and stored not in (pooling, [pooling], [POOLINGS[pooling]]):
         words = stored if isinstance(stored, str) else " ".join(stored)
         say(f"--model_name_or_path {name} was trained with another pooling ({words}): --pooling {pooling} is used")
@@ -59,11 +101,11 @@ class SentenceTokenizer:
             flag: name == self.pooling for name, flag in POOLINGS.items()
         }
         files = {
-            "modules.json": modules,
+            MODULES_FILE: modules,
             "1_Pooling/config.json": pooling,
             "2_Normalize/config.json": {},
-            "sentence_bert_config.json": {"max_seq_length": self.max_length, "do_lower_case": False},
-            "config_sentence_transformers.json": {
+            LENGTH_FILE: {"max_seq_length": self.max_length, "do_lower_case": False},
+            SETTINGS_FILE: {
                 "__version__": {},
                 "prompts": {},
                 "default_prompt_name": None,

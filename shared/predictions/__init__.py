@@ -1,4 +1,4 @@
 """Predictions of a trained model for a file: what each kind of model predicts, parts that survive a kill, output files.
 
-May import: monitoring and below.
+May import: contrastive and below.
 """

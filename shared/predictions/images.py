@@ -73,7 +73,7 @@ def predict_images(accelerator: Any, settings: ImageSettings) -> Prediction:
         batches=evaluation_batches(data.lengths, None, settings.per_device_eval_batch_size),
         forward=forward,
         width=task.width,
-        columns=task.columns,
+        columns=lambda _, outputs: task.columns(outputs),
         score=score,
         notes={"model": f"{folder}: {task}", "data": f"{source.name}: {len(data):,} images"} | notes,
     )

@@ -16,7 +16,7 @@ from shared.errors import UserError, listed, say
 from shared.monitoring import evaluation
 from shared.predictions.output import FORMATS
 from shared.predictions.prediction import Outputs
-from shared.predictions.settings import Settings
+from shared.predictions.settings import ClassifierSettings
 from shared.pretrained.from_pretrained import are_placeholders
 
 PREDICTION, PROBABILITY = "prediction", "probability_"
@@ -41,7 +41,7 @@ class Task:
         return len(self.names) or 1
 
     @classmethod
-    def of_model(cls, config: Any, names: tuple[str, ...], settings: Settings) -> "Task":
+    def of_model(cls, config: Any, names: tuple[str, ...], settings: ClassifierSettings) -> "Task":
         """The task of a model with this `PretrainedConfig`, whose labels are `names`.
 
         A model without `problem_type` is one of regression if it has one output, as in the losses of transformers.
@@ -132,7 +132,7 @@ def labeled_rows(table: pa.Table, columns: Sequence[str], delimiter: str | None)
     return ~gaps if delimiter is None or gaps.all() else np.ones(table.num_rows, bool)
 
 
-def targets_of(task: Task, table: pa.Table, settings: Settings) -> tuple[np.ndarray, np.ndarray] | None:
+def targets_of(task: Task, table: pa.Table, settings: ClassifierSettings) -> tuple[np.ndarray, np.ndarray] | None:
     """Which rows of the input have labels, as their numbers, and the targets of these rows.
 
     None if there is no label column, all labels are missing, or no scores are wanted. The targets are those of
@@ -158,7 +158,11 @@ def targets_of(task: Task, table: pa.Table, settings: Settings) -> tuple[np.ndar
 
 
 def scorer(
-    task: Task, settings: Settings, found: tuple[np.ndarray, np.ndarray] | None, rows: int, images: bool = False
+    task: Task,
+    settings: ClassifierSettings,
+    found: tuple[np.ndarray, np.ndarray] | None,
+    rows: int,
+    images: bool = False,
 ) -> tuple[Callable[[Outputs], dict[str, float]] | None, dict[str, str]]:
     """A function that computes the scores of all outputs [rows, width], and notes for the user.
 

@@ -64,10 +64,16 @@ def writer(file: Path, output: Path, schema: pa.Schema) -> Iterator[Callable[[pa
 def plain(table: pa.Table) -> pa.Table:
     """`table` with float64 in place of float32: the number with the fewest digits that means the same float32."""
     for place, field in enumerate(table.schema):
-        if pa.types.is_float32(field.type):
-            shortest = table.column(place).cast(pa.string()).cast(pa.float64())
-            table = table.set_column(place, field.name, shortest)
+        lists = is_any_list(field.type)
+        if pa.types.is_float32(field.type.value_type if lists else field.type):
+            text, number = (pa.large_list(type_) if lists else type_ for type_ in (pa.string(), pa.float64()))
+            table = table.set_column(place, field.name, table.column(place).cast(text).cast(number))
     return table
+
+
+def is_any_list(type_: pa.DataType) -> bool:
+    """Whether an Arrow type is a list, of any or of a fixed length."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def texts(column: pa.ChunkedArray) -> list[str]:

@@ -50,21 +50,21 @@ class Parts:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def samples(self, part: int) -> NDArray[np.int64]:
-        """The samples of a part, in the order of its outputs."""
-        return np.concatenate([micro_batch.samples for micro_batch in self.batches[part]])
+    def numbers(self, part: int) -> NDArray[np.int64]:
+        """The numbers of the outputs of a part, in their order in its file."""
+        return np.concatenate([self.prediction.outputs_of(batch.samples) for batch in self.batches[part]])
 
     def path(self, part: int) -> Path:
         """The file of a part, which may not exist yet."""
         return self.folder / f"part_{part:04d}.npy"
 
     def read(self, part: int) -> Outputs | None:
-        """The outputs [samples of the part, width] of a part; None if it does not exist or is damaged."""
+        """The outputs [n, width] of a part; None if it does not exist or is damaged."""
         try:
             outputs: Outputs = np.load(self.path(part), mmap_mode="r")
         except (OSError, ValueError):
             return None
-        return outputs if outputs.shape == (len(self.samples(part)), self.prediction.width) else None
+        return outputs if outputs.shape == (len(self.numbers(part)), self.prediction.width) else None
 
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
@@ -106,30 +106,32 @@ class Parts:
         schedule = (micro_batch for part in mine for micro_batch in self.batches[part])
         prediction = self.prediction
         stream = feed(schedule, prediction.data, prediction.collate, accelerator.device, num_workers)
-        rows = sum(len(self.samples(part)) for part in mine)
+        rows = sum(len(micro_batch.samples) for part in mine for micro_batch in self.batches[part])
         hidden = None if accelerator.is_main_process else True  # None: it is shown in a terminal only
-        bar = tqdm(total=rows, desc="predicting", unit=" rows", mininterval=0.5, disable=hidden)
+        bar = tqdm(total=rows, desc="predicting", unit=" samples", mininterval=0.5, disable=hidden)
         with closing(stream), bar:
             for part in mine:
-                outputs = [prediction.forward(batch) for _, batch in islice(stream, len(self.batches[part]))]
+                outputs = []
+                for micro_batch, batch in islice(stream, len(self.batches[part])):
+                    outputs.append(prediction.forward(batch))
+                    bar.update(len(micro_batch.samples))
                 self.write(part, torch.cat(outputs).cpu().numpy())
-                bar.update(sum(map(len, outputs)))
 
     def join(self) -> Outputs:
-        """The outputs [N, width] of all samples in the order of the input, in a file that is mapped into memory.
+        """All outputs [M, width] in the order of the input, in a file that is mapped into memory.
 
         Raises:
             UserError: a part is missing, because another machine wrote it to its own disk.
         """
-        rows, width = self.prediction.table.num_rows, self.prediction.width
-        outputs = np.lib.format.open_memmap(self.folder / OUTPUTS_FILE, "w+", np.float32, (rows, width))
+        shape = int(self.prediction.bounds[-1]), self.prediction.width
+        outputs = np.lib.format.open_memmap(self.folder / OUTPUTS_FILE, "w+", np.float32, shape)
         for part in range(len(self)):
             if (found := self.read(part)) is None:
                 raise UserError(
                     f"{self.path(part)} is missing, because another machine wrote it to its own disk: give a "
                     "--predictions_file in a folder that all machines share"
                 )
-            outputs[self.samples(part)] = found
+            outputs[self.numbers(part)] = found
         return outputs
 
 
@@ -152,7 +154,7 @@ def run(accelerator: Any, settings: PredictionOptions, prediction: Prediction) -
         UserError: the file holds other predictions or cannot be written, or an output is not finite.
     """
     output = Path(settings.predictions_file)
-    new = [*prediction.columns(np.zeros((0, prediction.width), np.float32))]
+    new = [*prediction.columns(prediction.table.slice(0, 0), np.zeros((0, prediction.width), np.float32))]
     task = on_main_process(accelerator, lambda: task_of(accelerator, settings, prediction))
 
     def finished() -> Record | None:
@@ -201,7 +203,7 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
         for block in blocks:
             write(block)
     scores = prediction.score(outputs) if prediction.score else {}
-    record = task | {"rows": len(outputs), "bytes": file.stat().st_size}
+    record = task | {"rows": table.num_rows, "bytes": file.stat().st_size}
     record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
     described = parts.folder / record_file(output).name
     described.write_text(json.dumps(record, indent=1) + "\n")
@@ -219,14 +221,17 @@ def with_columns(prediction: Prediction, table: pa.Table, outputs: Outputs) -> I
     Raises:
         UserError: an output is not finite; names the row.
     """
-    for start in range(0, len(outputs), BLOCK_ROWS):
-        block, part = table.slice(start, BLOCK_ROWS), outputs[start : start + BLOCK_ROWS]
+    bounds = prediction.bounds
+    for start in range(0, table.num_rows, BLOCK_ROWS):
+        block = table.slice(start, BLOCK_ROWS)
+        part = outputs[bounds[start] : bounds[start + block.num_rows]]
         if len(wrong := np.flatnonzero(~np.isfinite(part).all(1))):
+            row = np.searchsorted(bounds, bounds[start] + wrong[0], "right")  # counted from 1
             raise UserError(
-                f"the prediction for row {start + wrong[0] + 1:,} of {prediction.source} is not finite: use "
+                f"the prediction for row {row:,} of {prediction.source} is not finite: use "
                 "--mixed_precision no and another --predictions_file, or a model whose weights are finite"
             )
-        for name, column in prediction.columns(part).items():
+        for name, column in prediction.columns(block, part).items():
             block = block.append_column(name, column)
         yield plain_fields(block)
 

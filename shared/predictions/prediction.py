@@ -15,11 +15,22 @@ from shared.plan.batches import MicroBatch
 from shared.pretrained.from_pretrained import load_pretrained
 
 Outputs = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OutputsOfWords:
+    """Which outputs belong to a sample and to a row of the input, if a row has an output for each of its words."""
+
+    bounds: Ints
+    """[rows + 1] where the outputs of each row begin, and their total number M."""
+    of_samples: Callable[[Ints], Ints]
+    """The numbers of the outputs of samples [n], in the order in which `forward` returns them."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model with N samples to predict. The model gives `width` numbers for each sample, its outputs."""
+    """A model with N samples to predict. The model gives `width` numbers for each sample or word, its outputs."""
 
     table: pa.Table
     """The columns of the input, [N] rows; the file of predictions begins with them."""
@@ -32,24 +43,38 @@ class Prediction:
     batches: Sequence[MicroBatch]
     """All samples in micro-batches. They must not depend on the number of processes, so that the outputs do not."""
     forward: Callable[[Any], Tensor]
-    """The outputs [rows, width] of a batch, float32, on the device."""
+    """The outputs [samples or words, width] of a batch, float32, on the device."""
     width: int
-    """The number of outputs of a sample, such as the number of classes."""
-    columns: Callable[[Outputs], dict[str, pa.Array]]
-    """The columns of the predictions, from outputs [n, width]."""
+    """The number of outputs of a sample or a word, such as the number of classes."""
+    columns: Callable[[pa.Table, Outputs], dict[str, pa.Array]]
+    """The columns of the predictions, from some rows of the table and their outputs [n, width]."""
     score: Callable[[Outputs], dict[str, float]] | None = None
-    """The scores by name, from all outputs [N, width]; None if the samples have no labels."""
+    """The scores by name, from all outputs; None if the samples have no labels."""
+    words: OutputsOfWords | None = None
+    """None: sample i is row i of the table, and has one output. An output that no sample has is 0."""
     notes: dict[str, str] = field(default_factory=dict)
     """Lines to print before the start, by name."""
 
+    @property
+    def bounds(self) -> Ints:
+        """int64 [rows + 1]: where the outputs of each row begin, and their total number."""
+        return np.arange(self.table.num_rows + 1) if self.words is None else self.words.bounds
 
-def load_trained(auto_class: str, folder: str) -> Any:
+    def outputs_of(self, samples: Ints) -> Ints:
+        """The numbers of the outputs of `samples` [n], in the order in which `forward` returns them."""
+        return samples if self.words is None else self.words.of_samples(samples)
+
+
+def load_trained(auto_class: str, folder: str, unused: tuple[str, ...] = ()) -> Any:
     """`transformers.AUTO_CLASS.from_pretrained(folder)` in evaluation mode.
+
+    The folder may lack the weights of modules whose names begin with one of `unused`.
 
     Raises:
         UserError: the folder lacks weights of the model, which would be random; see also `load_pretrained`.
     """
     model, found = load_pretrained(auto_class, folder, output_loading_info=True)
-    if lost := sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}):
+    lost = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if lost := [key for key in lost if not key.startswith(unused)]:
         raise UserError(f"{Path(folder)} has no weights for {listed(lost)}: fine-tune the model before it predicts")
     return model.eval()

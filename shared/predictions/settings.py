@@ -5,17 +5,21 @@ import glob
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from shared.augmentation.augmentation import AugmentationOptions
 from shared.config import options
+from shared.config.limits import CanBeZero, Limits
 from shared.config.text_options import TextOptions
+from shared.contrastive.pooling import Pooling
+from shared.contrastive.sentence_transformers_files import MODULES_FILE, stored_settings
 from shared.datasets.files import kind_of
 from shared.errors import UserError
 from shared.predictions.output import FORMATS, parts_folder
 
 MODEL_OF_RUN = (
-    *("text_column_names", "image_column_name", "label_column_name", "label_delimiter", "problem_type", "max_length"),
+    *("text_column_name", "text_column_names", "image_column_name", "label_column_name", "label_delimiter"),
+    *("problem_type", "max_length", "stride", "temperature", "matryoshka_dims"),
     *("packing", "decode_size", "channels_last", "deterministic", "metric_name", "positive_label"),
     *("trust_remote_code", "csv_delimiter"),
 )
@@ -25,7 +29,7 @@ DATA_OF_RUN = (
     *("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples"),
 )
 BUDGET = ("max_tokens_per_micro_batch", "per_device_eval_batch_size")
-READ = ("scores", "label_column_name", "csv_delimiter", "skip_incomplete_rows")
+READ = ("scores", "csv_delimiter", "skip_incomplete_rows")
 OF_FILES = ("image_column_name", "label_column_name", "csv_delimiter")  # a folder of images has no columns
 NO_LIMIT = 1_000_000  # a tokenizer without a limit has a larger model_max_length
 
@@ -49,6 +53,8 @@ class PredictionOptions(options.Options):
 
     AFFECT_PREDICTIONS: ClassVar[tuple[str, ...]] = ()
     """The settings that can change the file of predictions, besides the model and the input."""
+    FORMATS: ClassVar[tuple[str, ...]] = FORMATS
+    """The possible formats of the file, the default first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +75,57 @@ class TextSettings(PredictionOptions, TextOptions):
     """Maximum number of tokens in a forward pass, padding included."""
 
     NEEDS: ClassVar = ()
-    AFFECT_PREDICTIONS: ClassVar = (*READ, "text_column_names", "label_delimiter", "max_length", "packing", *BUDGET)
+    AFFECT_PREDICTIONS: ClassVar = (
+        *(*READ, "text_column_names", "label_column_name", "label_delimiter", "max_length", "packing", *BUDGET),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TagSettings(PredictionOptions, TextOptions):
+    """The settings for a model of token classification."""
+
+    text_column_name: str = "tokens"
+    """Column of the words of each text, or of texts."""
+    label_column_name: str = "tags"
+    """Column of the tags of the words, or of spans."""
+    stride: CanBeZero = 32
+    """Number of tokens that consecutive windows of a text share."""
+    packing: bool = True
+    """Concatenate windows without padding."""
+    max_tokens_per_micro_batch: int | None = 4096
+    """Maximum number of tokens in a forward pass, padding included."""
+
+    NEEDS: ClassVar = ()
+    AFFECT_PREDICTIONS: ClassVar = (
+        *(*READ, "text_column_name", "label_column_name", "max_length", "stride", "packing", *BUDGET),
+    )
+    FORMATS: ClassVar = (".jsonl", ".parquet")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingSettings(PredictionOptions, TextOptions):
+    """The settings for a model of sentence embeddings."""
+
+    text_column_names: tuple[str, ...] = ("anchor", "positive")
+    """Columns of the texts."""
+    all_columns_required: bool = False
+    """Whether it is an error if one of the columns is missing."""
+    packing: bool = True
+    """Concatenate the texts of a micro-batch without padding."""
+    pooling: Pooling = "mean"
+    """How the embedding of a text is computed."""
+    temperature: Annotated[float, Limits(above=0)] = 0.05
+    """Divides the cosines of embeddings in the loss."""
+    matryoshka_dims: tuple[int, ...] | None = None
+    """Numbers of first dimensions that have scores of their own."""
+    max_tokens_per_micro_batch: int | None = 4096
+    """Maximum number of tokens in a forward pass, padding included."""
+
+    NEEDS: ClassVar = ()
+    AFFECT_PREDICTIONS: ClassVar = (
+        *(*READ, "text_column_names", "max_length", "packing", "pooling", "temperature", "matryoshka_dims", *BUDGET),
+    )
+    FORMATS: ClassVar = (".parquet", ".jsonl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,11 +140,19 @@ class ImageSettings(PredictionOptions, AugmentationOptions):
     """Always off: in predictions, batch norm uses its running averages."""
 
     NEEDS: ClassVar = ()
-    AFFECT_PREDICTIONS: ClassVar = (*READ, "image_column_name", "decode_size", "skip_corrupt_images", BUDGET[1])
+    AFFECT_PREDICTIONS: ClassVar = (
+        *(*READ, "image_column_name", "label_column_name", "decode_size", "skip_corrupt_images", BUDGET[1]),
+    )
 
 
-Settings = TextSettings | ImageSettings
-WHAT = {TextSettings: "a text classifier", ImageSettings: "an image classifier"}
+ClassifierSettings = TextSettings | ImageSettings
+Settings = ClassifierSettings | TagSettings | EmbeddingSettings
+WHAT: dict[type[Settings], str] = {
+    TextSettings: "a text classifier",
+    ImageSettings: "an image classifier",
+    TagSettings: "a model of token classification",
+    EmbeddingSettings: "a model of sentence embeddings",
+}
 
 
 def settings_of(folder: Path, file: str | None, flags: Mapping[str, Any]) -> Settings:
@@ -109,6 +173,8 @@ def settings_of(folder: Path, file: str | None, flags: Mapping[str, Any]) -> Set
         raise UserError(f"{folder} is not the folder of a run, which has validation data: give a FILE to predict")
     given = {name: value for name, value in flags.items() if value is not None}
     known = {field.name for field in dataclasses.fields(kind)}
+    if kind is TagSettings:
+        known.remove("csv_delimiter")  # no CSV file has lists of words
     unfit, what = [name for name in given if name not in known], WHAT[kind]
     if not unfit and kind is ImageSettings and file is not None and Path(file).is_dir():
         unfit, what = [name for name in given if name in OF_FILES], f"the folder {file}"
@@ -119,16 +185,24 @@ def settings_of(folder: Path, file: str | None, flags: Mapping[str, Any]) -> Set
         values |= {name: stored[name] for name in DATA_OF_RUN if name in stored}
     elif kind_of(Path(file)) not in (".csv", ".tsv"):
         values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
-    output = Path(given.get("predictions_file") or default_output(folder, file))
-    if output.suffix not in FORMATS:
-        raise UserError(f"--predictions_file {output}: the name must end in {', '.join(FORMATS)}, the possible formats")
+    output = Path(given.get("predictions_file") or default_output(folder, file, kind.FORMATS))
+    if output.suffix not in kind.FORMATS:
+        raise UserError(
+            f"--predictions_file {output}: the name must end in {', '.join(kind.FORMATS)}, the possible formats for "
+            f"{WHAT[kind]}"
+        )
     values |= given | {"model_name_or_path": str(model), "input_file": file, "predictions_file": str(output)}
     values |= {"output_dir": str(parts_folder(output)), "labels_required": "label_column_name" in given}
-    if kind is TextSettings:
-        values.setdefault("max_length", longest_text(model))
-    elif isinstance(labels := values.get("label_column_name"), tuple):
+    if kind is EmbeddingSettings:
+        values["all_columns_required"] = "text_column_names" in given
+        values["pooling"], longest = stored_settings(model)
+        if longest is not None:
+            values.setdefault("max_length", longest)
+    if kind is not ImageSettings and "max_length" not in values:
+        values["max_length"] = longest_text(model)
+    if kind is not TextSettings and isinstance(labels := values.get("label_column_name"), tuple):
         if len(labels) > 1:
-            raise UserError(f"--label_column_name {' '.join(labels)}: an image has one label: name one column")
+            raise UserError(f"--label_column_name {' '.join(labels)}: {WHAT[kind]} needs one column of labels")
         values["label_column_name"] = labels[0]
     settings = kind(**{name: value for name, value in values.items() if name in known})
     options.check(settings)
@@ -153,8 +227,10 @@ def model_folder(folder: Path) -> Path:
     return model
 
 
-def settings_class(model: Path) -> type[TextSettings] | type[ImageSettings]:
+def settings_class(model: Path) -> type[Settings]:
     """The class of the settings for a model, by the class of the model that its config.json names.
+
+    A model in the files of sentence-transformers gives embeddings.
 
     Raises:
         UserError: this kind of model has no predictions.
@@ -167,12 +243,17 @@ def settings_class(model: Path) -> type[TextSettings] | type[ImageSettings]:
         return TextSettings
     if name.endswith("ForImageClassification"):
         return ImageSettings
+    if name.endswith("ForTokenClassification"):
+        return TagSettings
+    if (model / MODULES_FILE).is_file():
+        return EmbeddingSettings
     if name.endswith("ForMaskedLM"):
         raise UserError(
             f"{model} is a masked language model ({name}), which has nothing to predict for a file: fine-tune it with "
             f"recipes/nlp.py --model_name_or_path {model}"
         )
-    raise UserError(f"{model} is a {name}: predictions need a text classifier or an image classifier")
+    *others, last = WHAT.values()
+    raise UserError(f"{model} is a {name}: predictions need {', '.join(others)} or {last}")
 
 
 def budget_of_run(stored: Mapping[str, Any]) -> dict[str, int]:
@@ -197,10 +278,10 @@ def longest_text(model: Path) -> int:
     return min(found)
 
 
-def default_output(folder: Path, file: str | None) -> Path:
+def default_output(folder: Path, file: str | None, possible: tuple[str, ...]) -> Path:
     """OUTPUT_DIR/predictions/NAME in the format of FILE: CSV, JSON lines or Parquet.
 
-    CSV also for a folder, and Parquet for the validation data of a run.
+    Parquet for the validation data of a run, and otherwise the first `possible` format if that of FILE is not possible.
 
     Raises:
         UserError: FILE is a pattern, which gives no name.
@@ -212,5 +293,5 @@ def default_output(folder: Path, file: str | None) -> Path:
     name = Path(file).resolve().name
     kind = kind_of(Path(name))
     stem = name[: name.lower().rindex(kind)] if kind else name
-    formats = {".parquet": ".parquet", ".json": ".jsonl", ".jsonl": ".jsonl"}
-    return folder / "predictions" / (stem + formats.get(kind, ".csv"))
+    format_ = {".json": ".jsonl", ".tsv": ".csv"}.get(kind, kind)
+    return folder / "predictions" / (stem + (format_ if format_ in possible else possible[0]))

@@ -54,7 +54,7 @@ def predict_texts(accelerator: Any, settings: TextSettings) -> Prediction:
         batches=evaluation_batches(lengths, *limits, packed=collate.packed),
         forward=forward,
         width=task.width,
-        columns=task.columns,
+        columns=lambda _, outputs: task.columns(outputs),
         score=score,
         notes={"model": f"{folder}: {task}", "data": f"{source_of(table)}: {len(data):,} texts{how}"} | notes,
     )

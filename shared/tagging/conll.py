@@ -14,10 +14,11 @@ KINDS = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 DOCUMENT = "-DOCSTART-"  # CoNLL-2003 begins each document with a line of this word, which is not part of the text
 
 
-def read_conll(path: Path, source: str) -> pa.Table:
+def read_conll(path: Path, source: str, untagged: bool = False) -> pa.Table:
     """The sentences of a CoNLL file: the columns tokens and tags, both lists of strings.
 
-    Columns are separated by tabs, or otherwise by spaces. The first is the word, and the last is its tag.
+    Columns are separated by tabs, or otherwise by spaces. The first is the word, and the last is its tag. With
+    `untagged`, a file with a single column is one of words, and gives the column tokens only.
 
     Raises:
         UserError: the file cannot be read, is not UTF-8 or has no words, or a line has another number of columns than
@@ -37,7 +38,7 @@ def read_conll(path: Path, source: str) -> pa.Table:
         bare = line.rstrip("\r")
         fields = bare.split("\t") if "\t" in bare else re.split(" +", bare.strip(" "))
         width = width or len(fields)
-        if len(fields) != width or width < 2 or not fields[-1].strip():
+        if len(fields) != width or width < 2 - untagged or not fields[-1].strip():
             raise UserError(
                 f"{source} is malformed in line {number:,}: it has {_columns(len(fields))} ({bare!r:.60}), and the "
                 f"first line has {width}: write each word and its tag in a line, with the same number of columns"
@@ -48,7 +49,7 @@ def read_conll(path: Path, source: str) -> pa.Table:
         raise UserError(f"{source} has no words")
     if len(words) > ends[-1]:
         ends.append(len(words))
-    columns = {WORDS: words, TAGS: tags}
+    columns = {WORDS: words} | ({TAGS: tags} if width > 1 else {})
     texts = {name: pa.array(column, pa.large_string()) for name, column in columns.items()}
     return pa.table({name: pa.LargeListArray.from_arrays(ends, column) for name, column in texts.items()})
 

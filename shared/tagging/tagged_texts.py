@@ -6,13 +6,13 @@ In all tables of this module, the column "tokens" is a list of words, and "tags"
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from shared.datasets import readers
 from shared.datasets.files import find_files, kind_of
@@ -77,15 +77,17 @@ def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
     return [named(table, "the embedded sources") for table in demo_sources.load()]
 
 
-def read_files(given: Sequence[str], flag: str) -> pa.Table:
-    """The rows of the files that `given` names; each sentence of a CoNLL file is a row.
+def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Table:
+    """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
     Raises:
         UserError: a file cannot be read, or two files have different columns.
     """
 
     def read(path: Path, source: str) -> pa.Table:
-        return conll.read_conll(path, source) if kind_of(path) in conll.KINDS else readers.read(path, source)
+        if kind_of(path) in conll.KINDS:
+            return conll.read_conll(path, source, untagged)
+        return readers.read(path, source)
 
     sources = {file: f"{flag} {file}" for file in find_files(given, flag, KINDS)}
     return joined([named(read(*each), each[1]) for each in sources.items()], f"{flag} {' '.join(given)}")
@@ -94,35 +96,80 @@ def read_files(given: Sequence[str], flag: str) -> pa.Table:
 def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
     """The columns tokens and tags of a table, from lists of words and tags, or from texts and their spans.
 
-    The tags are strings or ClassLabel numbers, which become their names. Rows without words are left out, and their
-    number is printed.
+    Rows without words are left out, and their number is printed.
 
     Raises:
-        UserError: a column does not exist or has another type, a row has no value or not one tag for each word, a span
-            does not fit its text, or no row has words.
+        UserError: no row has words; see also `words_and_tags`.
     """
-    if text_column == label_column:
-        raise UserError(f"{TEXT_FLAG} {text_column} and {TAG_FLAG} {label_column}: use different columns")
-    is_words = partial(_is_list, fits=is_text)
-    texts = _column(table, text_column, TEXT_FLAG, lambda type_: is_text(type_) or is_words(type_), label_column)
-    labels = _column(table, label_column, TAG_FLAG, lambda type_: _is_list(type_, _is_tag_or_span), text_column)
-    for name, cells in ((text_column, texts), (label_column, labels)):
-        if len(rows := np.flatnonzero(cells.is_null())):
-            raise UserError(f"{where(table, int(rows[0]))} has no value in {name}: {FILL_IN}")
-    if is_text(texts.type):
-        words, tags = _of_spans(table, texts.to_pylist(), labels, text_column, label_column)
-    else:
-        words, tags = _of_words(table, texts, labels, text_column, label_column)
+    words, tags = words_and_tags(table, text_column, label_column)
     rows = numbered(table)[ROW_COLUMN]
     result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: rows}).replace_schema_metadata(table.schema.metadata)
-    blank = pc.fill_null(pc.utf8_is_space(words.flatten()), True)
-    blank = pc.or_(blank, pc.equal(pc.binary_length(words.flatten()), 0))
-    full = np.bincount(np.asarray(pc.list_parent_indices(words)), ~np.asarray(blank), len(words)) > 0
+    full = have_words(words)
     if not full.any():
         raise UserError(f"{source_of(table)} has no words in {text_column}: use the column of the words as {TEXT_FLAG}")
     if not full.all():
         say(f"{source_of(table)}: {(~full).sum():,} rows without words are skipped")
     return result.filter(pa.array(full))
+
+
+def have_words(words: pa.LargeListArray) -> NDArray[np.bool_]:
+    """bool [rows]: whether a row of `words` has a word that is not blank."""
+    blank = pc.fill_null(pc.utf8_is_space(words.flatten()), True)
+    blank = pc.or_(blank, pc.equal(pc.binary_length(words.flatten()), 0))
+    return np.bincount(np.asarray(pc.list_parent_indices(words)), ~np.asarray(blank), len(words)) > 0
+
+
+def words_of(table: pa.Table, text_column: str, label_column: str = "") -> pa.LargeListArray:
+    """The words of each row of a table, from lists of words or from texts. The column of the labels is not read.
+
+    Raises:
+        UserError: the column does not exist or has another type, or a row or a word has no value.
+    """
+    texts = _column(table, text_column, TEXT_FLAG, _is_text_or_words, label_column)
+    _refuse_missing(table, text_column, texts)
+    if is_text(texts.type):
+        return pa.array([WORD.findall(text) for text in texts.to_pylist()], LISTS)
+    words = _strings(texts)
+    _refuse_gaps(table, text_column, words, words.flatten().is_null())
+    return words
+
+
+def words_and_tags(table: pa.Table, text_column: str, label_column: str) -> tuple[pa.LargeListArray, pa.LargeListArray]:
+    """The words and the tags of each row of a table, from lists of words and tags, or from texts and their spans.
+
+    The tags are strings or ClassLabel numbers, which become their names.
+
+    Raises:
+        UserError: a column does not exist or has another type, a row has no value or not one tag for each word, or a
+            span does not fit its text.
+    """
+    if text_column == label_column:
+        raise UserError(f"{TEXT_FLAG} {text_column} and {TAG_FLAG} {label_column}: use different columns")
+    texts = _column(table, text_column, TEXT_FLAG, _is_text_or_words, label_column)
+    labels = _column(table, label_column, TAG_FLAG, lambda type_: _is_list(type_, _is_tag_or_span), text_column)
+    for name, cells in ((text_column, texts), (label_column, labels)):
+        _refuse_missing(table, name, cells)
+    if is_text(texts.type):
+        return _of_spans(table, texts.to_pylist(), labels, text_column, label_column)
+    return _of_words(table, texts, labels, text_column, label_column)
+
+
+def _refuse_missing(table: pa.Table, name: str, cells: pa.Array) -> None:
+    """UserError if a row has no value in the column `name`."""
+    if len(rows := np.flatnonzero(cells.is_null())):
+        raise UserError(f"{where(table, int(rows[0]))} has no value in {name}: {FILL_IN}")
+
+
+def _refuse_gaps(table: pa.Table, name: str, cells: pa.LargeListArray, gaps: pa.Array) -> None:
+    """UserError if an entry of the lists in the column `name` is one of the `gaps`."""
+    if len(missing := np.flatnonzero(gaps)):
+        row = int(np.asarray(pc.list_parent_indices(cells))[missing[0]])
+        raise UserError(f"{where(table, row)} has an entry without a value in {name}: fill it in, or remove the row")
+
+
+def _strings(cells: pa.Array) -> pa.LargeListArray:
+    """Lists of any values as lists of strings."""
+    return cells.cast(pa.large_list(cells.type.value_type)).cast(LISTS)
 
 
 def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType], bool], taken: str) -> pa.Array:
@@ -147,6 +194,10 @@ def _is_list(type_: pa.DataType, fits: Callable[[pa.DataType], bool]) -> bool:
     """Whether a type is a list whose values have a type that fits; the values of empty lists in JSON have type null."""
     is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
     return is_list and (fits(type_.value_type) or pa.types.is_null(type_.value_type))
+
+
+def _is_text_or_words(type_: pa.DataType) -> bool:
+    return is_text(type_) or _is_list(type_, is_text)
 
 
 def _is_tag_or_span(type_: pa.DataType) -> bool:
@@ -174,16 +225,10 @@ def _of_words(
     names = class_names(table, label_column)
     if names:
         labels = _named(table, labels, names, label_column)
-    words, tags = (cells.cast(pa.large_list(cells.type.value_type)).cast(LISTS) for cells in (texts, labels))
-    for name, cells in ((text_column, words), (label_column, tags)):
-        gaps = cells.flatten().is_null()
-        if name == label_column:
-            gaps = pc.or_(gaps, pc.equal(pc.fill_null(cells.flatten(), ""), ""))
-        if len(missing := np.flatnonzero(gaps)):
-            row = int(np.asarray(pc.list_parent_indices(cells))[missing[0]])
-            raise UserError(
-                f"{where(table, row)} has an entry without a value in {name}: fill it in, or remove the row"
-            )
+    words, tags = _strings(texts), _strings(labels)
+    _refuse_gaps(table, text_column, words, words.flatten().is_null())
+    empty = pc.equal(pc.fill_null(tags.flatten(), ""), "")
+    _refuse_gaps(table, label_column, tags, empty)
     return words, tags
 
 

@@ -1,0 +1,172 @@
+"""`python -m shared.predict` for embeddings: equal to transformers, to sentence-transformers and to the run."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from refusing import message_of
+from torch.nn import functional as F
+
+from shared import predict
+from shared.config import options
+
+
+@pytest.fixture(autouse=True)
+def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
+    """A process that no launcher started, on a CPU."""
+
+
+@pytest.fixture(scope="module")
+def pairs(texts, tmp_path_factory):
+    """CSV files of pairs, for training and validation: the first and the second half of each text."""
+    folder, files = tmp_path_factory.mktemp("pairs"), []
+    for name, file in (("train", texts[1]), ("validation", texts[3])):
+        with file.open(newline="") as opened:
+            words = [row["text"].split() for row in csv.DictReader(opened)]
+        rows = [(" ".join(each[::2]), " ".join(each[1::2])) for each in words]
+        rows[5] = rows[4][0], rows[5][1]  # an anchor with two positives
+        files.append(folder / f"{name}.csv")
+        with files[-1].open("w", newline="") as opened:
+            csv.writer(opened).writerows([("anchor", "positive"), *rows])
+    return files
+
+
+@pytest.fixture(scope="module", params=["mean"])
+def trained(pairs, tmp_path_factory, request):
+    """The output folder of a short run, and its last evaluation."""
+    output, recipe = tmp_path_factory.mktemp("trained") / "run", runs.load_recipe("embeddings")
+    flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--output_dir", output]
+    flags += ["--matryoshka_dims", 32, 8, "--pooling", request.param]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ACCELERATE_USE_CPU", "true")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        return output, recipe.main(options.parse(recipe.Config, [*map(str, flags)]))
+
+
+def predict_file(*words):
+    return predict.predict(predict.parse([str(word) for word in words]))
+
+
+def vectors(file, name):
+    """float32 [rows, dimensions] of a Parquet file."""
+    return np.array(pq.read_table(file)[f"embedding_{name}"].to_pylist(), np.float32)
+
+
+def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, pairs, tmp_path):
+    run, reported = trained
+    scores = predict_file(run, "--predictions_file", tmp_path / "own.parquet")
+    assert scores == pytest.approx(reported, rel=1e-5)
+    assert {"eval_loss", "eval_ndcg_at_10", "eval_ndcg_at_10_dim_8", "eval_mrr_at_10"} <= {*scores}
+    table = pq.read_table(tmp_path / "own.parquet")
+    assert table.column_names == ["anchor", "positive", "embedding_anchor", "embedding_positive"]
+    # the same pairs as a file, in parts that two processes compute
+    flags = [pairs[1], "--max_tokens_per_micro_batch", 96, "--predictions_file"]
+    codes, output = runs.run_forked(2, "shared/predict.py", [run, *flags, tmp_path / "two.parquet"], tmp_path)
+    assert codes == [0, 0], output
+    assert predict_file(run, *flags, tmp_path / "one.parquet") == pytest.approx(reported, rel=1e-5)
+    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
+
+
+def test_without_packing_the_scores_are_the_same(trained, tmp_path):
+    run, reported = trained
+    shutil.copytree(run / "model", tmp_path / "run/model")
+    config = (run / "config.yaml").read_text()
+    assert "\npacking: true\n" in config
+    (tmp_path / "run/config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
+    assert predict_file(tmp_path / "run") == pytest.approx(reported, rel=1e-4)
+
+
+def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained, pairs, tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
+    run, folder = trained[0], trained[0] / "model"
+    with pairs[1].open(newline="") as file:
+        given = [row["positive"] for row in csv.DictReader(file)]
+    rows = [{"id": f"0{i}", "body": text} for i, text in enumerate(given)]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert predict_file(run, tmp_path / "new.jsonl", "--text_column_names", "body") == {}  # no pairs, so no scores
+    found = [json.loads(line) for line in (run / "predictions/new.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in ("id", "body")} for row in found] == rows
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    for row in found:
+        batch = tokenizer(row["body"], truncation=True, max_length=48, return_tensors="pt")
+        with torch.no_grad():
+            expected = F.normalize(model(input_ids=batch["input_ids"]).last_hidden_state.mean(1), dim=1)[0]
+        assert row["embedding_body"] == pytest.approx(expected.tolist(), abs=1e-5)
+    # a column that the run's data have is found without a flag, and a model without its run gives the same vectors
+    flags = ["--text_column_names", "body", "--max_tokens_per_micro_batch", 192]
+    predict_file(folder, tmp_path / "new.jsonl", *flags, "--predictions_file", tmp_path / "model.parquet")
+    assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(
+        np.array([row["embedding_body"] for row in found]), abs=1e-6
+    )
+    (tmp_path / "one.csv").write_text("anchor\na text\n")
+    predict_file(run, tmp_path / "one.csv")
+    assert vectors(run / "predictions/one.parquet", "anchor").shape == (1, 32)
+
+
+@pytest.mark.docs  # importing the library takes seconds
+@pytest.mark.parametrize("trained", ["mean", "cls"], indirect=True)
+def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    with pairs[1].open(newline="") as file:
+        given = [row["anchor"] for row in csv.DictReader(file)]
+    library = SentenceTransformer(str(trained[0] / "model"), device="cpu")
+    for folder in (trained[0], trained[0] / "model"):
+        output = tmp_path / f"{folder.name}.parquet"
+        predict_file(folder, pairs[1], "--predictions_file", output)
+        assert vectors(output, "anchor") == pytest.approx(library.encode(given), abs=1e-5)
+
+
+def test_bad_input_is_one_line(trained, pairs, tmp_path):
+    run, _ = trained
+    (tmp_path / "other.csv").write_text("query,answer\na,b\n")
+    (tmp_path / "gap.csv").write_text("anchor,positive\na,b\nc,\n")
+    (tmp_path / "collides.csv").write_text("anchor,embedding_anchor\na,b\n")
+    for words, expected in (
+        (
+            [pairs[1], "--predictions_file", "x.csv"],
+            "must end in .parquet, .jsonl, the possible formats for a model of",
+        ),
+        ([tmp_path / "other.csv"], "--text_column_names anchor: FILE"),
+        ([pairs[1], "--text_column_names", "anchor", "answer"], "--text_column_names answer: FILE"),
+        ([pairs[1], "--text_column_names", "anchor", "anchor"], "name each column once"),
+        ([tmp_path / "gap.csv"], "--skip_incomplete_rows"),
+        ([tmp_path / "collides.csv"], "has a column embedding_anchor"),
+        (
+            [pairs[1], "--label_column_name", "x"],
+            "--label_column_name x has no effect on a model of sentence embeddings",
+        ),
+        ([pairs[1], "--stride", 4], "--stride 4 has no effect"),
+    ):
+        assert expected in message_of(predict_file, run, *words), words
+    flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
+    assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 1
+
+
+def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, pairs, tmp_path):
+    for number, (file, change, expected) in enumerate(
+        (
+            (
+                "modules.json",
+                lambda found: found.append({"type": "x.Dense", "path": "3_Dense"}),
+                "has the modules Dense",
+            ),
+            ("1_Pooling/config.json", lambda found: found.update(pooling_mode="max"), "has the pooling max"),
+            ("sentence_bert_config.json", lambda found: found.update(do_lower_case=True), "has do_lower_case"),
+            ("config_sentence_transformers.json", lambda f: f.update(default_prompt_name="q"), "adds the prompt q"),
+        )
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(trained[0] / "model", folder)
+        found = json.loads((folder / file).read_text())
+        change(found)
+        (folder / file).write_text(json.dumps(found))
+        assert expected in message_of(predict_file, folder, pairs[1])

@@ -1,0 +1,243 @@
+"""`python -m shared.predict` for tags of words: equal to transformers and to the run, for words, texts and CoNLL."""
+
+import csv
+import json
+import re
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from refusing import message_of
+
+from shared import predict
+from shared.config import options
+from shared.predictions import parts
+
+ARTICLES = ("the", "a", "an")  # an article and the next word are an entity
+DROPPED = "\u200b"  # a word without tokens
+
+
+@pytest.fixture(autouse=True)
+def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
+    """A process that no launcher started, on a CPU."""
+
+
+def tagged(text):
+    """The row of a text: its words, their tags and the spans of the entities."""
+    found = list(re.finditer(r"\w+|[^\w\s]", text))
+    tags = ["B-ART" if match.group().lower() in ARTICLES else "O" for match in found]
+    for i, tag in enumerate(tags[:-1]):
+        if tag == "B-ART" and tags[i + 1] == "O":
+            tags[i + 1] = "I-ART"
+    ends = [i for i, _ in enumerate(tags) if tags[i] != "O" and tags[i + 1 : i + 2] != ["I-ART"]]
+    begins = [i for i, tag in enumerate(tags) if tag == "B-ART"]
+    spans = [
+        {"start": found[first].start(), "end": found[last].end(), "label": "ART"}
+        for first, last in zip(begins, ends, strict=True)
+    ]
+    return {"text": text, "spans": spans, "tokens": [match.group() for match in found], "tags": tags}
+
+
+@pytest.fixture(scope="module")
+def rows(texts):
+    """Rows of `tagged` of the validation file; half of them are longer than a window."""
+    with texts[3].open(newline="") as file:
+        return [tagged(row["text"]) for row in csv.DictReader(file)]
+
+
+@pytest.fixture(scope="module")
+def trained(texts, rows, tmp_path_factory):
+    """The output folder of a short run, and its last evaluation."""
+    folder = tmp_path_factory.mktemp("tagged")
+    with texts[1].open(newline="") as file:
+        train = [tagged(row["text"]) for row in csv.DictReader(file)]
+    flags = [*runs.TINY, "--max_length", 24, "--stride", 6, "--learning_rate", 1e-2, "--output_dir", folder / "run"]
+    for name, part in (("train", train), ("validation", rows)):
+        write(folder / f"{name}.jsonl", part, "tokens", "tags")
+        flags += [f"--{name}_file", folder / f"{name}.jsonl"]
+    flags += ["--max_train_steps", 16, "--eval_steps", 16]
+    recipe = runs.load_recipe("token_classification")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ACCELERATE_USE_CPU", "true")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        return folder / "run", recipe.main(options.parse(recipe.Config, [*map(str, flags)]))
+
+
+def predict_file(*words):
+    return predict.predict(predict.parse([str(word) for word in words]))
+
+
+def write(file, rows, *columns):
+    file.write_text("".join(json.dumps({name: row[name] for name in columns if name in row}) + "\n" for row in rows))
+    return file
+
+
+def read(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, rows, tmp_path):
+    run, reported = trained
+    assert predict_file(run, "--predictions_file", tmp_path / "own.parquet") == pytest.approx(reported, rel=1e-6)
+    assert 0 < reported["eval_f1"] < 1
+    found = pq.read_table(tmp_path / "own.parquet").to_pylist()
+    assert [(row["tokens"], row["tags"]) for row in found] == [(row["tokens"], row["tags"]) for row in rows]
+    hits = [a == b for row in found for a, b in zip(row["tags"], row["prediction"], strict=True)]
+    assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
+
+
+def test_without_packing_the_scores_are_the_same(trained, tmp_path):
+    run, reported = trained
+    shutil.copytree(run / "model", tmp_path / "run/model")
+    config = (run / "config.yaml").read_text()
+    assert "\npacking: true\n" in config
+    (tmp_path / "run/config.yaml").write_text(config.replace("\npacking: true\n", "\npacking: false\n"))
+    assert predict_file(tmp_path / "run") == pytest.approx(reported, rel=1e-4)
+
+
+def test_the_tags_are_those_of_transformers_in_the_order_of_the_input(trained, rows, tmp_path, capsys):
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    given = [dict(row) for row in rows]
+    given[1]["tokens"] = [DROPPED, *given[1]["tokens"][1:]]
+    given[2]["tags"] = None
+    given.insert(4, {"tokens": [], "tags": []})
+    file, output = write(tmp_path / "new.jsonl", given, "tokens", "tags"), tmp_path / "out.jsonl"
+    scores = predict_file(trained[0], file, "--predictions_file", output, "--max_tokens_per_micro_batch", 48)
+    assert f"1 of {len(rows)} rows have no tags" in capsys.readouterr().err
+
+    found = read(output)
+    assert [row["tokens"] for row in found] == [row["tokens"] for row in given]
+    assert (found[4]["prediction"], found[4]["probability"]) == ([], [])
+    assert (found[1]["prediction"][0], found[1]["probability"][0]) == ("O", None)
+    folder, compared = trained[0] / "model", 0
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForTokenClassification.from_pretrained(folder)
+    for row in found:
+        batch = tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")
+        if batch["input_ids"].shape[1] > 24 or not row["tokens"]:
+            continue
+        with torch.no_grad():
+            shares, tags = model.eval()(input_ids=batch["input_ids"]).logits[0].softmax(1).max(1)
+        place_of = {word: place for place, word in reversed([*enumerate(batch.word_ids())]) if word is not None}
+        for word, place in place_of.items():
+            assert row["prediction"][word] == model.config.id2label[int(tags[place])]
+            assert row["probability"][word] == pytest.approx(float(shares[place]), abs=1e-5)
+        compared += 1
+    assert compared > 5
+    scored = [row for row in found if row["tags"]]
+    hits = [a == b for row in scored for a, b in zip(row["tags"], row["prediction"], strict=True)]
+    assert scores["eval_accuracy"] == pytest.approx(sum(hits) / len(hits))
+
+
+def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same(trained, rows, tmp_path, monkeypatch):
+    file = write(tmp_path / "new.jsonl", rows, "tokens", "tags")
+    flags = [trained[0], file, "--max_tokens_per_micro_batch", 48, "--predictions_file"]
+    whole, resumed = tmp_path / "whole.parquet", tmp_path / "resumed.parquet"
+    scores = predict_file(*flags, whole)
+    write_part = parts.Parts.write
+
+    def write_five(self, part, outputs):
+        if part == 5:
+            raise KeyboardInterrupt
+        write_part(self, part, outputs)
+
+    monkeypatch.setattr(parts.Parts, "write", write_five)
+    with pytest.raises(KeyboardInterrupt):
+        predict_file(*flags, resumed)
+    monkeypatch.undo()
+    assert len(list((tmp_path / "resumed.parquet.parts").glob("part_*"))) == 5
+    codes, output = runs.run_forked(2, "shared/predict.py", [*flags, resumed], tmp_path)
+    assert codes == [0, 0], output
+    assert "of which 5 are computed already" in output
+    assert resumed.read_bytes() == whole.read_bytes()
+    assert json.loads((tmp_path / "resumed.parquet.json").read_text())["scores"] == scores
+
+
+def test_a_text_has_the_tags_of_its_words_and_entities_in_the_form_of_its_spans(trained, rows, tmp_path):
+    of_words = write(tmp_path / "words.jsonl", rows, "tokens", "tags")
+    of_texts = write(tmp_path / "texts.jsonl", [*rows, {"text": " ", "spans": []}], "text", "spans")
+    flags = ["--text_column_name", "text", "--label_column_name", "spans", "--predictions_file", tmp_path / "b.jsonl"]
+    expected = predict_file(trained[0], of_words, "--predictions_file", tmp_path / "a.jsonl")
+    assert predict_file(trained[0], of_texts, *flags) == pytest.approx(expected)
+    words, found = read(tmp_path / "a.jsonl"), read(tmp_path / "b.jsonl")
+    assert [found[-1][name] for name in ("words", "prediction", "probability", "entities")] == [[], [], [], []]
+    entities = 0
+    for row, text in zip(words, found[:-1], strict=True):
+        assert text["words"] == row["tokens"]
+        assert text["prediction"] == row["prediction"]
+        assert text["probability"] == pytest.approx(row["probability"], abs=1e-6)
+        spans = [text["text"][each["start"] : each["end"]] for each in text["entities"]]
+        begins = [i for i, tag in enumerate(row["prediction"]) if tag != "O" and not continues(row["prediction"], i)]
+        assert [re.findall(r"\w+|[^\w\s]", span)[0] for span in spans] == [row["tokens"][i] for i in begins]
+        assert sum(len(re.findall(r"\w+|[^\w\s]", span)) for span in spans) == sum(
+            tag != "O" for tag in row["prediction"]
+        )
+        entities += len(spans)
+    assert entities > 20
+    # the entities are labels for another run: they are all found
+    flags = ["--text_column_name", "text", "--label_column_name", "entities", "--predictions_file"]
+    write(tmp_path / "again.jsonl", found, "text", "entities")
+    message = message_of(predict_file, trained[0], tmp_path / "again.jsonl", *flags, tmp_path / "c.jsonl")
+    assert "has a column entities" in message
+    write(tmp_path / "again.jsonl", [{**row, "spans": row["entities"]} for row in found], "text", "spans")
+    flags[3] = "spans"
+    assert predict_file(trained[0], tmp_path / "again.jsonl", *flags, tmp_path / "c.jsonl")["eval_f1"] == 1
+
+
+def continues(tags, i):
+    """Whether the tag continues the entity of the word before it."""
+    return tags[i] == "I-ART" and i > 0 and tags[i - 1] != "O"
+
+
+def test_conll_files_with_and_without_tags(trained, rows, tmp_path):
+    short = [row for row in rows if all(row["tokens"])][:5]
+    for name, lines in (
+        ("tags.conll", ["\n".join(f"{a} x {b}" for a, b in zip(r["tokens"], r["tags"], strict=True)) for r in short]),
+        ("words.txt", ["\n".join(row["tokens"]) for row in short]),
+    ):
+        (tmp_path / name).write_text("\n\n".join(lines) + "\n")
+    write(tmp_path / "same.jsonl", short, "tokens", "tags")
+    expected = predict_file(trained[0], tmp_path / "same.jsonl")
+    assert predict_file(trained[0], tmp_path / "tags.conll") == expected
+    assert predict_file(trained[0], tmp_path / "words.txt") == {}
+    files = [read(trained[0] / f"predictions/{name}.jsonl") for name in ("same", "tags", "words")]
+    assert files[1] == files[0]
+    assert [{**row, "tags": None} for row in files[2]] == [{**row, "tags": None} for row in files[0]]
+
+
+def test_bad_input_is_one_line(trained, rows, tmp_path):
+    run = trained[0]
+    write(tmp_path / "texts.jsonl", rows, "text")
+    write(tmp_path / "words.jsonl", rows, "tokens", "tags")
+    for name, row in (
+        ("unknown", {"tokens": ["a"], "tags": ["B-NEW"]}),
+        ("gap", {"tokens": None, "tags": ["O"]}),
+        ("unequal", {"tokens": ["a", "b"], "tags": ["O"]}),
+        ("empty", {"tokens": [], "tags": []}),
+    ):
+        write(tmp_path / f"{name}.jsonl", [rows[0], row] if name != "empty" else [row, row], "tokens", "tags")
+    pq.write_table(pa.table({"tokens": [["a"]], "prediction": ["x"]}), tmp_path / "collides.parquet")
+    (tmp_path / "table.csv").write_text("tokens,tags\na,O\n")
+    for name, flags, expected in (
+        ("texts", [], "use --text_column_name text"),
+        ("unknown", [], "or use --no_scores"),
+        ("gap", [], "--skip_incomplete_rows"),
+        ("unequal", [], "2 words in tokens and 1 tags in tags"),
+        ("empty", [], "has no words in tokens"),
+        ("words", ["--predictions_file", "x.csv"], "must end in .jsonl, .parquet, the possible formats for a model of"),
+        ("words", ["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on a model of token classification"),
+        ("words", ["--text_column_names", "x"], "--text_column_names x has no effect"),
+        ("words", ["--label_column_name", "a", "b"], "needs one column of labels"),
+        ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),
+        ("words", ["--stride", 30], "--stride 30 is not smaller than"),
+        ("words", ["--max_length", 2], "--max_length 2 leaves no room"),
+    ):
+        assert expected in message_of(predict_file, run, tmp_path / f"{name}.jsonl", *flags), (name, flags)
+    assert "has a column prediction" in message_of(predict_file, run, tmp_path / "collides.parquet")
+    assert "unknown kind of file" in message_of(predict_file, run, tmp_path / "table.csv")
+    flags = ["--no_scores", "--predictions_file", tmp_path / "out.jsonl"]
+    assert predict_file(run, tmp_path / "unknown.jsonl", *flags) == {}
+    assert len(read(tmp_path / "out.jsonl")) == 2

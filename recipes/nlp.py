@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.datasets.labeled import load_labeled
-from shared.datasets.labels import Labels
+from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device

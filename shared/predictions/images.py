@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shared.augmentation.augmentation import Augmentation
 from shared.datasets.labels import Labels
-from shared.datasets.rows import ROW_COLUMN, skip_incomplete
-from shared.datasets.tables import read_file
+from shared.datasets.rows import ROW_COLUMN
+from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, listed
 from shared.images.images import Images, collate, prepare
 from shared.images.sources import (

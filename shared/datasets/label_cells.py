@@ -219,7 +219,8 @@ def distinct_rows(table: pa.Table, columns: Sequence[str], kind: Kind | None, de
             first = np.empty(len(coded.dictionary), np.int64)
             first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several values for a place, the last one is kept
             keys = coded.dictionary.to_pylist()
-            found.append(block.take(pa.array([row for key, row in zip(keys, first, strict=True) if key not in counts])))
+            new = np.array([key not in counts for key in keys], bool)
+            found.append(block.take(pa.array(first[new])))
             for key, count in zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True):
                 counts[key] = counts.get(key, 0) + count
             if len(counts) > MOST_DISTINCT:

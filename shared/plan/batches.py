@@ -8,7 +8,7 @@ micro-batch, not the cut. A plan has no state: a resumed run asks it for the nex
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,13 @@ from shared.plan.hashing import Ints
 from shared.plan.permutation import permutation
 
 BLOCK = 1 << 20  # samples whose lengths are read at once
+
+
+class Weights(Protocol):
+    """The weights of the samples: an array [N], or anything that gives those of some samples."""
+
+    def __getitem__(self, samples: Ints, /) -> NDArray[Any]:
+        """The weights [n] of `samples` [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Plan:
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
         num_epochs: passes over the data; the last step may be smaller. Ignored if `max_steps` is given.
         max_steps: number of steps, over as many epochs as needed.
-        weights: [N], each sample's share of the loss normalizer, such as its masked tokens; None: 1 each.
+        weights: each sample's share of the loss normalizer, such as its masked tokens; None: 1 each.
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
@@ -79,7 +86,7 @@ class Plan:
         padded: Callable[[Ints], Ints] | None = None,
         longest: int | None = None,
         num_samples: int | None = None,
-        weights: NDArray[np.integer | np.floating] | None = None,
+        weights: Weights | None = None,
         packed: bool = False,
         fixed_shapes: bool = False,
         seed: int,
@@ -130,7 +137,7 @@ class Plan:
         padded: Callable[[Ints], Ints] | None = None,
         longest: int | None = None,
         num_samples: int | None = None,
-        weights: NDArray[np.integer | np.floating] | None = None,
+        weights: Weights | None = None,
         packed: bool = False,
     ) -> "Plan":
         """The plan of a recipe's config for this process."""

@@ -21,7 +21,7 @@ from shared.datasets.prepared import array_writer, build_once, cache_dir, mapped
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown, unknown_token
-from shared.text.table_texts import batches_of, digest_of, refuse_empty, texts_of, with_progress
+from shared.text.table_texts import batches_of, columns_in_batches, digest_of, refuse_empty, texts_of, with_progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast

@@ -4,10 +4,12 @@ A table stores its source in its metadata (`named`), so that an error about a ro
 """
 
 import bisect
+import hashlib
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from shared.compat import of_datasets
+from shared.datasets.prepared import build_once
 from shared.errors import UserError
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
@@ -23,6 +26,7 @@ CONTENT_KEY = b"accelerate_recipes.content"  # for a memory-mapped table: the nu
 ROW_COLUMN = "__row__"  # the row number in the source, where it differs from the position in the table
 COUNT_COLUMN = "__count__"  # the number of rows that a row stands for: see `label_cells.distinct_rows`
 AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
+FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
 FILL_IN = "fill it in, or skip such rows with --skip_incomplete_rows"
 NO_VALUE = pa.array(pyarrow.csv.ConvertOptions().null_values)  # "", "NA", "null", "nan", ...: gaps among numbers
@@ -215,16 +219,28 @@ def with_labels(
     """
     numbers = problem_type == "regression"
     if column in train.column_names and is_as_written(train, column):
-        train = _decided(train, column, reading_of(train[column], numbers), numbers)
+        train = _decided(train, column, _reading_of_rows(train, column, numbers), numbers)
     if validation is not None and column in validation.column_names and is_as_written(validation, column):
         like = column_of(train.slice(0, 0), column, "").type if column in train.column_names else pa.null()
         numbers = numbers or (problem_type is None and pa.types.is_floating(like))
         as_text = is_text(like) and not all(
             _all_match(column_of(part, column, "").unique().drop_null(), INTEGER) for part in blocks_of(train)
         )
-        reading = "text" if as_text else reading_of(validation[column], numbers)
+        reading = "text" if as_text else _reading_of_rows(validation, column, numbers)
         validation = _decided(validation, column, reading, numbers)
     return train, validation
+
+
+def _reading_of_rows(table: pa.Table, column: str, as_numbers: bool) -> Reading:
+    """See `reading_of`; of a memory-mapped table, the first process of a machine reads the column once."""
+    if not (content := content_of(table)):
+        return reading_of(table[column], as_numbers)
+
+    def build(folder: Path) -> None:
+        (folder / "reading").write_text(reading_of(table[column], as_numbers))
+
+    name = hashlib.blake2b(repr((FORMAT, content, column, as_numbers)).encode(), digest_size=16).hexdigest()
+    return cast(Reading, (build_once(f"reading-{name}", build) / "reading").read_text())
 
 
 def _decided(table: pa.Table, column: str, reading: Reading, numbers: bool) -> pa.Table:

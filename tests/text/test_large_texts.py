@@ -1,4 +1,4 @@
-"""Labeled texts larger than memory are read, split, tokenized and trained on; the start of a run reads no rows again."""
+"""Labeled texts larger than memory are read, split, tokenized and trained on; a second start reads no rows."""
 
 import json
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import runs
 
-from shared.datasets import arrow_files, label_cells, readers
+from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.prepared import mapped_file
 from shared.datasets.rows import content_of
@@ -64,10 +64,12 @@ def prepared(path):
 def test_a_second_start_reads_no_row(large, monkeypatch):
     first = prepared(large)
     digests = [part.digest() for part in first]
-    for module, name in ((arrow_files, "_write"), (label_cells, "_keys"), (table_texts, "batches_of")):
+    for module, name in (
+        *((arrow_files, "_write"), (label_cells, "_keys"), (rows, "reading_of")),
+        *((table_texts, "batches_of"), (tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
+    ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
-    monkeypatch.setattr(tokenized.TokenizedText, "_digest", lambda _: pytest.fail("read again"))
-    # Only the distinct labels are read: they are compared with the rows of the table by `label_cells._keys`.
+    # The first block of a file shows that the file is large.
     monkeypatch.setattr(readers, "blocks", lambda *_: iter([pa.table({"text": ["more than nothing"]})]))
     second = prepared(large)
     assert [part.digest() for part in second] == digests

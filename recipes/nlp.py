@@ -126,7 +126,7 @@ def evaluate(
         logits = model(**batch).logits
         return scale.restore(predict(kind, logits)), item_losses(kind, logits, targets), logits
 
-    batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
+    batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     if (found := evaluation.collect(accelerator, model, batches, predict_batch, data.targets.shape, metrics)) is None:
         return {}
     predictions, losses, scores = found

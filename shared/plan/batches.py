@@ -6,7 +6,7 @@ micro-batches of even cost within a budget. The number of processes only determi
 micro-batch, not the cut. A plan has no state: a resumed run asks it for the next step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from shared.plan.cutting import area_limit, check_budget, costs_of, cut_points, 
 from shared.plan.hashing import Ints
 from shared.plan.permutation import permutation
 
-BLOCK = 1 << 20  # samples whose lengths are read at once
+BLOCK = 1 << 20  # samples whose lengths are read, or sorted for an evaluation, at once
 
 
 class Weights(Protocol):
@@ -162,24 +162,34 @@ class Plan:
             equal_counts=accelerator.is_fsdp2 or getattr(config, "sync_batchnorm", False),
         )
 
-    def evaluation(self, lengths: NDArray[np.integer]) -> list[MicroBatch]:
+    def evaluation(
+        self, lengths: NDArray[np.integer], padded: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    ) -> Iterator[MicroBatch]:
         """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept.
 
-        With `fixed_shapes` they have the shapes of training.
+        With `fixed_shapes` they have the shapes of training. The samples are sorted in blocks, so that the memory does
+        not grow with their number.
+
+        Args:
+            lengths: int [n], tokens of each sample of the data that are evaluated.
+            padded: see `Plan`.
         """
         most_tokens, most_rows = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
         if self.fixed_shapes:
             size = self.global_batch_size
             most_tokens, most_rows = self.max_tokens, min(self.max_samples or size, size)
-        return evaluation_batches(
-            lengths,
-            most_tokens,
-            most_rows,
-            num_processes=self.num_processes,
-            process_index=self.process_index,
-            equal_counts=self.equal_counts,
-            packed=self.packed,
-        )
+        for start in range(0, len(lengths), BLOCK):
+            block = lengths[start : start + BLOCK]
+            for micro_batch in evaluation_batches(
+                padded(block) if padded else block,
+                most_tokens,
+                most_rows,
+                num_processes=self.num_processes,
+                process_index=self.process_index,
+                equal_counts=self.equal_counts,
+                packed=self.packed,
+            ):
+                yield replace(micro_batch, samples=start + micro_batch.samples)
 
     def lengths_of(self, samples: Ints) -> Ints:
         """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""

@@ -86,6 +86,30 @@ def test_the_longest_samples_are_found_block_by_block(lengths, count):
         assert plan.longest_samples(count).tolist() == expected
 
 
+@pytest.mark.parametrize("equal_counts", [False, True])
+def test_an_evaluation_in_blocks_has_each_sample_once_and_equal_counts_where_required(monkeypatch, equal_counts):
+    lengths = np.random.default_rng(0).integers(1, 90, 1000)
+    sizes = {"global_batch_size": 30, "num_epochs": 1, "max_tokens": 100, "num_processes": 3}
+
+    def passes():
+        plans = [
+            Plan(lengths=lengths, seed=0, **sizes, process_index=rank, equal_counts=equal_counts) for rank in range(3)
+        ]
+        return [[*plan.evaluation(lengths, lambda block: block + 10)] for plan in plans]
+
+    whole = passes()
+    alone = batches.evaluation_batches(
+        lengths + 10, 200, None, num_processes=3, process_index=1, equal_counts=equal_counts
+    )
+    assert [m.samples.tolist() for m in whole[1]] == [m.samples.tolist() for m in alone]
+    monkeypatch.setattr(batches, "BLOCK", 128)
+    in_blocks = passes()
+    samples = np.concatenate([m.samples for mine in in_blocks for m in mine if m.counted])
+    assert sorted(samples) == list(range(1000))
+    assert all((lengths[m.samples].max() + 10) * len(m.samples) <= 200 for mine in in_blocks for m in mine)
+    assert not equal_counts or len({*map(len, in_blocks)}) == 1
+
+
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**64 - 1))
 def test_rows_are_chosen_by_hash_block_by_block(count, most, seed):
     expected = np.sort(np.argsort(hash64(seed, 3, np.arange(count, dtype=np.uint64)), kind="stable")[:most])

@@ -129,7 +129,10 @@ def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]]
             yield block.filter(pa.array(kept(first, block)))
             first += block.num_rows
 
-    folder = build_once(f"rows-{content}", lambda folder: _write(folder / "rows.arrow", lambda: [blocks()], [""]))
+    def build(folder: Path) -> None:
+        _write(folder / "rows.arrow", lambda: [blocks()], [""])
+
+    folder = build_once(f"rows-{content}", build)
     schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written
     return with_content(pa.Table.from_arrays(_mapped(folder).columns, schema=schema), content)
 

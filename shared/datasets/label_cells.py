@@ -282,7 +282,7 @@ def stored_targets(
 def _with_readings(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
     """The table with a decided type of the label column of a CSV file; several columns and texts stay undecided."""
     for name in columns:
-        column_of(table.slice(0, 0), name, FLAG)
+        column_of(table.slice(0, 0), name, FLAG, as_text=True)
     if len(columns) > 1 or delimiter is not None or not is_as_written(table, columns[0]):
         return table
     return with_labels(table, None, columns[0], "regression" if kind == "regression" else None)[0]

@@ -31,9 +31,9 @@ class Paths(Sequence[Path]):
         """The paths of all groups, relative to `root` or absolute: stored once per machine, and memory-mapped."""
         content, sizes = [], []
         for group in groups:
-            names = [os.fsencode(path) for path in group]
-            content.append(b"".join(names))
-            sizes.append(np.fromiter(map(len, names), np.int64, len(names)))
+            encoded = [os.fsencode(path) for path in group]
+            content.append(b"".join(encoded))
+            sizes.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
         names = np.frombuffer(b"".join(content), np.uint8)
         ends = np.concatenate([np.empty(0, np.int64), *sizes]).cumsum()
 

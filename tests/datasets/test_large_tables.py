@@ -228,7 +228,7 @@ def test_several_label_columns_of_a_large_table(tmp_path):
         ("a.csv", ["a"] * 20 + [""] * 40, {}, "row 21 of .* has no label in label (40 such rows)"),
         ("a.csv", ["a"] * ROWS, {}, "has fewer than two classes"),
         ("a.csv", [f"a{i}" for i in range(ROWS)], {}, "has one row of each label"),
-        ("a.csv", [f"a{i // 2}" for i in range(240)], {}, "has 120 different values in 240 rows, too many"),
+        ("a.csv", [f"a{i // 2}" for i in range(240)], {}, "has 120 different values in 216 rows, too many"),
         ("a.csv", [1e300] * 20 + [2.5] * 40, {}, "not finite in float32"),
         ("a.csv", [0.5] * 20 + ["x"] * 40, {"problem_type": "regression"}, "row 21 of .* has 'x' in label"),
         ("a.jsonl", [["a", "a"], ["b"]] * 30, {}, "has the label a twice"),

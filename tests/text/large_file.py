@@ -9,6 +9,7 @@ the start, in MiB.
 import importlib.util
 import resource
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from shared.optimization.losses import shape_of_run
 from shared.plan import splits
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
+from shared.text import table_texts
 from shared.text.tokenized import Padding, tokenize, train_tokenizer
 
 ROOT = Path(__file__).parents[2]
-SMALL = 1 << 20  # blocks, so that a small file is a large one
+SMALL = 1 << 20  # bytes of blocks, so that a small file is a large one
 
 
 def memory_in_use() -> int:
@@ -41,6 +43,13 @@ def main(limit: int, flags: list[str]) -> None:
     config = options.parse(nlp.Config, flags)
     small = train_tokenizer(pa.table({"text": ["one two"]}), ("text",), "bpe", 300, 32)
     tokenize(pa.table({"text": ["one two"]}), ("text",), small, 32)  # imports
+    threading.stack_size(1 << 18)  # of the thread below and of progress bars; stacks are part of the memory
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    with tempfile.TemporaryDirectory() as folder:  # starts the threads of Arrow, whose stacks are not measured
+        for name, content in (("a.jsonl", '{"text": "a"}\n'), ("a.csv", "text\na\n")):
+            (Path(folder) / name).write_text(content)
+            arrow_files.in_memory(Path(folder) / name, name)
     start, peak, done = memory_in_use(), [0], threading.Event()
 
     def watch() -> None:
@@ -61,5 +70,6 @@ def main(limit: int, flags: list[str]) -> None:
 
 
 readers.BLOCK_BYTES = arrow_files.IN_MEMORY = SMALL
-splits.BLOCK = splits.SORTED = 1 << 14
+table_texts.BATCH_BYTES = SMALL // 8
+splits.BLOCK = splits.SORTED = 1 << 12
 main(int(sys.argv[1]), sys.argv[2:])

@@ -1,6 +1,7 @@
 """Labeled texts larger than memory are read, split, tokenized and trained on; a second start reads no rows."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,10 @@ import runs
 from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.prepared import mapped_file
-from shared.datasets.rows import content_of
+from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
 from shared.optimization import regression
+from shared.plan import splits
 from shared.text import table_texts, tokenized
 from shared.text.tokenized import tokenize, train_tokenizer
 
@@ -21,7 +23,8 @@ LINES = 40_000
 TEXT = "one two " * 8 + "x" * 900
 
 
-@pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv.gz", marks=pytest.mark.docs)])
+@pytest.mark.docs  # takes 10 s
+@pytest.mark.parametrize("kind", ["jsonl", "csv.gz"])
 def test_labeled_texts_larger_than_memory_are_loaded(kind, tmp_path):
     """The process may use MEMORY more than its imports, and the texts take half as much again."""
     assert LINES * len(TEXT) > 1.5 * MEMORY
@@ -32,7 +35,7 @@ def test_labeled_texts_larger_than_memory_are_loaded(kind, tmp_path):
         for i in range(LINES):
             row = f"{TEXT},{'ab'[i % 2]}" if kind == "csv.gz" else json.dumps({"text": TEXT, "label": "ab"[i % 2]})
             file.write(f"{row}\n".encode())
-    flags = ["--train_file", path, "--class_weights", "balanced", "--max_length", 32, "--tokenizer_type", "bpe"]
+    flags = ["--train_file", path, "--class_weights", "balanced", "--max_length", 32, "--tokenizer_type", "wordpiece"]
     cache = {"ACCELERATE_RECIPES_CACHE": str(tmp_path / "cache"), "TOKENIZERS_PARALLELISM": "false"}
     (code,), out = runs.run_forked(1, "tests/text/large_file.py", [MEMORY, *flags], tmp_path, **cache)
     assert code == 0, out
@@ -76,6 +79,38 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     for one, other in zip(first, second, strict=True):
         assert one.folder == other.folder
         assert mapped_file(one.targets) == mapped_file(other.targets)
+
+
+def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
+    """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 32 kB."""
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr(table_texts, "BATCH_BYTES", 1 << 13)
+    monkeypatch.setattr(splits, "BLOCK", 1 << 7)
+    monkeypatch.setattr(splits, "SORTED", 1 << 7)
+    tokenizer = train_tokenizer(pa.table({"text": ["one two"]}), ["text"], "wordpiece", 300, 16)
+    tokenize(pa.table({"text": ["one two"]}), ["text"], tokenizer, 16)  # imports
+
+    def peak_of(rows):
+        path = tmp_path / f"{rows}.csv"
+        path.write_text("text,label\n" + "".join(f"one two {'x' * 990},{i % 2}\n" for i in range(rows)))
+        pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+        pa.set_memory_pool(pool)
+        tracemalloc.start()
+        try:
+            table, _ = with_labels(read_file(str(path), "--train_file"), None, "label", None)
+            parts = split_off(table, 10, 0, Labels.from_table(table, "label").encode(table))
+            labels = Labels.from_table(parts[0], "label")
+            for part in parts:
+                tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part)).digest()
+            return pool.max_memory() + tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            pa.set_memory_pool(before)
+
+    few, many = peak_of(500), peak_of(2000)
+    assert many < few + (1 << 18), "the further rows have 1.5 MB"
 
 
 def test_tokens_and_digests_do_not_depend_on_where_the_table_is(large, monkeypatch):

@@ -29,6 +29,7 @@ KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 BLOCK_BYTES = 1 << 24  # size of the blocks in which a file is read, and the maximum length of a row
 LARGEST_OBJECT = 1 << 28  # bytes of a JSON file that are read to describe an error
 TOO_LONG = f"is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
+STRADDLING = "straddl"  # a word in Arrow's error for a row that does not fit into a block
 SEPARATORS = (",", ";", "\t", "|")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -171,18 +172,28 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
 
 
 def _separated_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
-    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    texts = pyarrow.csv.ConvertOptions(default_column_type=pa.string())
-    sizes = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)  # threads would read far ahead
     with opened(path, source) as file:
         refuse_other_separator(CheckedText(file, source).read(BLOCK_BYTES), separator, source)
+    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    texts = pyarrow.csv.ConvertOptions(default_column_type=pa.string())
     rows = 0
-    with opened(path, source) as file:
-        text = CheckedText(file, source)
-        with pyarrow.csv.open_csv(text, sizes, parse, texts) as reader:
-            for batch in reader:
-                rows += batch.num_rows
-                yield as_written(pa.Table.from_batches([batch]))
+    for block_bytes in (BLOCK_BYTES // 4, BLOCK_BYTES):  # Arrow reads 32 blocks ahead, and large ones only if it must
+        sizes = pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes)
+        known = rows
+        try:
+            with opened(path, source) as file:
+                text = CheckedText(file, source)
+                with pyarrow.csv.open_csv(text, sizes, parse, texts) as reader:
+                    for batch in reader:
+                        new = batch.slice(min(known, batch.num_rows))
+                        known -= batch.num_rows - new.num_rows
+                        rows += new.num_rows
+                        if new.num_rows:
+                            yield as_written(pa.Table.from_batches([new]))
+            break
+        except pa.ArrowInvalid as error:
+            if STRADDLING not in str(error) or block_bytes == BLOCK_BYTES:
+                raise
     if text.quotes and text.lines > rows + 1:
         with opened(path, source) as file:
             check_quotes(file, separator, source)
@@ -369,7 +380,7 @@ def why_not_rows(data: bytes) -> str | None:
 def first_line(error: BaseException) -> str:
     """The first line of a library's error message, at most 200 characters."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if "straddl" in line:  # Arrow's error for a row that does not fit into a block
+    if STRADDLING in line:
         return f"a row {TOO_LONG}"
     return line if len(line) <= 200 else f"{line[:200]}…"
 

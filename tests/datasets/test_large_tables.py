@@ -82,6 +82,16 @@ def test_a_large_file_has_the_rows_and_types_of_a_small_one(tmp_path, name, cont
     assert small[0]
 
 
+def test_a_row_of_a_csv_file_may_be_longer_than_its_usual_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 400)
+    texts = ["short"] * 30 + ["x" * 350] + ["short"] * 30
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(texts))
+    assert read_file(str(tmp_path / "a.csv"), "--train_file")["text"].to_pylist() == texts
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join([*texts, "x" * 900]))
+    with pytest.raises(UserError, match="a row is longer than"):
+        read_file(str(tmp_path / "a.csv"), "--train_file")
+
+
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
 def test_parquet_is_read_by_row_group_in_every_codec(tmp_path, codec):
     table = pa.table({"text": [f"é {i}" for i in range(50)], "kind": pa.array(["a", "b"] * 25).dictionary_encode()})

@@ -118,6 +118,7 @@ def test_rows_are_chosen_by_hash_block_by_block(count, most, seed):
         assert chosen_by_hash(count, most, seed, 3).tolist() == expected.tolist()
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.data(), st.booleans(), st.integers(1, 99), st.integers(0, 5))
 def test_a_share_of_each_label_is_chosen_part_by_part(data, several, percentage, seed):
     """Sorted at once: the places in the order of `by_class` at which the rounded share grows."""

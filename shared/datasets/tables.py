@@ -161,7 +161,8 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return ~np.any([np.zeros(block.num_rows, bool), *gaps_of(block).values()], axis=0)
 
     if content_of(table):
-        kept = arrow_files.filtered(table, complete, "complete", there)
+        readings = [table.schema.field(name).metadata for name in there]  # decide which words are gaps
+        kept = arrow_files.filtered(table, complete, "complete", there, readings)
         counts = ", ".join(there)
     else:
         kept = numbered(table).filter(pa.array(complete(0, table)))

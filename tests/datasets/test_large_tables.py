@@ -273,6 +273,18 @@ def test_rows_are_skipped_in_blocks(tmp_path, capsys):
     assert capsys.readouterr().err.count("10 of 20 rows of") == 2
 
 
+def test_the_training_labels_decide_which_rows_of_the_validation_data_are_incomplete(tmp_path):
+    validation = write(tmp_path / "validation.csv", ["1", "NA", "1", "2"])
+    for labels, expected in ((["a", "NA", "1", "2"], 4), (["1", "NA", "1", "2"], 3)):
+        train = write(tmp_path / "train.csv", labels)
+        files = {"train_file": (str(train),), "validation_file": (str(validation),)}
+
+        def load(files=files):
+            return load_tables(Options(**files, skip_incomplete_rows=True), ["text"], ["label"])[1].num_rows
+
+        assert in_both_ways(load) == [expected, expected]
+
+
 def test_an_array_written_in_blocks_has_the_bytes_of_one_that_is_saved_whole(tmp_path):
     for shape in ((0,), (7,), (5, 3)):
         array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)

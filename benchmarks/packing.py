@@ -47,7 +47,7 @@ def passes_of_steps(
 
     from recipes.nlp import Config
     from shared.config.options import Options
-    from shared.datasets.labeled import load_labeled
+    from shared.datasets.labels import load_labeled
     from shared.encoders.packed_texts import pack_or_pad_texts
     from shared.encoders.text_models import adapt_to_device
     from shared.plan.batches import Plan

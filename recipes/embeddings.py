@@ -133,7 +133,7 @@ def evaluate(
     """Loss and retrieval scores: each anchor of `data` searches all positives; {} if a signal interrupted it."""
     pad = collate.of_texts
     batches = (
-        feed(plan.evaluation(pad.padded_lengths(texts.lengths)), texts, pad, accelerator.device)
+        feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
         for texts in data.columns
     )
     counts = [len(texts) for texts in data.columns]

@@ -146,7 +146,7 @@ def evaluate(
         counts = torch.from_numpy(data.masked[micro_batch.samples]).to(accelerator.device)  # of each piece
         return tuple(torch.segment_reduce(each.float(), "sum", lengths=counts) for each in (hits, losses))
 
-    batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
+    batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     if (found := evaluation.collect(accelerator, model, batches, predict, (len(data),))) is None:
         return {}
     hits, losses, _ = found

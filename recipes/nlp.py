@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.datasets.labeled import load_labeled
-from shared.datasets.labels import Labels
+from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
@@ -127,7 +126,7 @@ def evaluate(
         logits = model(**batch).logits
         return scale.restore(predict(kind, logits)), item_losses(kind, logits, targets), logits
 
-    batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
+    batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     if (found := evaluation.collect(accelerator, model, batches, predict_batch, data.targets.shape, metrics)) is None:
         return {}
     predictions, losses, scores = found

@@ -123,7 +123,7 @@ def evaluate(accelerator: Any, model: Any, plan: Plan, data: TaggedWords, collat
         logits = model(**batch).logits
         return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
 
-    batches = feed(plan.evaluation(collate.padded_lengths(data.lengths)), data, collate, accelerator.device)
+    batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     of_words = ((replace(each, samples=data.words_of(each.samples)), batch) for each, batch in batches)
     if (found := evaluation.collect(accelerator, model, of_words, predict, (int(data.num_words.sum()),))) is None:
         return {}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from shared.config.options import Options
-from shared.datasets.in_memory import InMemory
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.in_memory import InMemory
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.run.command import run as run_command

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.config.options import Options
-from shared.datasets.prepared import build_once
+from shared.datasets.prepared import array_writer, build_once, read_array
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts
@@ -25,7 +25,7 @@ from shared.plan.hashing import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"
-ROWS_AT_ONCE = 10_000  # texts whose digests are computed at once
+ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at once
 
 
 def load_tuples(config: Options, columns: Sequence[str]) -> tuple[pa.Table, pa.Table]:
@@ -74,15 +74,21 @@ class TextTuples(Dataset):
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
         def build(folder: Path) -> None:
-            lengths = np.stack([texts.lengths for texts in self.columns], axis=1)
-            np.save(folder / "text_lengths.npy", lengths)
-            np.save(folder / "lengths.npy", lengths.sum(1, dtype=np.int32))
-            np.save(folder / "longest.npy", lengths.max(1))
+            with (
+                array_writer(folder / "text_lengths.npy", np.int32, len(self.columns)) as add_each,
+                array_writer(folder / "lengths.npy", np.int32) as add_sum,
+                array_writer(folder / "longest.npy", np.int32) as add_longest,
+            ):
+                for start in range(0, len(self.columns[0]), ROWS_AT_ONCE):
+                    rows = slice(start, start + ROWS_AT_ONCE)
+                    lengths = np.stack([texts.lengths[rows] for texts in self.columns], axis=1)
+                    add_each(lengths)
+                    add_sum(lengths.sum(1))
+                    add_longest(lengths.max(1))
 
         folder = build_once(f"tuples-{name}", build)
         self.text_lengths, self.lengths, self.longest = (
-            np.load(folder / f"{each}.npy", mmap_mode="r").view(np.ndarray)
-            for each in ("text_lengths", "lengths", "longest")
+            read_array(folder / f"{each}.npy") for each in ("text_lengths", "lengths", "longest")
         )
 
     def __len__(self) -> int:

@@ -20,14 +20,13 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.config.options import Options
-from shared.datasets.files import find_files, is_compressed, kind_of, opened, refuse_unknown
+from shared.datasets.files import find_files, is_compressed, kind_of, line_number, lines, opened, refuse_unknown
 from shared.datasets.prepared import build_once
 from shared.datasets.readers import (
+    LARGEST_OBJECT,
     LONE_SURROGATE,
     check_quotes,
     first_line,
-    line_number,
-    lines,
     refuse_other_separator,
     refuse_repeated,
     row_groups,
@@ -46,7 +45,6 @@ BLOCK_BYTES = 1 << 22  # size of the blocks in which a file is read, and the max
 PART_BYTES = 1 << 25  # of a part of a file; changing it prepares all data again
 PART_ROWS = 1 << 15  # of a part of a table
 PART_BATCH = 100  # documents of a part that are read at once
-LARGEST_OBJECT = 1 << 28  # bytes of a JSON file that are read to describe an error
 COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
 TEXT_FILES = (".txt", ".text", ".md")
 STREAMED = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -200,7 +198,7 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
     if not head:
         raise UserError(f"{source} is empty")
     if (kind == ".json" and head.lstrip().startswith(b"[")) or (kind == ".parquet" and is_compressed(file)):
-        return of_table(read_file(str(path), flag), column_name)  # neither can be streamed
+        return of_table(read_file(str(path), flag), column_name)  # in memory, or memory-mapped
     if kind == ".parquet":
         check_parquet(file, source, column_name)
     separator = separator_of(kind, csv_delimiter)

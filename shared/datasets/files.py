@@ -1,6 +1,7 @@
-"""Finding the files that a flag names (files, patterns, folders), and reading them, compressed or not."""
+"""Finding the files that a flag names (files, patterns, folders), and reading bytes and lines, compressed or not."""
 
 import bz2
+import codecs
 import glob
 import gzip
 import io
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from shared.errors import UserError
 
+BLOCK_BYTES = 1 << 24  # that are read at once to check a text or to count its lines
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
@@ -108,3 +110,88 @@ def opened(path: Path, source: str) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.strerror:
             raise UserError(f"{source} cannot be read: {error.strerror}") from None
         raise UserError(f"{source} is malformed ({error}): is the file complete?") from None
+
+
+class CheckedText(io.RawIOBase):
+    """The bytes of a file, checked to be UTF-8 text: Arrow would read other text as a column of bytes.
+
+    Attributes:
+        lines, quotes: the numbers of line breaks and of quotation marks that have been read.
+
+    Raises:
+        UserError: while it is read, for text that is not UTF-8; the message begins with `source`.
+    """
+
+    def __init__(self, file: Any, source: str) -> None:
+        self.file, self.source = file, source
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
+        self.at = self.lines = self.quotes = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with the next bytes of the file; return how many there were."""
+        data = self.file.read(len(buffer))
+        self._check(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _check(self, data: bytes) -> None:
+        if self.at == 0 and data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{self.source} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
+        if (zero := data.find(b"\0")) >= 0:
+            found = f"byte {self.at + zero:,} is zero"
+            raise UserError(f"{self.source} is not text ({found}): use a text file, or correct its extension")
+        pending = len(self.decoder.getstate()[0])  # bytes of a character that the end of the last block cut off
+        try:
+            self.decoder.decode(data, final=not data)
+        except UnicodeDecodeError as error:
+            at = error.start - pending  # in `data`
+            line = self.lines + data.count(b"\n", 0, max(at, 0)) + 1
+            raise UserError(
+                f"{self.source} is not UTF-8 (byte {self.at + at:,}, line {line:,}): convert it, for instance with "
+                "iconv -f LATIN1 -t UTF-8"
+            ) from None
+        self.at += len(data)
+        self.lines += data.count(b"\n")
+        self.quotes += data.count(b'"')
+
+
+def refuse_non_utf8(data: bytes, source: str) -> None:
+    """Raise UserError if `data` is not UTF-8 text."""
+    text = CheckedText(io.BytesIO(data), source)
+    while text.read(BLOCK_BYTES):
+        pass
+
+
+def lines(path: Path, source: str, within: range | None = None) -> Iterator[tuple[int, str]]:
+    """The lines of a file, or those that begin at the bytes `within`, each with the byte at which it begins.
+
+    Raises:
+        UserError: a line is not UTF-8; names the line.
+    """
+    with opened(path, source) as file:
+        at = 0
+        if within and within.start:
+            file.seek(within.start - 1)
+            at = within.start - 1 + len(file.readline())  # skips the line of the byte before `within`
+        for line in file:
+            if within is not None and at >= within.stop:
+                return
+            try:
+                yield at, (line.removeprefix(codecs.BOM_UTF8) if at == 0 else line).decode()
+            except UnicodeDecodeError:
+                raise UserError(
+                    f"{source} is not UTF-8 (line {line_number(path, source, at):,}): convert it, for instance with "
+                    "iconv -f LATIN1 -t UTF-8"
+                ) from None
+            at += len(line)
+
+
+def line_number(path: Path, source: str, at: int) -> int:
+    """The number, from 1, of the line that begins at byte `at` of a file's decompressed content."""
+    with opened(path, source) as file:
+        blocks = (file.read(min(BLOCK_BYTES, at - start)) for start in range(0, at, BLOCK_BYTES))
+        return 1 + sum(block.count(b"\n") for block in blocks)

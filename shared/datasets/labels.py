@@ -3,27 +3,43 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.compat import of_datasets
-from shared.datasets.rows import FILL_IN, INTEGER, column_of, source_of, where
+from shared.datasets.label_cells import (
+    FLAG,
+    Kind,
+    cells_of,
+    class_names,
+    contains_delimiter,
+    distinct_rows,
+    is_whole,
+    kind_of_column,
+    numbers_of,
+    refuse_missing,
+    stored_targets,
+    texts_of,
+    vector_width,
+    vectors_of,
+    zero_one_column,
+    zeros_and_ones,
+)
+from shared.datasets.rows import INTEGER, column_of, content_of, rows_meant, source_of, where
+from shared.datasets.tables import limited, load_tables
 from shared.errors import UserError, listed, say
+from shared.pretrained.from_pretrained import label_order
 
-Kind = Literal["classification", "multi_label", "regression"]
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
-FLAG = "--label_column_name"
 KINDS: dict[str, Kind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi_label",
     "regression": "regression",
 }
 MAX_CLASSES = 100  # with more, and fewer than two rows per class on average, the values are probably not classes
-ZERO_ONE = {"0": 0, "1": 1, "false": 0, "true": 1}  # the values of a column for one label, in lower case
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,7 @@ class Labels:
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
         several = _gives_several_labels(columns, problem_type, delimiter)
+        table = distinct_rows(table, columns, problem_type and KINDS[problem_type], delimiter)
         if len(columns) > 1:
             labels = cls("multi_label", columns, columns, columns)
             return labels._checked_not_constant(table)
@@ -81,23 +98,23 @@ class Labels:
         source = f"{FLAG} {column}: {source_of(table)}"
         kind: Kind = "multi_label"
         if not several:
-            kind = _kind(column_of(table, column, FLAG).type, problem_type and KINDS[problem_type], source)
-        cells, rows = _cells(table, column, kind, delimiter)
+            kind = kind_of_column(column_of(table, column, FLAG).type, problem_type and KINDS[problem_type], source)
+        cells, rows = cells_of(table, column, kind, delimiter)
         if kind == "regression":
-            _numbers(table, column, cells)
+            numbers_of(table, column, cells)
             return cls(kind, column)
-        if pa.types.is_floating(cells.type) and len(fractional := np.flatnonzero(~_is_whole(cells))):
+        if pa.types.is_floating(cells.type) and len(fractional := np.flatnonzero(~is_whole(cells))):
             found = f"{where(table, rows[fractional[0]])} has {cells[fractional[0]]} in {column}"
             raise UserError(f"{found}, which is not a class: use --problem_type regression")
-        distinct = _texts(cells).unique().to_pylist()
-        if delimiter is not None and not _contains_delimiter(table, column, delimiter):
+        distinct = texts_of(cells).unique().to_pylist()
+        if delimiter is not None and not contains_delimiter(table, column, delimiter):
             raise UserError(
                 f"--label_delimiter {delimiter} is in no row of {source_of(table)} ({column}: {listed(distinct)}): "
                 "use the text that separates two labels"
             )
         classes = class_names(table, column)
-        if kind == "multi_label" and not several and not classes and (width := _vector_width(cells, rows, table)):
-            if width == 2 and (np.bincount(rows, _zeros_and_ones(cells) == 1) == 1).all():
+        if kind == "multi_label" and not several and not classes and (width := vector_width(cells, rows, table)):
+            if width == 2 and (np.bincount(rows, zeros_and_ones(cells) == 1) == 1).all():
                 say(f"{source} has only [0, 1] and [1, 0]: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(width)))
             return cls(kind, column, names, names, vectors=True)._checked_not_constant(table)
@@ -107,9 +124,10 @@ class Labels:
             numbers = tuple(map(str, range(len(classes))))
             labels = cls(kind, column, classes, numbers, named=True)
             return labels._checked_not_constant(table) if kind == "multi_label" else labels
-        if len(distinct) > max(MAX_CLASSES, table.num_rows / 2) and kind == "classification":
+        rows_of_data = rows_meant(table)
+        if len(distinct) > max(MAX_CLASSES, rows_of_data / 2) and kind == "classification":
             raise UserError(
-                f"{source} has {len(distinct):,} different values in {table.num_rows:,} rows, too many for classes: "
+                f"{source} has {len(distinct):,} different values in {rows_of_data:,} rows, too many for classes: "
                 "use another column, or --problem_type regression if the labels are numbers"
             )
         by_text: dict[str, str] = {}
@@ -132,21 +150,30 @@ class Labels:
     def encode(self, table: pa.Table) -> np.ndarray:
         """The targets of the rows: int64 [N] class ids, float32 [N, num_labels] of 0 and 1, or float64 [N] numbers.
 
+        Those of a memory-mapped table are memory-mapped.
+
         Raises:
             UserError: a label is missing, unknown in training or not finite in float32 (names the row); or the labels
                 of this table do not match those of training, or match them in two ways.
         """
+        if not content_of(table):
+            return self._encode(table)
+        columns = (self.column,) if isinstance(self.column, str) else self.column
+        return stored_targets(table, columns, self.kind, self.delimiter, self._encode, repr(self))
+
+    def _encode(self, table: pa.Table) -> np.ndarray:
+        """The targets of the rows of a table in memory."""
         if isinstance(self.column, tuple):
-            columns = [_zero_one_column(table, name) for name in self.values]
+            columns = [zero_one_column(table, name) for name in self.values]
             return np.stack(columns, 1).astype(np.float32)
         source = f"{FLAG} {self.column}: {source_of(table)}"
         if self.delimiter is None:
-            _kind(column_of(table, self.column, FLAG).type, self.kind, source)
-        cells, rows = _cells(table, self.column, self.kind, self.delimiter)
+            kind_of_column(column_of(table, self.column, FLAG).type, self.kind, source)
+        cells, rows = cells_of(table, self.column, self.kind, self.delimiter)
         if self.kind == "regression":
-            return _numbers(table, self.column, cells)
+            return numbers_of(table, self.column, cells)
         if self.vectors:
-            marks = _vectors(table, self.column, cells, rows, self.num_labels)
+            marks = vectors_of(table, self.column, cells, rows, self.num_labels)
             return marks[:, list(map(int, self.values))].astype(np.float32)
         ids = self._ids(table, self.column, cells, rows)
         if self.kind == "classification":
@@ -168,7 +195,7 @@ class Labels:
         of the other may be its names or its ids; the interpretation that fits is used.
         """
         # Compared as text: the inferred type of a small validation file may differ (1, 2; in training 1, 2, "none").
-        texts = _texts(cells)
+        texts = texts_of(cells)
         classes = class_names(table, column)
         called = _names_of_ids(table, column, cells, rows, classes) if classes else texts
         found = pc.index_in(called, pa.array(self.names))
@@ -188,7 +215,7 @@ class Labels:
                     "with a ClassLabel, or neither"
                 )
         if self.named and not classes and found.null_count:
-            _refuse_missing(table, column, pc.equal(texts, "-1"), rows)
+            refuse_missing(table, column, pc.equal(texts, "-1"), rows)
         if len(unknown := np.flatnonzero(found.is_null())):
             others = called.take(pa.array(unknown)).unique().to_pylist()
             if len(unknown) == len(called) and _are_numbers(others) != _are_numbers(self.names):
@@ -211,7 +238,7 @@ class Labels:
             UserError: every row has the same labels; or see `encode`.
         """
         targets = self.encode(table)
-        if len(targets) > 1 and (targets == targets[0]).all():
+        if rows_meant(table) > 1 and (targets == targets[0]).all():
             names = self.column if isinstance(self.column, str) else " ".join(self.column)
             raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
         return self
@@ -239,149 +266,6 @@ def _gives_several_labels(columns: tuple[str, ...], problem_type: ProblemType | 
     return several
 
 
-def _kind(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
-    """The kind of labels in a column of this type, or `wanted`; UserError if the type does not fit that."""
-    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
-    is_fraction = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
-    is_number = is_fraction or pa.types.is_integer(type_)
-    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
-    if is_list:
-        _kind(type_.value_type, "classification", source)  # refuses lists of lists
-    elif not (is_number or is_text or pa.types.is_boolean(type_) or pa.types.is_null(type_)):
-        raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
-    kind = wanted or ("multi_label" if is_list else "regression" if is_fraction else "classification")
-    if is_list != (kind == "multi_label"):
-        needs = (
-            "a list of labels for each row, several columns or --label_delimiter"
-            if kind == "multi_label"
-            else "one label for each row"
-        )
-        raise UserError(f"{source} contains {type_}, but {kind} needs {needs}: see --problem_type")
-    if kind == "regression" and not (is_number or pa.types.is_null(type_)):
-        raise UserError(f"{source} contains {type_}, but regression needs numbers: see --problem_type")
-    return kind
-
-
-def _cells(table: pa.Table, column: str, kind: Kind, delimiter: str | None = None) -> tuple[pa.Array, np.ndarray]:
-    """The concatenated labels of all rows, and the row number of each; UserError for the first missing label.
-
-    With a delimiter no label can be missing: a row with an empty text has no labels.
-    """
-    cells = column_of(table, column, FLAG, as_text=delimiter is not None).combine_chunks()
-    rows = np.arange(table.num_rows)
-    if delimiter is not None:
-        _kind(cells.type, "classification", f"--label_delimiter {delimiter}: {source_of(table)}")
-        texts = pc.split_pattern(pc.fill_null(cells.cast(pa.string()), ""), delimiter)
-        cells, rows = pc.utf8_trim_whitespace(pc.list_flatten(texts)), np.asarray(pc.list_parent_indices(texts))
-        given = np.asarray(pc.not_equal(cells, ""))
-        return cells.filter(pa.array(given)), rows[given]
-    if kind == "multi_label":
-        _refuse_missing(table, column, cells.is_null(), rows)
-        lists = cells.cast(pa.list_(cells.type.value_type))
-        cells, rows = pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists))
-    if pa.types.is_decimal(cells.type):
-        cells = cells.cast(pa.float64())
-    if pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
-        cells = cells.cast(pa.string())
-    _refuse_missing(table, column, cells.is_null(nan_is_null=True), rows)
-    if pa.types.is_string(cells.type):
-        _refuse_missing(table, column, pc.equal(pc.utf8_trim_whitespace(cells), ""), rows)
-    if class_names(table, column):  # on the Hub, -1 means that the labels of a test split are not published
-        _refuse_missing(table, column, pc.equal(cells, -1), rows)
-    return cells, rows
-
-
-def _contains_delimiter(table: pa.Table, column: str, delimiter: str) -> bool:
-    """Whether any row contains the delimiter."""
-    texts = column_of(table, column, FLAG, as_text=True).cast(pa.string())
-    return pc.any(pc.match_substring(texts, delimiter)).as_py() or False
-
-
-def _zeros_and_ones(cells: pa.Array) -> np.ndarray:
-    """int64: the 0 or 1 of each cell, and -1 for another value."""
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(_texts(cells)))
-    found = pc.index_in(texts, pa.array(list(ZERO_ONE)))
-    return np.array([*ZERO_ONE.values(), -1])[np.asarray(pc.fill_null(found, -1))]
-
-
-def _zero_one_column(table: pa.Table, column: str) -> np.ndarray:
-    """int64 [N]: the 0 or 1 in the column of one label; UserError for a row with another value."""
-    _kind(column_of(table, column, FLAG).type, "classification", f"{FLAG} {column}: {source_of(table)}")
-    cells, _ = _cells(table, column, "classification")
-    marks = _zeros_and_ones(cells)
-    if len(others := np.flatnonzero(marks < 0)):
-        row = int(others[0])
-        raise UserError(
-            f"{where(table, row)} has {cells[row]} in {column}: with several label columns, write 1 if the row has the "
-            "label of the column's name, otherwise 0"
-        )
-    return marks
-
-
-def _vector_width(cells: pa.Array, rows: np.ndarray, table: pa.Table) -> int:
-    """The length of the lists if all are vectors of 0 and 1 with the same length of at least two; otherwise 0."""
-    widths = np.bincount(rows, minlength=table.num_rows)
-    text = pa.types.is_string(cells.type)
-    is_vector = not text and widths[0] > 1 and (widths == widths[0]).all() and (_zeros_and_ones(cells) >= 0).all()
-    return int(widths[0]) if is_vector else 0
-
-
-def _vectors(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, width: int) -> np.ndarray:
-    """int64 [N, width]; UserError for a row that is not a vector of 0 and 1 with this width."""
-    wrong = np.bincount(rows, minlength=table.num_rows) != width
-    marks = _zeros_and_ones(cells)
-    wrong[rows[marks < 0]] = True
-    if len(found := np.flatnonzero(wrong)):
-        row = int(found[0])
-        raise UserError(
-            f"{where(table, row)} has {str(table[column][row].as_py())[:60]} in {column}, where the training data has "
-            f"0 or 1 for each of {width} labels: write such a list"
-        )
-    return marks.reshape(table.num_rows, width)
-
-
-def _refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.ndarray) -> None:
-    if len(found := np.flatnonzero(missing)):
-        count = len(np.unique(rows[found]))
-        such = f" ({count:,} such rows)" if count > 1 else ""
-        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: {FILL_IN}")
-
-
-def _is_whole(cells: pa.Array) -> np.ndarray:
-    numbers = cells.to_numpy()
-    return (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
-
-
-def _texts(cells: pa.Array) -> pa.Array:
-    """The labels as strings. Whole floats become integers: some programs store integers with gaps as floats."""
-    if pa.types.is_floating(cells.type) and _is_whole(cells).all():
-        cells = cells.cast(pa.int64())
-    return cells.cast(pa.string())
-
-
-def _numbers(table: pa.Table, column: str, cells: pa.Array) -> np.ndarray:
-    """float64 [N]; UserError for a number that is not finite in float32, the type of the model's output."""
-    numbers = cells.cast(pa.float64()).to_numpy()
-    with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused
-        finite = np.isfinite(numbers.astype(np.float32))
-    if len(infinite := np.flatnonzero(~finite)):
-        row = int(infinite[0])
-        raise UserError(f"{where(table, row)} has {cells[row]} in {column}, not finite in float32: correct the row")
-    return numbers
-
-
-def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
-    """The names that `datasets` stores in the metadata of a column of ClassLabels or lists of them; otherwise ()."""
-    type_ = table.schema.field(column).type
-    if not pa.types.is_integer(getattr(type_, "value_type", type_)):
-        return ()
-    feature = of_datasets.feature(table, column)
-    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
-    if not of_datasets.is_class_label(feature):
-        return ()
-    return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
-
-
 def _names_of_ids(
     table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, classes: tuple[str, ...]
 ) -> pa.Array:
@@ -395,3 +279,23 @@ def _names_of_ids(
 
 def _are_numbers(texts: Sequence[str]) -> bool:
     return all(text.removeprefix("-").isdecimal() for text in texts)
+
+
+def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
+    """The training rows, the validation rows and the labels, in the order of the pretrained model's outputs.
+
+    Without validation data, --validation_split_percentage of each label's rows are held out, chosen by --seed.
+
+    Raises:
+        UserError: the data cannot be read, or the labels cannot be learned.
+    """
+
+    def learn(table: pa.Table) -> Labels:
+        return Labels.from_table(table, config.label_column_name, config.problem_type, config.label_delimiter)
+
+    columns, label_columns = config.text_column_names, config.label_column_name
+    train, validation = load_tables(config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t))
+    labels = learn(train)
+    if config.model_name_or_path and labels.names:
+        labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
+    return *limited((train, validation), config), labels

@@ -7,10 +7,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from shared.disk import sync, usual_permissions
@@ -113,3 +115,39 @@ def remove_damaged(folder: Path) -> None:
     aside = Path(tempfile.mkdtemp(prefix=folder.name + ".partial-", dir=folder.parent))
     folder.rename(aside / "damaged")
     shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def array_writer(path: Path, dtype: Any, *row: int) -> Iterator[Callable[[np.ndarray], object]]:
+    """Write an array of unknown length into a .npy file: yields a function that appends rows [n, *row].
+
+    The file has the bytes that `np.save` writes for the same array.
+    """
+    count = 0
+
+    def write_header() -> int:
+        described = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (count, *row)})
+        return file.tell()
+
+    def append(rows: np.ndarray) -> None:
+        nonlocal count
+        assert rows.shape[1:] == row, f"rows of shape {rows.shape[1:]}, not {row}"
+        file.write(np.ascontiguousarray(rows, dtype).tobytes())
+        count += len(rows)
+
+    with path.open("wb") as file:
+        begin = write_header()
+        yield append
+        file.seek(0)
+        assert write_header() == begin, "the header of a longer array has another size"
+
+
+def read_array(path: Path) -> np.ndarray:
+    """A .npy file, memory-mapped, as a plain array: slicing an np.memmap takes several times as long."""
+    return np.load(path, mmap_mode="r").view(np.ndarray)
+
+
+def mapped_file(array: np.ndarray) -> Path | None:
+    """The file of an array from `read_array`; None for an array in memory."""
+    return Path(array.base.filename) if isinstance(array.base, np.memmap) else None  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reading a CSV, TSV, JSON, JSON lines or Parquet file as an Arrow table, and text line by line.
+"""Reading a CSV, TSV, JSON, JSON lines or Parquet file as Arrow tables, block by block.
 
 Errors name the malformed line.
 """
@@ -8,7 +8,10 @@ import csv
 import io
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,47 +20,77 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from shared.datasets.files import kind_of, opened
-from shared.datasets.rows import as_written, say
-from shared.errors import UserError
+from shared.datasets.files import CheckedText, is_compressed, kind_of, opened
+from shared.datasets.prepared import cache_dir
+from shared.datasets.rows import as_written
+from shared.errors import UserError, say
 
 KINDS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-BLOCK_BYTES = 1 << 24  # block size of Arrow's readers, which cannot read a longer row
+BLOCK_BYTES = 1 << 24  # size of the blocks in which a file is read, and the maximum length of a row
+LARGEST_OBJECT = 1 << 28  # bytes of a JSON file that are read to describe an error
 TOO_LONG = f"is longer than {BLOCK_BYTES >> 20} MiB; is a closing quotation mark missing?"
+STRADDLING = "straddl"  # a word in Arrow's error for a row that does not fit into a block
 SEPARATORS = (",", ";", "\t", "|")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def read(path: Path, source: str, csv_delimiter: str | None = None) -> pa.Table:
-    """The rows of a file. The columns of a CSV file are untyped text: see `rows.as_written`.
+def blocks(path: Path, source: str, csv_delimiter: str | None = None) -> Iterator[pa.Table]:
+    """The rows of a file, in tables of about BLOCK_BYTES; the whole file is never in memory.
+
+    The columns of a CSV file are untyped text: see `rows.as_written`. The types and columns of a JSON file are those
+    of the rows in a block, so they may differ between blocks.
 
     Raises:
-        UserError: it cannot be read, is malformed or has no rows; the message begins with `source`.
+        UserError: the file cannot be read, is malformed or has no rows; the message begins with `source`.
     """
     kind = kind_of(path)
     with opened(path, source) as file:
-        data = file.read()
-    if not data or data.isspace():
-        raise UserError(f"{source} is empty")
+        while (start := file.read(BLOCK_BYTES)).isspace():
+            pass
+        if not start:
+            raise UserError(f"{source} is empty")
+    del start
+    if kind == ".parquet":
+        found = _parquet_blocks(path, source)
+    elif kind in (".csv", ".tsv"):
+        found = _separated_blocks(path, source, separator_of(kind, csv_delimiter))
+    else:
+        found = _json_blocks(path, source)
+    rows = 0
     try:
-        if kind == ".parquet":
-            table = read_parquet(pa.BufferReader(data))
-            table.validate(full=True)  # the Parquet reader does not check that text is UTF-8
-        elif kind in (".csv", ".tsv"):
-            table = _read_separated(data, source, separator_of(kind, csv_delimiter))
-        else:
-            table = _read_json(data, source)
+        for table in found:
+            if not rows:
+                refuse_repeated(table.column_names, source)
+            rows += table.num_rows
+            yield table
     except pa.ArrowException as error:
         raise UserError(f"{source} is malformed: {first_line(error)}") from None
-    if table.num_rows == 0:
+    if not rows:
         raise UserError(f"{source} has no rows")
-    refuse_repeated(table.column_names, source)
-    return table
 
 
-def read_parquet(file: Any) -> pa.Table:
-    """Read like `pyarrow.parquet.read_table`, but without importing pyarrow.dataset and pandas, which takes 0.3 s."""
-    return pyarrow.parquet.ParquetFile(file).read()
+def _parquet_blocks(path: Path, source: str) -> Iterator[pa.Table]:
+    with opened(path, source) as content:
+        if not is_compressed(path):
+            yield from _row_groups(path)
+            return
+        # Parquet is read from its end, so a compressed file is decompressed to disk first.
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_dir()) as plain:
+            shutil.copyfileobj(content, plain, BLOCK_BYTES)
+            yield from _row_groups(plain)
+
+
+def _row_groups(file: Any) -> Iterator[pa.Table]:
+    """The row groups of a Parquet file, each in blocks of about BLOCK_BYTES."""
+    with pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
+        schema = parquet.schema_arrow
+        for number in range(parquet.num_row_groups):
+            group = parquet.metadata.row_group(number)
+            at_once = max(1, group.num_rows * BLOCK_BYTES // max(group.total_byte_size, BLOCK_BYTES))
+            for batch in parquet.iter_batches(at_once, row_groups=[number]):
+                batch.validate(full=True)  # the Parquet reader does not check that text is UTF-8
+                yield pa.Table.from_batches([batch]).replace_schema_metadata(schema.metadata)
 
 
 def refuse_repeated(names: list[str], source: str) -> None:
@@ -138,64 +171,180 @@ def check_quotes(file: BinaryIO, separator: str, source: str) -> None:
         )
 
 
-def _read_separated(data: bytes, source: str, separator: str) -> pa.Table:
-    refuse_non_utf8(data, source)
-    options = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+def _separated_blocks(path: Path, source: str, separator: str) -> Iterator[pa.Table]:
+    with opened(path, source) as file:
+        refuse_other_separator(CheckedText(file, source).read(BLOCK_BYTES), separator, source)
+    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
     texts = pyarrow.csv.ConvertOptions(default_column_type=pa.string())
-
-    def read(use_threads: bool) -> pa.Table:
-        blocks = pyarrow.csv.ReadOptions(use_threads=use_threads, block_size=BLOCK_BYTES)
-        return pyarrow.csv.read_csv(pa.BufferReader(data), blocks, options, texts)
-
-    refuse_other_separator(data[:BLOCK_BYTES], separator, source)
-    try:
-        table = read(use_threads=True)
-    except pa.ArrowInvalid:
-        table = read(use_threads=False)  # also fails, but its error names the row
-    if b'"' in data and data.count(b"\n") > table.num_rows + 1:
-        check_quotes(io.BytesIO(data), separator, source)
-    return as_written(table)
+    rows = 0
+    for block_bytes in (BLOCK_BYTES // 4, BLOCK_BYTES):  # Arrow reads 32 blocks ahead, and large ones only if it must
+        sizes = pyarrow.csv.ReadOptions(use_threads=False, block_size=block_bytes)
+        known = rows
+        try:
+            with opened(path, source) as file:
+                text = CheckedText(file, source)
+                with pyarrow.csv.open_csv(text, sizes, parse, texts) as reader:
+                    for batch in reader:
+                        new = batch.slice(min(known, batch.num_rows))
+                        known -= batch.num_rows - new.num_rows
+                        rows += new.num_rows
+                        if new.num_rows:
+                            yield as_written(pa.Table.from_batches([new]))
+            break
+        except pa.ArrowInvalid as error:
+            if STRADDLING not in str(error) or block_bytes == BLOCK_BYTES:
+                raise
+    if text.quotes and text.lines > rows + 1:
+        with opened(path, source) as file:
+            check_quotes(file, separator, source)
 
 
 # JSON
 
 
-def _read_json(data: bytes, source: str) -> pa.Table:
-    refuse_non_utf8(data, source)
-    unit = "line"
-    if re.match(rb"(\xef\xbb\xbf)?\s*\[", data):
-        data, unit = _array_to_lines(data, source), "element"
-    try:
-        table = _parse_json(data)
-    except pa.ArrowInvalid as error:
-        if whole := why_not_rows(data):
-            raise UserError(f"{source} {whole}") from None
-        for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
-            try:
-                reason = why_no_row(json.loads(line)) if line.strip() else None
-            except ValueError as broken:
-                reason = why_no_json(broken)
-            if reason:
-                raise UserError(f"{source} is malformed in {unit} {number:,}: {reason}") from None
-        # Each line is valid by itself, but two of them disagree. Arrow's row number is dropped: it counts in a block.
-        raise UserError(f"{source} is malformed: {re.sub(r' in row [0-9]+$', '', first_line(error))}") from None
-    if table.num_rows == 1 and (whole := why_not_rows(data)):
+def _json_blocks(path: Path, source: str) -> Iterator[pa.Table]:
+    rows = before = 0  # rows, and lines or elements of an array, in the blocks before
+    with opened(path, source) as file:
+        unit, texts = _json_lines(CheckedText(file, source), source)
+        for data in texts:
+            if not data.isspace():
+                try:
+                    table = _parse_json(data)
+                except pa.ArrowInvalid as error:
+                    raise _bad_json(error, path, source, unit, data, before) from None
+                rows += table.num_rows
+                only_row = data if rows == 1 else b""
+                yield table
+            before += data.count(b"\n")
+    if rows == 1 and unit == "line" and (whole := why_not_rows(only_row)):
         raise UserError(f"{source} {whole}")
-    return table
+
+
+def _json_lines(text: CheckedText, source: str) -> tuple[str, Iterator[bytes]]:
+    """What a line is, "line" or "element" of an array, and blocks of whole lines of about BLOCK_BYTES.
+
+    An array becomes JSON lines, so that the same reader infers the types of both.
+    """
+    pieces = iter(lambda: text.read(BLOCK_BYTES), b"")
+    first = next((piece for piece in pieces if not piece.isspace()), b"").removeprefix(codecs.BOM_UTF8)
+    pieces = chain([first], pieces)
+    if not first.lstrip().startswith(b"["):
+        return "line", _whole_lines(pieces, source)
+    elements = (json.dumps(row).encode() + b"\n" for row in _array_elements(pieces, source))
+    return "element", _whole_lines(_in_pieces(elements), source)
+
+
+def _whole_lines(pieces: Iterator[bytes], source: str) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = b""
+        rest += piece[end:]
+        if len(rest) > BLOCK_BYTES:
+            raise UserError(f"{source} is malformed: a row {TOO_LONG}")
+    if rest:
+        yield rest
+
+
+def _in_pieces(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of about BLOCK_BYTES."""
+    found, size = [], 0
+    for line in lines:
+        found.append(line)
+        size += len(line)
+        if size >= BLOCK_BYTES:
+            yield b"".join(found)
+            found, size = [], 0
+    yield b"".join(found)
+
+
+def _array_elements(pieces: Iterator[bytes], source: str) -> Iterator[dict[str, Any]]:
+    """The elements of a JSON array, decoded one at a time.
+
+    Raises:
+        UserError: the array is malformed, or an element is not an object; names the element.
+    """
+    decode = codecs.getincrementaldecoder("utf-8")().decode
+    scan, white_space = json.JSONDecoder().raw_decode, re.compile(r"[ \t\r\n]*")
+    text, at, number = "", 0, 0
+
+    def read_more() -> bool:
+        nonlocal text, at
+        more = decode(next(pieces, b""))
+        text, at = text[at:] + more, 0
+        return bool(more)
+
+    def next_mark() -> str:
+        """The next character that is not white space; "" at the end of the file. It is not consumed."""
+        nonlocal at
+        while True:
+            found = white_space.match(text, at)
+            at = found.end() if found else at
+            if at < len(text) or not read_more():
+                return text[at : at + 1]
+
+    next_mark()
+    at += 1  # the opening bracket
+    mark = next_mark()
+    while mark != "]":
+        number += 1
+        next_mark()
+        while True:
+            try:
+                element, at = scan(text, at)
+                break
+            except json.JSONDecodeError as error:
+                if len(text) - at > BLOCK_BYTES or not read_more():
+                    raise UserError(f"{source} is malformed in element {number:,} of the array: {error.msg}") from None
+        if not isinstance(element, dict):
+            raise UserError(f"{source} is malformed: element {number:,} of the array is not an object")
+        yield element
+        mark = next_mark()
+        if mark not in (",", "]"):
+            raise UserError(f"{source} is malformed after element {number:,} of the array: Expecting ',' or ']'")
+        at += mark == ","
+    at += 1
+    if next_mark():
+        raise UserError(f"{source} is malformed: the file continues after the end of its array")
+
+
+def _bad_json(error: pa.ArrowInvalid, path: Path, source: str, unit: str, data: bytes, before: int) -> UserError:
+    """The error about a block `data` that Arrow cannot read, with `before` lines in the blocks before it."""
+    if unit == "line" and not before:
+        with opened(path, source) as file:
+            if whole := why_not_rows(file.read(LARGEST_OBJECT)):
+                return UserError(f"{source} {whole}")
+    for number, line in enumerate(data.split(b"\n"), before + 1):
+        try:
+            reason = why_no_row(json.loads(line)) if line.strip() else None
+        except ValueError as broken:
+            reason = why_no_json(broken)
+        if reason:
+            return UserError(f"{source} is malformed in {unit} {number:,}: {reason}")
+    # Each line is valid by itself, but two of them disagree. Arrow's row number is dropped: it counts in a block.
+    return UserError(f"{source} is malformed: {re.sub(r' in row [0-9]+$', '', first_line(error))}")
 
 
 def _parse_json(data: bytes) -> pa.Table:
     """The rows of JSON lines. Texts that look like dates stay texts."""
-    blocks = pyarrow.json.ReadOptions(block_size=BLOCK_BYTES)
-    table = pyarrow.json.read_json(pa.BufferReader(data), blocks)
-    dates = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
-    if not dates:
+    one_block = pyarrow.json.ReadOptions(block_size=len(data))
+    table = pyarrow.json.read_json(pa.BufferReader(data), one_block)
+    texts = [pa.field(f.name, wanted) for f in table.schema if (wanted := _without_dates(f.type)) != f.type]
+    if not texts:
         return table
-    texts = pa.schema([(name, pa.string()) for name in dates])
-    names = table.column_names
-    return pyarrow.json.read_json(
-        pa.BufferReader(data), blocks, pyarrow.json.ParseOptions(explicit_schema=texts)
-    ).select(names)
+    options = pyarrow.json.ParseOptions(explicit_schema=pa.schema(texts))
+    return pyarrow.json.read_json(pa.BufferReader(data), one_block, options).select(table.column_names)
+
+
+def _without_dates(type_: pa.DataType) -> pa.DataType:
+    """The type with text in the place of dates, also in lists and structs."""
+    if pa.types.is_list(type_):
+        return pa.list_(_without_dates(type_.value_type))
+    if pa.types.is_struct(type_):
+        return pa.struct([pa.field(field.name, _without_dates(field.type)) for field in type_])
+    return pa.string() if pa.types.is_temporal(type_) else type_
 
 
 def why_no_json(error: ValueError) -> str:
@@ -228,80 +377,12 @@ def why_not_rows(data: bytes) -> str | None:
     return None
 
 
-def _array_to_lines(data: bytes, source: str) -> bytes:
-    """A JSON array as JSON lines, so that the same reader infers the types of both."""
-    try:
-        rows = json.loads(data)
-    except ValueError as error:
-        raise UserError(f"{source} is malformed: {first_line(error)}") from None
-    if not rows:
-        raise UserError(f"{source} has no rows")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"{source} is malformed: element {number:,} of the array is not an object")
-    return "\n".join(map(json.dumps, rows)).encode()
-
-
-def refuse_non_utf8(data: bytes, source: str) -> None:
-    """Raise UserError if `data` is not UTF-8 text: Arrow would read other text as a column of bytes."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f"{source} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
-    if (zero := data.find(b"\0")) >= 0:
-        raise UserError(f"{source} is not text (byte {zero:,} is zero): use a text file, or correct its extension")
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(data), BLOCK_BYTES):  # in blocks: a str of the whole data needs up to 4 times the memory
-        pending = len(decoder.getstate()[0])  # bytes of a character that the previous block cut off
-        try:
-            decoder.decode(data[start : start + BLOCK_BYTES], final=start + BLOCK_BYTES >= len(data))
-        except UnicodeDecodeError as error:
-            at = start - pending + error.start
-            line = data.count(b"\n", 0, at) + 1
-            raise UserError(
-                f"{source} is not UTF-8 (byte {at:,}, line {line:,}): convert it, for instance with "
-                "iconv -f LATIN1 -t UTF-8"
-            ) from None
-
-
 def first_line(error: BaseException) -> str:
     """The first line of a library's error message, at most 200 characters."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if "straddl" in line:  # Arrow's error for a row that does not fit into a block
+    if STRADDLING in line:
         return f"a row {TOO_LONG}"
     return line if len(line) <= 200 else f"{line[:200]}…"
-
-
-# Parts of a file
-
-
-def lines(path: Path, source: str, within: range | None = None) -> Iterator[tuple[int, str]]:
-    """The lines of a file, or those that begin at the bytes `within`, each with the byte at which it begins.
-
-    Raises:
-        UserError: a line is not UTF-8; names the line.
-    """
-    with opened(path, source) as file:
-        at = 0
-        if within and within.start:
-            file.seek(within.start - 1)
-            at = within.start - 1 + len(file.readline())  # skips the line of the byte before `within`
-        for line in file:
-            if within is not None and at >= within.stop:
-                return
-            try:
-                yield at, (line.removeprefix(codecs.BOM_UTF8) if at == 0 else line).decode()
-            except UnicodeDecodeError:
-                raise UserError(
-                    f"{source} is not UTF-8 (line {line_number(path, source, at):,}): convert it, for instance with "
-                    "iconv -f LATIN1 -t UTF-8"
-                ) from None
-            at += len(line)
-
-
-def line_number(path: Path, source: str, at: int) -> int:
-    """The number, from 1, of the line that begins at byte `at` of a file's decompressed content."""
-    with opened(path, source) as file:
-        blocks = (file.read(min(BLOCK_BYTES, at - start)) for start in range(0, at, BLOCK_BYTES))
-        return 1 + sum(block.count(b"\n") for block in blocks)
 
 
 def row_groups(path: Path, most_bytes: int) -> list[tuple[range, int]]:

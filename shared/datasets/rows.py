@@ -4,9 +4,12 @@ A table stores its source in its metadata (`named`), so that an error about a ro
 """
 
 import bisect
+import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,16 +17,22 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from shared.compat import of_datasets
-from shared.errors import UserError, say
+from shared.datasets.prepared import build_once
+from shared.errors import UserError
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
+CONTENT_KEY = b"accelerate_recipes.content"  # for a memory-mapped table: the number and a digest of its rows
 ROW_COLUMN = "__row__"  # the row number in the source, where it differs from the position in the table
-AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: text whose type is undecided
+COUNT_COLUMN = "__count__"  # the number of rows that a row stands for: see `label_cells.distinct_rows`
+AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
+FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
 FILL_IN = "fill it in, or skip such rows with --skip_incomplete_rows"
 NO_VALUE = pa.array(pyarrow.csv.ConvertOptions().null_values)  # "", "NA", "null", "nan", ...: gaps among numbers
 INTEGER = r"^[+-]?[0-9]+$"
 PLAIN_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # equal to str() of the int64 that it means
+Reading = Literal["text", "bare text", "int64", "float64"]  # of a column of a text file
 NUMBER = r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
 
 
@@ -37,11 +46,38 @@ def source_of(table: pa.Table) -> str:
     return (table.schema.metadata or {}).get(SOURCE_KEY, b"the data").decode()
 
 
-def numbered(table: pa.Table) -> pa.Table:
-    """`table` with a column of the row numbers in its source. Call it before rows are removed."""
+def with_content(table: pa.Table, content: str) -> pa.Table:
+    """A memory-mapped table with a digest of its rows in its metadata."""
+    given = f"{table.num_rows} {content}".encode()
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: given})
+
+
+def content_of(table: pa.Table) -> str | None:
+    """The digest that `with_content` stored for these rows; None for other tables, such as a selection of the rows."""
+    rows, _, content = (table.schema.metadata or {}).get(CONTENT_KEY, b"").decode().partition(" ")
+    return content if rows == str(table.num_rows) else None
+
+
+def numbered(table: pa.Table, first: int = 0) -> pa.Table:
+    """`table` with a column of the row numbers in its source, from `first`. Call it before rows are removed."""
     if ROW_COLUMN in table.column_names:
         return table
-    return table.append_column(ROW_COLUMN, pa.array(np.arange(table.num_rows)))
+    return table.append_column(ROW_COLUMN, pa.array(np.arange(first, first + table.num_rows)))
+
+
+def blocks_of(table: pa.Table) -> Iterator[pa.Table]:
+    """The rows of a table in blocks that fit into memory, each with its row numbers."""
+    first = 0
+    for batch in table.to_batches(max_chunksize=BLOCK_ROWS):
+        yield numbered(pa.Table.from_batches([batch], table.schema), first)
+        first += batch.num_rows
+
+
+def rows_meant(table: pa.Table, rows: np.ndarray | slice = slice(None)) -> int:
+    """How many rows of the data the `rows` of a table stand for."""
+    if COUNT_COLUMN in table.column_names:
+        return int(table[COUNT_COLUMN].to_numpy()[rows].sum())
+    return len(np.arange(table.num_rows)[rows])
 
 
 def where(table: pa.Table, row: int) -> str:
@@ -66,13 +102,7 @@ def joined(tables: list[pa.Table], source: str) -> pa.Table:
     untyped = {name for name in names if all(name in t.column_names and is_as_written(t, name) for t in tables)}
     schema, parts = pa.schema([]), []
     for table in tables:
-        found = table.column_names
-        if {*found} != {*names}:
-            here, there = (", ".join(n for n in a if n not in b) or "none" for a, b in ((found, names), (names, found)))
-            raise UserError(
-                f"{source_of(table)} has other columns than {first} (only in the former: {here}; only in the latter: "
-                f"{there}): use files with the same columns"
-            )
+        refuse_other_columns(table.column_names, names, source_of(table), first)
         parts.append(pa.table({name: column_of(table, name, "", as_text=name in untyped) for name in names}))
         try:
             schema = pa.unify_schemas([schema, parts[-1].schema], promote_options="permissive")
@@ -87,10 +117,21 @@ def joined(tables: list[pa.Table], source: str) -> pa.Table:
     return named(whole.replace_schema_metadata({PARTS_KEY: json.dumps(sources).encode()}), source)
 
 
+def refuse_other_columns(found: Sequence[str], names: Sequence[str], source: str, first: str) -> None:
+    """Raise UserError if a file, `source`, does not have the columns `names` of the `first` one."""
+    if {*found} != {*names}:
+        here, there = (", ".join(n for n in a if n not in b) or "none" for a, b in ((found, names), (names, found)))
+        raise UserError(
+            f"{source} has other columns than {first} (only in the former: {here}; only in the latter: {there}): use "
+            "files with the same columns"
+        )
+
+
 def column_of(table: pa.Table, name: str, flag: str, as_text: bool = False) -> pa.ChunkedArray:
     """The column `name`, without dictionary encoding.
 
-    A column of a CSV file has the type that `typed` infers; with `as_text`, it is the text of the file.
+    A column of a CSV file has the type that `typed` infers; with `as_text`, it is the text of the file, unless
+    `with_labels` has decided its type.
 
     Raises:
         UserError: there is no such column; names `flag` and the existing columns.
@@ -100,7 +141,10 @@ def column_of(table: pa.Table, name: str, flag: str, as_text: bool = False) -> p
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    return typed(column) if is_as_written(table, name) and not as_text else column
+    decided = (table.schema.field(name).metadata or {}).get(AS_WRITTEN)
+    if decided:
+        return read_as(column, decided.decode())
+    return column if decided is None or as_text else typed(column)
 
 
 def no_such_column(names: list[str], name: str, flag: str, source: pa.Table | str) -> UserError:
@@ -118,7 +162,7 @@ def as_written(table: pa.Table) -> pa.Table:
 
 def is_as_written(table: pa.Table, name: str) -> bool:
     """Whether a column was read from a text file and its type is still undecided."""
-    return AS_WRITTEN in (table.schema.field(name).metadata or {})
+    return (table.schema.field(name).metadata or {}).get(AS_WRITTEN) == b""
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -127,21 +171,40 @@ def is_text(type_: pa.DataType) -> bool:
 
 
 def typed(column: pa.ChunkedArray, as_numbers: bool = False) -> pa.ChunkedArray:
-    """A CSV column with its inferred type, such that different labels stay different.
+    """A CSV column with its inferred type: see `reading_of`."""
+    return read_as(column, reading_of(column, as_numbers))
+
+
+def reading_of(column: pa.ChunkedArray, as_numbers: bool = False) -> Reading:
+    """How a CSV column is read, such that different labels stay different.
 
     A column of integers in their usual form becomes int64. With other integers ("01", "+1") it stays text, without
     outer white space. A column of numbers with at least one non-integer becomes float64; with `as_numbers`, integers
     do, too. Among numbers, the usual words for a gap ("", "NA", "null", ...) become null. Other columns are unchanged.
     """
-    bare = pc.utf8_trim_whitespace(column)
-    bare = pc.if_else(pc.is_in(bare, NO_VALUE), pa.scalar(None, pa.string()), bare)
-    distinct = bare.unique().drop_null()
-    integers = _all_match(distinct, INTEGER)
-    if not integers and not _all_match(distinct, NUMBER):
-        return column
+    integers = plain = True
+    for chunk in column.chunks:
+        distinct = _without_gaps(chunk).unique().drop_null()
+        if not _all_match(distinct, NUMBER):
+            return "text"
+        integers = integers and _all_match(distinct, INTEGER)
+        plain = plain and integers and _all_match(distinct, PLAIN_INTEGER)
     if as_numbers or not integers:
-        return bare.cast(pa.float64())
-    return bare.cast(pa.int64()) if _all_match(distinct, PLAIN_INTEGER) else bare
+        return "float64"
+    return "int64" if plain else "bare text"
+
+
+def read_as(column: pa.ChunkedArray, reading: str) -> pa.ChunkedArray:
+    """A CSV column, read in this way."""
+    if reading == "text":
+        return column
+    bare = _without_gaps(column)
+    return bare if reading == "bare text" else bare.cast(pa.float64() if reading == "float64" else pa.int64())
+
+
+def _without_gaps(texts: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    bare = pc.utf8_trim_whitespace(texts)
+    return pc.if_else(pc.is_in(bare, NO_VALUE), pa.scalar(None, pa.string()), bare)
 
 
 def with_labels(
@@ -156,24 +219,44 @@ def with_labels(
     """
     numbers = problem_type == "regression"
     if column in train.column_names and is_as_written(train, column):
-        train = _with_column(train, column, typed(train[column], numbers), numbers)
+        train = _decided(train, column, _reading_of_rows(train, column, numbers), numbers)
     if validation is not None and column in validation.column_names and is_as_written(validation, column):
-        like = column_of(train, column, "").type if column in train.column_names else pa.null()
+        like = column_of(train.slice(0, 0), column, "").type if column in train.column_names else pa.null()
         numbers = numbers or (problem_type is None and pa.types.is_floating(like))
-        labels = validation[column]
-        if not (is_text(like) and not _all_match(column_of(train, column, "").unique().drop_null(), INTEGER)):
-            labels = typed(labels, numbers)
-        validation = _with_column(validation, column, labels, numbers)
+        as_text = is_text(like) and not all(
+            _all_match(column_of(part, column, "").unique().drop_null(), INTEGER) for part in blocks_of(train)
+        )
+        reading = "text" if as_text else _reading_of_rows(validation, column, numbers)
+        validation = _decided(validation, column, reading, numbers)
     return train, validation
 
 
-def _with_column(table: pa.Table, column: str, labels: pa.ChunkedArray, numbers: bool) -> pa.Table:
-    """`table` with `labels` as a column whose type is decided."""
-    if numbers and not pa.types.is_floating(labels.type):
-        row = next(row for row, text in enumerate(labels.to_pylist()) if not _is_number(text))
-        found = labels[row].as_py()
+def _reading_of_rows(table: pa.Table, column: str, as_numbers: bool) -> Reading:
+    """See `reading_of`; of a memory-mapped table, the first process of a machine reads the column once."""
+    if not (content := content_of(table)):
+        return reading_of(table[column], as_numbers)
+
+    def build(folder: Path) -> None:
+        (folder / "reading").write_text(reading_of(table[column], as_numbers))
+
+    name = hashlib.blake2b(repr((FORMAT, content, column, as_numbers)).encode(), digest_size=16).hexdigest()
+    return cast(Reading, (build_once(f"reading-{name}", build) / "reading").read_text())
+
+
+def _decided(table: pa.Table, column: str, reading: Reading, numbers: bool) -> pa.Table:
+    """`table` with a decided type of a column. In a memory-mapped table the column is converted when it is read."""
+    if numbers and reading != "float64":
+        row, found = next(
+            (row, text)
+            for row, text in enumerate(text for chunk in table[column].chunks for text in chunk.to_pylist())
+            if not _is_number(text)
+        )
         raise UserError(f"{where(table, row)} has {found!r:.50} in {column}: regression needs a number")
-    return table.set_column(table.schema.get_field_index(column), pa.field(column, labels.type), labels)
+    place = table.schema.get_field_index(column)
+    if content_of(table):
+        return table.set_column(place, pa.field(column, pa.string(), metadata={AS_WRITTEN: reading}), table[column])
+    labels = read_as(table[column], reading)
+    return table.set_column(place, pa.field(column, labels.type), labels)
 
 
 def _is_number(text: str) -> bool:
@@ -201,22 +284,3 @@ def unlabeled(table: pa.Table, column: str) -> bool:
         return False
     is_id = pa.types.is_integer(table.schema.field(column).type)
     return bool(missing(table, column).all() or (is_id and pc.all(pc.equal(table[column], -1)).as_py()))
-
-
-def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """`table` without the rows that have no value in one of the columns; prints how many are skipped.
-
-    Raises:
-        UserError: no row is left.
-    """
-    there = [name for name in columns if name in table.column_names]  # missing columns raise an error elsewhere
-    gaps = {name: missing(table, name) for name in there}
-    kept = ~np.any([*gaps.values(), np.zeros(table.num_rows, bool)], axis=0)
-    if kept.all():
-        return table
-    counts = ", ".join(f"{name}: {gap.sum():,}" for name, gap in gaps.items() if gap.any())
-    left_out = f"{(~kept).sum():,} of {table.num_rows:,} rows of {source_of(table)} are skipped (no value in {counts})"
-    if not kept.any():
-        raise UserError(f"--skip_incomplete_rows: {left_out}, so no row is left")
-    say(left_out)
-    return numbered(table).filter(pa.array(kept))

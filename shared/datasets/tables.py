@@ -1,5 +1,6 @@
 """Loading rows as Arrow tables: from the embedded docstrings, files, a `save_to_disk` folder or the Hub."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ import pyarrow as pa
 
 from shared.compat import of_datasets
 from shared.config.options import Options
-from shared.datasets import readers
+from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.rows import joined, named, numbered, skip_incomplete, source_of, unlabeled, with_labels
+from shared.datasets.prepared import build_once, mapped_file, read_array
+from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
 from shared.errors import UserError, say
 from shared.plan.hashing import hash64
-from shared.plan.splits import chosen_by_hash, share_of_each
+from shared.plan.splits import chosen_by_hash, hash_limit, share_of_each
 from shared.pretrained.hub import require_hub
 
 TRAIN_SPLITS = ("train", "training")
@@ -96,28 +98,82 @@ def read_parts(
     return train, validation
 
 
+def limit(count: int, most: int | None, flag: str) -> int | None:
+    """How many of `count` rows --max_train_samples or --max_eval_samples keeps; None means all of them."""
+    if most is None or most >= count:
+        if most is not None and most > count:
+            say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
+        return None
+    return most
+
+
 def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | None:
     """The ascending numbers of the `most` rows out of `count` that --max_train_samples or --max_eval_samples keeps.
 
     None means all rows. The choice is a function of (seed, row, count) alone. The first rows would be a bad choice,
     because files are often sorted by label.
     """
-    if most is None or most >= count:
-        if most is not None and most > count:
-            say(f"{flag} {most}: there are only {count:,} rows, and all of them are used")
-        return None
-    return chosen_by_hash(count, most, seed, SUBSET)
+    kept = limit(count, most, flag)
+    return None if kept is None else chosen_by_hash(count, kept, seed, SUBSET)
 
 
 def limited(tables: tuple[pa.Table, pa.Table], config: Options) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
     found = []
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
-        rows = subset(table.num_rows, getattr(config, name), config.seed, f"--{name}")
-        kept = np.zeros(table.num_rows, bool)
-        kept[slice(None) if rows is None else rows] = True
-        found.append(table if rows is None else numbered(table).filter(pa.array(kept)))
+        most = limit(table.num_rows, getattr(config, name), f"--{name}")
+        found.append(table if most is None else _chosen(table, most, (config.seed, SUBSET))[0])
     return found[0], found[1]
+
+
+def _chosen(table: pa.Table, most: int, words: tuple[int, ...]) -> tuple[pa.Table, pa.Table]:
+    """The `most` rows with the smallest hashes of (*words, row), and the others; both with their row numbers."""
+    largest = hash_limit(table.num_rows, most, *words)
+
+    def chosen(first: int, block: pa.Table) -> np.ndarray:
+        return hash64(*words, np.arange(first, first + block.num_rows, dtype=np.uint64)) <= largest
+
+    return _divided(table, chosen, "chosen", most, words)
+
+
+def _divided(table: pa.Table, chosen: Callable[[int, pa.Table], np.ndarray], *key: object) -> tuple[pa.Table, pa.Table]:
+    """The rows for which `chosen` is True, and the others; both with their row numbers. See `arrow_files.filtered`."""
+    if content_of(table):
+        inside = arrow_files.filtered(table, chosen, *key)
+        return inside, arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
+    table, mask = numbered(table), chosen(0, table)
+    # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
+    return table.filter(pa.array(mask)), table.filter(pa.array(~mask))
+
+
+def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """`table` without the rows that have no value in one of the columns; prints how many are skipped.
+
+    Raises:
+        UserError: no row is left.
+    """
+    there = [name for name in columns if name in table.column_names]  # missing columns raise an error elsewhere
+
+    def gaps_of(block: pa.Table) -> dict[str, np.ndarray]:
+        return {name: missing(block, name) for name in there}
+
+    def complete(_: int, block: pa.Table) -> np.ndarray:
+        return ~np.any([np.zeros(block.num_rows, bool), *gaps_of(block).values()], axis=0)
+
+    if content_of(table):
+        readings = [table.schema.field(name).metadata for name in there]  # decide which words are gaps
+        kept = arrow_files.filtered(table, complete, "complete", there, readings)
+        counts = ", ".join(there)
+    else:
+        kept = numbered(table).filter(pa.array(complete(0, table)))
+        counts = ", ".join(f"{name}: {gap.sum():,}" for name, gap in gaps_of(table).items() if gap.any())
+    if not (skipped := table.num_rows - kept.num_rows):
+        return table
+    left_out = f"{skipped:,} of {table.num_rows:,} rows of {source_of(table)} are skipped (no value in {counts})"
+    if not kept.num_rows:
+        raise UserError(f"--skip_incomplete_rows: {left_out}, so no row is left")
+    say(left_out)
+    return kept
 
 
 def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[str]) -> None:
@@ -134,6 +190,8 @@ def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[s
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
     """The rows of the .csv, .tsv, .json, .jsonl or .parquet files that `given` names: see `files.find_files`.
 
+    They are in memory, or if they are large, memory-mapped: see `arrow_files`.
+
     Raises:
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.
     """
@@ -141,8 +199,7 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     files = find_files(given, flag, readers.KINDS)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
-    tables = [named(readers.read(file, f"{flag} {file}", csv_delimiter), f"{flag} {file}") for file in files]
-    return joined(tables, f"{flag} {' '.join(given)}")
+    return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", csv_delimiter)
 
 
 def read_dataset(config: Options, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
@@ -214,22 +271,41 @@ def split_off(
     rows = table.num_rows
     if rows < 2:
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
-    held_out = np.zeros(rows, bool)
     if targets is None or _are_numbers(targets):
-        held_out[chosen_by_hash(rows, min(max(1, round(rows * percentage / 100)), rows - 1), seed)] = True
+        held_out, train = _chosen(table, min(max(1, round(rows * percentage / 100)), rows - 1), (seed,))
+    elif not content_of(table):
+        mask = _share_of_each(table, targets, percentage, seed, None)
+        held_out, train = _divided(table, lambda *_: mask)
     else:
-        held_out = share_of_each(targets, percentage, seed)
-        if not held_out.any():
-            candidates = np.flatnonzero(share_of_each(targets, 100, seed))  # at least one row of each label stays
-            if not len(candidates):
-                raise UserError(
-                    f"{source_of(table)} has one row of each label, so none can be held out: use --validation_file, "
-                    "or add rows"
-                )
-            held_out[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
-    table = numbered(table)
-    # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
-    return table.filter(pa.array(~held_out)), table.filter(pa.array(held_out))
+        file = mapped_file(targets)
+        assert file is not None, "the targets of a memory-mapped table are memory-mapped"
+        key = ("share of each", file.parent.name, percentage, seed)
+        name = hashlib.blake2b(repr((content_of(table), *key)).encode(), digest_size=16).hexdigest()
+
+        def build(folder: Path) -> None:
+            mask = np.lib.format.open_memmap(folder / "held_out.npy", "w+", np.bool_, (rows,))
+            _share_of_each(table, targets, percentage, seed, mask)
+            mask.flush()
+
+        mask = read_array(build_once(f"held-out-rows-{name}", build) / "held_out.npy")
+        held_out, train = _divided(table, lambda first, block: mask[first : first + block.num_rows], *key)
+    return train, held_out
+
+
+def _share_of_each(
+    table: pa.Table, targets: np.ndarray, percentage: int, seed: int, mask: np.ndarray | None
+) -> np.ndarray:
+    """bool [N]: see `share_of_each`; one row if the percentage of each label is less than a row."""
+    mask = share_of_each(targets, percentage, seed, mask)
+    if not mask.any():
+        candidates = np.flatnonzero(share_of_each(targets, 100, seed))  # at least one row of each label stays
+        if not len(candidates):
+            raise UserError(
+                f"{source_of(table)} has one row of each label, so none can be held out: use --validation_file, "
+                "or add rows"
+            )
+        mask[candidates[hash64(seed, candidates.astype(np.uint64)).argmin()]] = True
+    return mask
 
 
 def _are_numbers(targets: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ import PIL
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from shared.datasets.prepared import build_once
+from shared.datasets.prepared import build_once, read_array
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.sources import Source
 
@@ -55,7 +55,7 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
 
 def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:
     """Return the memory-mapped pixels, uint8 [N, size, size, 3], and the aspect ratios (width / height), [N]."""
-    return np.load(folder / "pixels.npy", mmap_mode="r"), np.load(folder / "aspects.npy")
+    return np.load(folder / "pixels.npy", mmap_mode="r"), read_array(folder / "aspects.npy")
 
 
 def corrupt_images(folder: Path) -> list[tuple[int, str]]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from shared.datasets.prepared import build_once
+from shared.datasets.prepared import build_once, read_array
 from shared.images.decoding import CorruptImage, inspect
 
 FORMAT = 1  # part of the cache's name: increase it when the check finds other things in the same images
@@ -69,7 +69,7 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
     folder = build_once(f"checked-{settings.hexdigest()}", write)
     found = json.loads((folder / "found.json").read_text())
     problems = {int(i): problem for i, problem in found["problems"].items()}
-    return Checked(key, np.load(folder / "prints.npy"), problems, tuple(found["deep"]))
+    return Checked(key, read_array(folder / "prints.npy"), problems, tuple(found["deep"]))
 
 
 def key_of_files(paths: Sequence[Path]) -> str:

@@ -26,6 +26,7 @@ from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, 
 from shared.errors import UserError, say
 from shared.images.checks import Checked, check, key_of_column, key_of_files
 from shared.images.decoding import Pixels
+from shared.images.paths import Paths
 from shared.plan.splits import share_of_each
 from shared.pretrained.from_pretrained import label_order
 
@@ -41,7 +42,7 @@ class Source:
     targets: NDArray[np.int64]  # [N] class ids
     rows: NDArray[np.int64]  # [N] the index of each image in `arrays`, `paths` or `table`
     arrays: Pixels | None = None  # uint8 [M, side, side, 3], already decoded
-    paths: tuple[Path, ...] = ()
+    paths: Sequence[Path] = ()
     table: pa.Table | None = None
     column: str = ""
     checked: Checked | None = None  # the check of `paths` or `table`
@@ -64,15 +65,16 @@ class Source:
         not included: a copy of the data has the same digest.
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
-        content.update(self.targets.tobytes())
+        content.update(np.ascontiguousarray(self.targets).data)
         if self.arrays is not None:
             content.update(self.arrays[self.rows].tobytes())
         if self.checked:
-            content.update(self.checked.prints[self.rows].tobytes())
+            content.update(self.checked.prints[self.rows].data)
         if self.paths:
-            files = [path.absolute() for path in self.paths]
-            above = len(os.path.commonpath([file.parent for file in files]))
-            content.update("\0".join(str(files[row])[above:] for row in self.rows).encode(errors="surrogateescape"))
+            assert isinstance(self.paths, Paths)
+            above = len(self.paths.common_folder())
+            for number, file in enumerate(self.paths.absolute(self.rows)):
+                content.update(("\0" * (number > 0) + file[above:]).encode(errors="surrogateescape"))
         return content.hexdigest()
 
     def key(self) -> str:
@@ -202,20 +204,22 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
             f"{name} has a class {unknown[0]} that {flag.replace('validation', 'train')} does not have: remove its "
             "folder"
         )
-    paths, targets = [], []
+    found_in: list[list[str]] = []
+    prefix = len(str(root / "a")) - 1
     hidden = [path.name.startswith(".") for path in root.iterdir()]
     passed_over = Counter({"hidden": sum(hidden), "in no class's folder": len(hidden) - sum(hidden) - len(found)})
     for label in found:
         inside = images_below(root / label, name, passed_over)
         if not inside and names is None:
             raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
-        paths += inside
-        targets += [(names or tuple(found)).index(label)] * len(inside)
-    if not paths:
+        found_in.append([str(path)[prefix:] for path in inside])
+    if not any(found_in):
         raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
     if passed_over := +passed_over:
         say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(passed_over.items()))}")
-    return checked(Source(name, names or tuple(found), np.array(targets), np.arange(len(paths)), paths=tuple(paths)))
+    classes = names or tuple(found)
+    targets = np.repeat([classes.index(label) for label in found], [*map(len, found_in)])
+    return checked(Source(name, classes, targets, np.arange(len(targets)), paths=Paths.of(root, found_in)))
 
 
 def images_below(root: Path, name: str, passed_over: Counter[str]) -> list[Path]:
@@ -275,22 +279,22 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
     targets, rows = labels.encode(table), np.arange(len(table))
     source = Source(source_of(table), labels.names, targets, rows, table=table, column=image_column)
     if is_path and folder:
-        source = replace(source, paths=tuple(existing(table, content.to_pylist(), folder)))
+        source = replace(source, paths=existing(table, content, folder))
     return checked(source)
 
 
-def existing(table: pa.Table, cells: list[str], folder: Path) -> list[Path]:
+def existing(table: pa.Table, cells: pa.ChunkedArray, folder: Path) -> Paths:
     """The files that a column of a table names, relative to `folder`.
 
     Raises:
         UserError: a file does not exist.
     """
-    paths = [folder / cell for cell in cells]
+    paths = Paths.of(folder, (chunk.to_pylist() for chunk in cells.chunks))
     if missing := [row for row, path in enumerate(paths) if not path.is_file()]:
         row, such = missing[0], f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
         raise UserError(
-            f"{where(table, row)} names {cells[row]!r}, and there is no file {paths[row]}{such}: correct the paths, "
-            f"which are relative to {folder}, or remove such rows"
+            f"{where(table, row)} names {cells[row].as_py()!r}, and there is no file {paths[row]}{such}: correct the "
+            f"paths, which are relative to {folder}, or remove such rows"
         )
     return paths
 

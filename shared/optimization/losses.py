@@ -24,6 +24,21 @@ class LossOptions(TextOptions):
     """Share of each target that is spread evenly over all classes. The evaluation loss does not use it."""
 
 
+class SampleWeights:
+    """The weight of each training sample, which is that of its class; N weights are never in memory.
+
+    Args:
+        of_classes: float64 [classes].
+        targets: int64 [N] class ids, which may be memory-mapped.
+    """
+
+    def __init__(self, of_classes: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
+        self.of_classes, self.targets = of_classes, targets
+
+    def __getitem__(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.of_classes[self.targets[samples]]
+
+
 @dataclass(frozen=True)
 class LossShape:
     """The class weights and label smoothing of a run's training loss. The evaluation loss does not use them.
@@ -33,7 +48,7 @@ class LossShape:
     """
 
     cross_entropy: dict[str, Any] = field(default_factory=dict)  # for F.cross_entropy, besides reduction="none"
-    sample_weights: NDArray[np.float64] | None = None  # [N] class weight of each training sample; None: 1 each
+    sample_weights: SampleWeights | None = None  # class weight of each training sample; None: 1 each
     notes: dict[str, str] = field(default_factory=dict)  # lines of the launch card
 
 
@@ -64,7 +79,7 @@ def shape_of_run(
     shown = [f"{name} {weight:.3g}" for name, weight in zip(names, weights.tolist(), strict=True)]
     note = ", ".join(shown[:10]) + (f" and {len(shown) - 10:,} more" if len(shown) > 10 else "")
     arguments["weight"] = weights.to(device)
-    return LossShape(arguments, weights.double().numpy()[targets], {"class weights": note})
+    return LossShape(arguments, SampleWeights(weights.double().numpy(), targets), {"class weights": note})
 
 
 def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[np.int64]) -> list[float]:

@@ -1,5 +1,6 @@
 """Standardized targets for regression; after training, the scale is put back into the model's last layer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from shared.errors import UserError
 from shared.pretrained.from_pretrained import label_weights
 
 ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
+BLOCK = 1 << 20  # targets that are read at once
 FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
 
 
@@ -41,13 +43,13 @@ class Scale:
         """
         if labels.kind != "regression":
             return cls(labels)
-        numbers = targets.astype(np.float64)
-        mean, deviation = float(numbers.mean()), float(numbers.std()) or 1.0
+        mean, spread, largest = moments(targets)
+        deviation = spread or 1.0
         said = (
             f"{FLAG} {labels.column}: the training targets have mean {mean:.6g} and standard deviation {deviation:.4g}"
         )
-        step = float(np.spacing(np.float32(np.abs(numbers).max())))
-        if numbers.std() and step * FINEST > deviation:
+        step = float(np.spacing(np.float32(largest)))
+        if spread and step * FINEST > deviation:
             raise UserError(
                 f"{said}, but float32, the dtype of a model's outputs, has steps of {step:.2g} there: subtract "
                 f"{mean:.6g} from the column"
@@ -96,6 +98,18 @@ class Scale:
             f"It answers in units of `{self.labels.column}`. It was trained on (value - {self.mean:.10g}) / "
             f"{self.deviation:.10g}, and its last layer has been scaled back."
         )
+
+
+def moments(targets: np.ndarray) -> tuple[float, float, float]:
+    """The mean, the standard deviation and the largest absolute value of numbers [N], which may be memory-mapped."""
+
+    def blocks() -> Iterator[np.ndarray]:
+        for start in range(0, len(targets), BLOCK):
+            yield targets[start : start + BLOCK].astype(np.float64)
+
+    mean = sum(float(block.sum()) for block in blocks()) / len(targets)
+    variance = sum(float(np.square(block - mean).sum()) for block in blocks()) / len(targets)
+    return mean, variance**0.5, max(float(np.abs(block).max()) for block in blocks())
 
 
 def last_layer(model: Any) -> nn.Linear | None:

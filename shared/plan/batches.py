@@ -6,9 +6,9 @@ micro-batches of even cost within a budget. The number of processes only determi
 micro-batch, not the cut. A plan has no state: a resumed run asks it for the next step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,14 @@ from shared.plan.cutting import area_limit, check_budget, costs_of, cut_points, 
 from shared.plan.hashing import Ints
 from shared.plan.permutation import permutation
 
-BLOCK = 1 << 20  # samples whose lengths are read at once
+BLOCK = 1 << 20  # samples whose lengths are read, or sorted for an evaluation, at once
+
+
+class Weights(Protocol):
+    """The weights of the samples: an array [N], or anything that gives those of some samples."""
+
+    def __getitem__(self, samples: Ints, /) -> NDArray[Any]:
+        """The weights [n] of `samples` [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Plan:
         global_batch_size: G, samples per optimizer step, over all processes and micro-batches.
         num_epochs: passes over the data; the last step may be smaller. Ignored if `max_steps` is given.
         max_steps: number of steps, over as many epochs as needed.
-        weights: [N], each sample's share of the loss normalizer, such as its masked tokens; None: 1 each.
+        weights: each sample's share of the loss normalizer, such as its masked tokens; None: 1 each.
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
@@ -79,7 +86,7 @@ class Plan:
         padded: Callable[[Ints], Ints] | None = None,
         longest: int | None = None,
         num_samples: int | None = None,
-        weights: NDArray[np.integer | np.floating] | None = None,
+        weights: Weights | None = None,
         packed: bool = False,
         fixed_shapes: bool = False,
         seed: int,
@@ -130,7 +137,7 @@ class Plan:
         padded: Callable[[Ints], Ints] | None = None,
         longest: int | None = None,
         num_samples: int | None = None,
-        weights: NDArray[np.integer | np.floating] | None = None,
+        weights: Weights | None = None,
         packed: bool = False,
     ) -> "Plan":
         """The plan of a recipe's config for this process."""
@@ -155,24 +162,34 @@ class Plan:
             equal_counts=accelerator.is_fsdp2 or getattr(config, "sync_batchnorm", False),
         )
 
-    def evaluation(self, lengths: NDArray[np.integer]) -> list[MicroBatch]:
+    def evaluation(
+        self, lengths: NDArray[np.integer], padded: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    ) -> Iterator[MicroBatch]:
         """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept.
 
-        With `fixed_shapes` they have the shapes of training.
+        With `fixed_shapes` they have the shapes of training. The samples are sorted in blocks, so that the memory does
+        not grow with their number.
+
+        Args:
+            lengths: int [n], tokens of each sample of the data that are evaluated.
+            padded: see `Plan`.
         """
         most_tokens, most_rows = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
         if self.fixed_shapes:
             size = self.global_batch_size
             most_tokens, most_rows = self.max_tokens, min(self.max_samples or size, size)
-        return evaluation_batches(
-            lengths,
-            most_tokens,
-            most_rows,
-            num_processes=self.num_processes,
-            process_index=self.process_index,
-            equal_counts=self.equal_counts,
-            packed=self.packed,
-        )
+        for start in range(0, len(lengths), BLOCK):
+            block = lengths[start : start + BLOCK]
+            for micro_batch in evaluation_batches(
+                padded(block) if padded else block,
+                most_tokens,
+                most_rows,
+                num_processes=self.num_processes,
+                process_index=self.process_index,
+                equal_counts=self.equal_counts,
+                packed=self.packed,
+            ):
+                yield replace(micro_batch, samples=start + micro_batch.samples)
 
     def lengths_of(self, samples: Ints) -> Ints:
         """int64 [n]: the tokens that `samples` [n] take, each padded on its own."""

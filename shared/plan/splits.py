@@ -1,11 +1,40 @@
 """Selects rows by hash: a number of them, or a share of each label."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.plan.hashing import Ints, hash64
 
 BLOCK = 1 << 20  # rows that are hashed at once
+SORTED = 1 << 24  # rows that are sorted at once
+BIN_BITS = 16  # of a hash, for a histogram
+
+Hashes = NDArray[np.uint64]
+
+
+def _blocks(count: int, *words: int) -> Iterator[tuple[int, Hashes]]:
+    """The hashes of (*words, row) of the rows 0 ... count-1, in blocks, each with its first row."""
+    for start in range(0, count, BLOCK):
+        yield start, hash64(*words, np.arange(start, min(start + BLOCK, count), dtype=np.uint64))
+
+
+def hash_limit(count: int, most: int, *words: int) -> np.uint64:
+    """The largest of the `most` smallest hashes of (*words, row) of the rows 0 ... count-1; hashes are unique.
+
+    The memory does not grow with `count` or `most`: a histogram finds a narrow range of hashes with the limit.
+    """
+    assert 0 < most <= count
+    shift = np.uint64(64 - BIN_BITS)
+    sizes = np.zeros(1 << BIN_BITS, np.int64)
+    for _, hashes in _blocks(count, *words):
+        sizes += np.bincount((hashes >> shift).astype(np.int64), minlength=len(sizes))
+    ends = sizes.cumsum()
+    place = int(np.searchsorted(ends, most))
+    inside = np.concatenate([hashes[hashes >> shift == place] for _, hashes in _blocks(count, *words)])
+    rank = most - int(ends[place] - sizes[place]) - 1
+    return np.uint64(np.partition(inside, rank)[rank])
 
 
 def chosen_by_hash(count: int, most: int, *words: int) -> Ints:
@@ -13,15 +42,10 @@ def chosen_by_hash(count: int, most: int, *words: int) -> Ints:
 
     The memory grows with `most` and not with `count`.
     """
-    rows, hashes = np.empty(0, np.uint64), np.empty(0, np.uint64)
-    size = max(BLOCK, most)
-    for start in range(0, count, size):
-        block = np.arange(start, min(start + size, count), dtype=np.uint64)
-        rows, hashes = np.concatenate([rows, block]), np.concatenate([hashes, hash64(*words, block)])
-        if len(rows) > most:
-            smallest = np.argpartition(hashes, most)[:most]
-            rows, hashes = rows[smallest], hashes[smallest]
-    return np.sort(rows.view(np.int64))
+    if most >= count:
+        return np.arange(count)
+    limit = hash_limit(count, most, *words)
+    return np.concatenate([start + np.flatnonzero(hashes <= limit) for start, hashes in _blocks(count, *words)])
 
 
 def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -30,25 +54,89 @@ def by_class(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     return order[np.argsort(targets[order], kind="stable")]
 
 
-def share_of_each(targets: NDArray, percentage: int, seed: int) -> NDArray[np.bool_]:
+def share_of_each(
+    targets: NDArray, percentage: int, seed: int, held_out: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:
     """bool [N], the rows to hold out: `percentage` of each label, rounded to a row; a function of the arguments only.
 
     At least one row of each label stays in training. With several labels per row (targets [N, labels] of 0 and 1), the
     share is that of each combination of labels.
+
+    The rows are those of `by_class` at which the rounded share grows. They are sorted in parts, one range of hashes
+    after the other. The memory grows with N only by `held_out`, which may be a memory map; its values are replaced.
     """
-    if targets.ndim == 1:
-        rows, labels, groups = np.arange(len(targets)), targets, targets
-    else:
-        rows, labels = np.nonzero(targets)
-        groups = np.unique(np.packbits(targets > 0, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
-    order = by_class(groups, seed)
-    places = np.arange(len(order))
-    held_out = np.zeros(len(order), bool)
-    held_out[order] = (places + 1) * percentage // 100 > places * percentage // 100
-    kept = np.bincount(labels[~held_out[rows]], minlength=labels.max(initial=0) + 1)
-    for label in np.flatnonzero(np.bincount(labels, minlength=len(kept)) > kept):
-        if not kept[label]:
-            row = rows[labels == label].min()
-            held_out[row] = False
-            kept[labels[rows == row]] += 1
+    held_out = np.zeros(len(targets), bool) if held_out is None else held_out
+    if not (count := len(targets)):
+        return held_out
+    groups_of = _Groups(targets)
+    sizes = groups_of.sizes()
+    next_place = sizes.cumsum() - sizes  # of each group, in the sorted order
+    parts = max(1, -(-count // SORTED))
+    for part in range(parts):
+        hashes, rows, groups = [], [], []
+        for start, block in _blocks(count, seed):
+            inside = np.flatnonzero((block >> np.uint64(32)) * np.uint64(parts) >> np.uint64(32) == part)
+            hashes.append(block[inside])
+            rows.append(start + inside)
+            groups.append(groups_of(start, start + len(block))[inside])
+        order = np.argsort(np.concatenate(hashes), kind="stable")
+        group = np.concatenate(groups)[order]
+        by_group = np.argsort(group, kind="stable")
+        order, group = order[by_group], group[by_group]
+        in_part = np.bincount(group, minlength=len(sizes))
+        places = np.arange(len(order)) + (next_place - in_part.cumsum() + in_part)[group]
+        next_place += in_part
+        grows = (places + 1) * percentage // 100 > places * percentage // 100
+        held_out[np.concatenate(rows)[order]] = grows
+    _keep_each_label(targets, held_out)
     return held_out
+
+
+class _Groups:
+    """The group of each row, in which a share is held out: its label, or its combination of labels."""
+
+    def __init__(self, targets: NDArray) -> None:
+        self.targets = targets
+        self.numbers: dict[bytes, int] = {}  # of the combinations of labels, in the order of their bytes
+        if targets.ndim > 1:
+            blocks = (targets[start : start + BLOCK] for start in range(0, len(targets), BLOCK))
+            packed = (np.packbits(block > 0, axis=1) for block in blocks)
+            found = {row.tobytes() for rows in packed for row in np.unique(rows, axis=0)}
+            self.numbers = {row: number for number, row in enumerate(sorted(found))}
+
+    def __call__(self, start: int, stop: int) -> Ints:
+        """int64 [n]: the groups of the rows start ... stop-1."""
+        targets = self.targets[start:stop]
+        if targets.ndim == 1:
+            return targets.astype(np.int64, copy=False)
+        rows, places = np.unique(np.packbits(targets > 0, axis=1), axis=0, return_inverse=True)
+        return np.array([self.numbers[row.tobytes()] for row in rows], np.int64)[places.reshape(-1)]
+
+    def sizes(self) -> Ints:
+        """int64 [groups]: the number of rows of each group."""
+        sizes = np.zeros(len(self.numbers), np.int64)
+        for start in range(0, len(self.targets), BLOCK):
+            more = np.bincount(self(start, min(start + BLOCK, len(self.targets))), minlength=len(sizes))
+            more[: len(sizes)] += sizes
+            sizes = more
+        return sizes
+
+
+def _keep_each_label(targets: NDArray, held_out: NDArray[np.bool_]) -> None:
+    """Return the first row with a label to training if all rows with that label are held out."""
+    several = targets.ndim > 1
+    kept = np.zeros(targets.shape[1] if several else 0, np.int64)
+    first: dict[int, int] = {}  # the first row with each label
+    for start in range(0, len(targets), BLOCK):
+        block, held = targets[start : start + BLOCK], held_out[start : start + BLOCK]
+        rows, labels = np.nonzero(block) if several else (np.arange(len(block)), block)
+        more = np.bincount(labels[~held[rows]], minlength=max(len(kept), int(labels.max(initial=-1)) + 1))
+        more[: len(kept)] += kept
+        kept = more
+        for label, row in zip(*np.unique(labels, return_index=True), strict=True):
+            first.setdefault(int(label), start + int(rows[row]))
+    for label in sorted(first):
+        if not kept[label]:
+            row = first[label]
+            held_out[row] = False
+            kept[np.flatnonzero(targets[row]) if several else targets[row]] += 1

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from shared.contrastive import retrieval
 from shared.contrastive.pooling import add_pooling
 from shared.contrastive.tuples import FLAG, load_tuples, pack_or_pad_tuples, tokenize_tuples
-from shared.datasets.rows import ROW_COLUMN, column_of, skip_incomplete, source_of
-from shared.datasets.tables import read_file
+from shared.datasets.rows import ROW_COLUMN, column_of, source_of
+from shared.datasets.tables import read_file, skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
 from shared.plan.batches import evaluation_batches

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from shared.augmentation.augmentation import Augmentation
 from shared.datasets.labels import Labels
-from shared.datasets.rows import ROW_COLUMN, skip_incomplete
-from shared.datasets.tables import read_file
+from shared.datasets.rows import ROW_COLUMN
+from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, listed
 from shared.images.images import Images, collate, prepare
+from shared.images.paths import Paths
 from shared.images.sources import (
     EXTENSIONS,
     Source,
@@ -133,7 +134,7 @@ def of_folder(settings: ImageSettings, task: Task) -> tuple[Source, pa.Table, Fo
         columns["label"] = pa.array(classes)
         found = np.arange(len(paths)), np.array([task.names.index(each) for each in classes])
     zeros = np.zeros(len(paths), np.int64)
-    source = Source(name, task.names, zeros, np.arange(len(paths)), paths=tuple(paths))
+    source = Source(name, task.names, zeros, np.arange(len(paths)), paths=Paths.of(Path(), [paths]))
     return checked(source), pa.table(columns), found
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, missing, named, numbered, skip_incomplete, source_of
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, missing, named, numbered, source_of
+from shared.datasets.tables import skip_incomplete
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
-from shared.datasets.labeled import load_labeled
-from shared.datasets.rows import ROW_COLUMN, column_of, skip_incomplete, source_of
-from shared.datasets.tables import read_file
+from shared.datasets.labels import load_labeled
+from shared.datasets.rows import ROW_COLUMN, column_of, source_of
+from shared.datasets.tables import read_file, skip_incomplete
 from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError

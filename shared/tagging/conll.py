@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from shared.datasets.files import opened
-from shared.datasets.readers import refuse_non_utf8
+from shared.datasets.files import opened, refuse_non_utf8
 from shared.errors import UserError
 from shared.tagging.tags import TAGS, WORDS
 

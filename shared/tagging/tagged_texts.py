@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.datasets import readers
+from shared.datasets import arrow_files
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.labels import class_names
+from shared.datasets.label_cells import class_names
 from shared.datasets.rows import (
     FILL_IN,
     ROW_COLUMN,
@@ -25,11 +25,10 @@ from shared.datasets.rows import (
     joined,
     named,
     numbered,
-    skip_incomplete,
     source_of,
     where,
 )
-from shared.datasets.tables import hold_out, limited, read_dataset
+from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
 from shared.errors import UserError, say
 from shared.pretrained.from_pretrained import label_order
 from shared.tagging import conll, demo_sources
@@ -87,7 +86,7 @@ def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Ta
     def read(path: Path, source: str) -> pa.Table:
         if kind_of(path) in conll.KINDS:
             return conll.read_conll(path, source, untagged)
-        return readers.read(path, source)
+        return arrow_files.in_memory(path, source)
 
     sources = {file: f"{flag} {file}" for file in find_files(given, flag, KINDS)}
     return joined([named(read(*each), each[1]) for each in sources.items()], f"{flag} {' '.join(given)}")

@@ -2,7 +2,7 @@
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import tokenizers
 import torch
 from numpy.typing import NDArray
@@ -18,17 +17,16 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from shared.datasets.prepared import build_once
-from shared.datasets.rows import FILL_IN, column_of, source_of, where
+from shared.datasets.prepared import array_writer, build_once, cache_dir, mapped_file, read_array
+from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown, unknown_token
+from shared.text.table_texts import batches_of, columns_in_batches, digest_of, refuse_empty, texts_of, with_progress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-FLAG = "--text_column_names"
 FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
-BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -44,21 +42,26 @@ Lengths = TypeVar("Lengths", NDArray[np.int64], np.int64)
 
 
 class TokenizedText(Dataset):
-    """Token ids of the rows of a table, in memory-mapped files, with the targets in memory.
+    """Token ids of the rows of a table, in memory-mapped files, with the targets.
 
     An item is (input_ids [n], token_type_ids [n] or None, target or None), views of NumPy arrays. `Padding` makes a
     batch from a list of items, or from the result of `read_micro_batch`. A pickle contains only the folder and the
-    targets: a worker process maps the files again.
+    targets, or their file if they are memory-mapped: a worker process maps the files again.
+
+    Args:
+        folder: of the files.
+        targets: [N, ...], or their .npy file.
     """
 
-    def __init__(self, folder: Path, targets: np.ndarray | None = None) -> None:
-        self.folder, self.targets = folder, targets
-        self.input_ids = _mapped(folder / "input_ids.npy")
-        self.offsets = _mapped(folder / "offsets.npy")
+    def __init__(self, folder: Path, targets: np.ndarray | Path | None = None) -> None:
+        self.folder = folder
+        self.targets = read_array(targets) if isinstance(targets, Path) else targets
+        self.input_ids = read_array(folder / "input_ids.npy")
+        self.offsets = read_array(folder / "offsets.npy")
         types = folder / "token_type_ids.npy"
-        self.token_type_ids = _mapped(types) if types.exists() else None
-        self.lengths: NDArray[np.int32] = _mapped(folder / "lengths.npy")  # [N] tokens
-        assert targets is None or len(targets) == len(self)
+        self.token_type_ids = read_array(types) if types.exists() else None
+        self.lengths: NDArray[np.int32] = read_array(folder / "lengths.npy")  # [N] tokens
+        assert self.targets is None or len(self.targets) == len(self)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,10 +80,25 @@ class TokenizedText(Dataset):
         return lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples]
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.folder, self.targets)
+        return type(self), (self.folder, self._targets_or_file())
+
+    def _targets_or_file(self) -> np.ndarray | Path | None:
+        return self.targets if self.targets is None else mapped_file(self.targets) or self.targets
 
     def digest(self) -> str:
-        """A digest of the tokens and the targets."""
+        """A digest of the tokens and the targets; computed once per machine, except for targets in memory."""
+        targets = self._targets_or_file()
+        if isinstance(targets, np.ndarray) or self.folder.parent != cache_dir():
+            return self._digest()
+        words = f"{self.folder.name} {targets and targets.parent.name}".encode()
+        name = f"digest-{hashlib.blake2b(words, digest_size=16).hexdigest()}"
+
+        def build(folder: Path) -> None:
+            (folder / "digest").write_text(self._digest())
+
+        return (build_once(name, build) / "digest").read_text()
+
+    def _digest(self) -> str:
         content = hashlib.blake2b(digest_size=16)
         for array in (self.offsets, self.input_ids, self.token_type_ids, self.targets):
             content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
@@ -139,30 +157,39 @@ def tokenize(
         UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
             `max_length` leaves no room for text.
     """
-    columns = _texts(table, text_columns)
-    special = tokenizer.num_special_tokens_to_add(pair=len(columns) == 2)
+    columns = texts_of(table, text_columns)
+    special = tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
     if max_length <= special:
         raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
     encoder = _Encoder(tokenizer, max_length)
 
     def build(folder: Path) -> None:
-        parts = []
-        with tqdm(total=table.num_rows, desc=f"tokenizing {source_of(table)}", unit=" rows", mininterval=0.5) as bar:
-            for batch in _batches(columns):
-                parts.append(encoder.encode(batch))
+        refuse_empty(table, columns)
+        rows = end = unknown = 0
+        with (
+            tqdm(total=table.num_rows, desc=f"tokenizing {source_of(table)}", unit=" rows", mininterval=0.5) as bar,
+            array_writer(folder / "input_ids.npy", encoder.id_type) as add_ids,
+            array_writer(folder / "lengths.npy", np.int32) as add_lengths,
+            array_writer(folder / "offsets.npy", np.int64) as add_offsets,
+            array_writer(folder / "token_type_ids.npy", np.uint8) as add_types,
+        ):
+            add_offsets(np.zeros(1, np.int64))
+            for batch in batches_of(columns):
+                ids, lengths, types = encoder.encode(batch)
+                if len(without := np.flatnonzero(lengths == 0)):
+                    raise UserError(f"{where(table, rows + int(without[0]))} has a text without tokens: remove the row")
+                add_ids(ids)
+                add_lengths(lengths)
+                add_offsets(end + np.cumsum(lengths))
+                add_types(types)
+                rows, end = rows + len(lengths), end + len(ids)
+                unknown += int(np.count_nonzero(ids == encoder.unknown))
                 bar.update(len(batch))
-        ids, lengths, types = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        if len(without := np.flatnonzero(lengths == 0)):
-            raise UserError(f"{where(table, int(without[0]))} has a text without tokens: remove the row")
-        np.save(folder / "input_ids.npy", ids)
-        np.save(folder / "lengths.npy", lengths.astype(np.int32))
-        np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-        if encoder.with_types:
-            np.save(folder / "token_type_ids.npy", types)
-        unknown = np.count_nonzero(ids == encoder.unknown)
-        (folder / "unknown").write_text(f"{unknown} {len(ids) - special * table.num_rows}")
+        if not encoder.with_types:
+            (folder / "token_type_ids.npy").unlink()
+        (folder / "unknown").write_text(f"{unknown} {end - special * rows}")
 
-    data = TokenizedText(build_once(f"tokens-{_digest(encoder.identity, columns)}", build))
+    data = TokenizedText(build_once(f"tokens-{digest_of(encoder.identity, table, columns)}", build))
     check_unknown(source_of(table), *map(int, (data.folder / "unknown").read_text().split()))
     return data
 
@@ -228,9 +255,10 @@ def train_tokenizer(
     """
     from transformers import PreTrainedTokenizerFast
 
-    columns = _texts(table, text_columns)
+    columns = texts_of(table, text_columns)
 
     def build(folder: Path) -> None:
+        refuse_empty(table, columns)
         train = _train_wordpiece if kind == "wordpiece" else _train_bpe
         tokenizer = train(columns, vocab_size)
         if tokenizer.get_vocab_size() > vocab_size:
@@ -246,7 +274,7 @@ def train_tokenizer(
         tokenizer.save(str(folder / "tokenizer.json"))
 
     settings = (FORMAT, tokenizers.__version__, kind, vocab_size)
-    folder = build_once(f"tokenizer-{_digest(repr(settings).encode(), columns)}", build)
+    folder = build_once(f"tokenizer-{digest_of(repr(settings).encode(), table, columns)}", build)
     return PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"),
         model_max_length=max_length,
@@ -255,7 +283,7 @@ def train_tokenizer(
     )
 
 
-def _train_bpe(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
+def _train_bpe(columns: pa.Table, vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -265,11 +293,11 @@ def _train_bpe(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_with_progress(columns), trainer)
+    tokenizer.train_from_iterator(with_progress(columns), trainer)
     return tokenizer
 
 
-def _train_wordpiece(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokenizer:
+def _train_wordpiece(columns: pa.Table, vocab_size: int) -> Tokenizer:
     """A WordPiece tokenizer with the same vocabulary in every process.
 
     The trainer of the library numbers the pieces "##a" in the order of a randomly seeded hash map and breaks ties
@@ -280,7 +308,7 @@ def _train_wordpiece(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokeniz
     normalizer = normalizers.BertNormalizer(lowercase=False)
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     characters: set[str] = set()
-    for texts in chain.from_iterable(_batches([column]) for column in columns):
+    for texts in columns_in_batches(columns):
         characters.update(*texts)
     inside_words = [c for c in sorted(characters) if _is_one_word(f"a{c}", normalizer, pre_tokenizer)]
 
@@ -289,7 +317,7 @@ def _train_wordpiece(columns: list[pa.ChunkedArray], vocab_size: int) -> Tokeniz
     trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizer
     numbered_first = special_tokens + [f"##{character}" for character in inside_words]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=numbered_first, show_progress=False)
-    trained.train_from_iterator(_with_progress(columns), trainer)
+    trained.train_from_iterator(with_progress(columns), trainer)
 
     tokenizer = Tokenizer(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
@@ -322,57 +350,3 @@ def check_max_length(max_length: int, config: Any) -> None:
         positions -= config.pad_token_id + 1
     if max_length > positions:
         raise UserError(f"--max_length {max_length} exceeds the model's {positions:,} positions: lower it")
-
-
-def _texts(table: pa.Table, text_columns: Sequence[str]) -> list[pa.ChunkedArray]:
-    """The columns as large_string; UserError for a type that is not text and for missing or empty texts."""
-    if not 1 <= len(text_columns) <= 2:
-        raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
-    columns = []
-    for name in text_columns:
-        column = column_of(table, name, FLAG, as_text=True)
-        type_ = column.type
-        is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
-        if not (is_text or pa.types.is_null(type_)):
-            raise UserError(f"{FLAG} {name}: this column of {source_of(table)} contains {type_}, not text")
-        column = column.cast(pa.large_string())
-        empty = pc.or_(pc.equal(pc.binary_length(column), 0), pc.utf8_is_space(column))
-        if len(rows := np.flatnonzero(pc.fill_null(empty, True))):
-            such = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
-            raise UserError(f"{where(table, int(rows[0]))} has no text in {name}{such}: {FILL_IN}")
-        columns.append(column)
-    return columns
-
-
-def _batches(columns: list[pa.ChunkedArray]) -> Iterator[list[Any]]:
-    """Yield lists of at most BATCH_ROWS texts or text pairs."""
-    for start in range(0, len(columns[0]), BATCH_ROWS):
-        texts = [column.slice(start, BATCH_ROWS).to_pylist() for column in columns]
-        yield texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
-
-
-def _with_progress(columns: list[pa.ChunkedArray]) -> Iterator[list[str]]:
-    """Yield the texts of all columns in lists, with a tqdm progress bar instead of the trainer's own."""
-    with tqdm(total=sum(map(len, columns)), desc="training the tokenizer", unit=" texts", mininterval=0.5) as bar:
-        for batch in chain.from_iterable(_batches([column]) for column in columns):
-            yield batch
-            bar.update(len(batch))
-
-
-def _digest(settings: bytes, columns: list[pa.ChunkedArray]) -> str:
-    """A digest of settings and texts, independent of Arrow's chunk boundaries."""
-    digest = hashlib.blake2b(hashlib.blake2b(settings).digest(), digest_size=16)
-    for column in columns:
-        lengths = hashlib.blake2b()
-        for chunk in column.chunks:
-            _, offset_buffer, text_buffer = chunk.buffers()
-            offsets = np.frombuffer(offset_buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-            lengths.update(np.diff(offsets).tobytes())
-            digest.update(memoryview(text_buffer)[offsets[0] : offsets[-1]])
-        digest.update(lengths.digest())
-    return digest.hexdigest()
-
-
-def _mapped(path: Path) -> np.ndarray:
-    # A plain array over the mapping, because slicing an np.memmap takes several times as long.
-    return np.load(path, mmap_mode="r").view(np.ndarray)

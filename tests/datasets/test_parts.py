@@ -14,7 +14,8 @@ from test_files import COMPRESS
 
 from shared.datasets import documents as documents_module
 from shared.datasets.documents import Documents, Part, of_file, of_files, of_table, small_together
-from shared.datasets.readers import line_number, lines, row_groups
+from shared.datasets.files import line_number, lines
+from shared.datasets.readers import row_groups
 from shared.errors import UserError
 
 TEXTS = [f"document {i} " + "é, x " * (i % 7) for i in range(60)]

@@ -12,7 +12,7 @@ from shared.plan import batches, splits
 from shared.plan.batches import Plan
 from shared.plan.cutting import share
 from shared.plan.hashing import hash64
-from shared.plan.splits import chosen_by_hash
+from shared.plan.splits import by_class, chosen_by_hash, share_of_each
 
 BILLION = 10**9
 
@@ -86,12 +86,75 @@ def test_the_longest_samples_are_found_block_by_block(lengths, count):
         assert plan.longest_samples(count).tolist() == expected
 
 
+@pytest.mark.parametrize("equal_counts", [False, True])
+def test_an_evaluation_in_blocks_has_each_sample_once_and_equal_counts_where_required(monkeypatch, equal_counts):
+    lengths = np.random.default_rng(0).integers(1, 90, 1000)
+    sizes = {"global_batch_size": 30, "num_epochs": 1, "max_tokens": 100, "num_processes": 3}
+
+    def passes():
+        plans = [
+            Plan(lengths=lengths, seed=0, **sizes, process_index=rank, equal_counts=equal_counts) for rank in range(3)
+        ]
+        return [[*plan.evaluation(lengths, lambda block: block + 10)] for plan in plans]
+
+    whole = passes()
+    alone = batches.evaluation_batches(
+        lengths + 10, 200, None, num_processes=3, process_index=1, equal_counts=equal_counts
+    )
+    assert [m.samples.tolist() for m in whole[1]] == [m.samples.tolist() for m in alone]
+    monkeypatch.setattr(batches, "BLOCK", 128)
+    in_blocks = passes()
+    samples = np.concatenate([m.samples for mine in in_blocks for m in mine if m.counted])
+    assert sorted(samples) == list(range(1000))
+    assert all((lengths[m.samples].max() + 10) * len(m.samples) <= 200 for mine in in_blocks for m in mine)
+    assert not equal_counts or len({*map(len, in_blocks)}) == 1
+
+
 @given(st.integers(1, 200), st.integers(1, 250), st.integers(0, 2**64 - 1))
 def test_rows_are_chosen_by_hash_block_by_block(count, most, seed):
     expected = np.sort(np.argsort(hash64(seed, 3, np.arange(count, dtype=np.uint64)), kind="stable")[:most])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(splits, "BLOCK", 16)
         assert chosen_by_hash(count, most, seed, 3).tolist() == expected.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.booleans(), st.integers(1, 99), st.integers(0, 5))
+def test_a_share_of_each_label_is_chosen_part_by_part(data, several, percentage, seed):
+    """Sorted at once: the places in the order of `by_class` at which the rounded share grows."""
+    count = data.draw(st.integers(1, 80))
+    labels = st.lists(st.integers(0, 1), min_size=3, max_size=3) if several else st.integers(0, 4)
+    targets = np.array(data.draw(st.lists(labels, min_size=count, max_size=count)))
+    groups = targets @ [4, 2, 1] if several else targets  # the order of the combinations is that of their bits
+    places, expected = np.arange(count), np.zeros(count, bool)
+    expected[by_class(groups, seed)] = (places + 1) * percentage // 100 > places * percentage // 100
+    has = targets.astype(bool) if several else targets[:, None] == np.arange(5)
+    for label in range(has.shape[1]):
+        rows = np.flatnonzero(has[:, label])
+        if expected[rows].all() and len(rows):
+            expected[rows[0]] = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits, "BLOCK", 7)
+        patch.setattr(splits, "SORTED", 16)
+        assert share_of_each(targets, percentage, seed).tolist() == expected.tolist()
+
+
+def test_rows_are_chosen_and_held_out_without_memory_for_each_of_them(tmp_path, monkeypatch):
+    count = 1 << 20
+    monkeypatch.setattr(splits, "BLOCK", 1 << 14)
+    monkeypatch.setattr(splits, "SORTED", 1 << 16)
+    targets = np.memmap(tmp_path / "targets", np.int64, "w+", shape=(count,))
+    targets[::3] = 1
+    held_out = np.memmap(tmp_path / "held_out", np.bool_, "w+", shape=(count,))
+    tracemalloc.start()
+    try:
+        share_of_each(targets, 10, 0, held_out)
+        splits.hash_limit(count, count // 10, 0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 << 20, "one int64 for each row takes 8 MiB"
+    assert held_out.sum() == pytest.approx(count / 10, abs=2)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 20), st.booleans())

@@ -28,7 +28,7 @@ from transformers import (
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named, split_off
 from shared.errors import UserError
-from shared.text import tokenized
+from shared.text import table_texts, tokenized
 from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 
 SENTENCES = [
@@ -90,7 +90,7 @@ KINDS = ["wordpiece", "bpe", "with types", "left", "special tokens in the text a
 @pytest.mark.parametrize("columns", [["text"], ["other"], ["text", "other"]])
 @pytest.mark.parametrize("max_length", [7, 512])
 def test_tokens_are_those_of_the_tokenizer_itself(tokenizers, monkeypatch, kind, columns, max_length):
-    monkeypatch.setattr(tokenized, "BATCH_ROWS", 4)
+    monkeypatch.setattr(table_texts, "BATCH_ROWS", 4)
     data = tokenize(PAIRS, columns, tokenizers[kind], max_length)
     texts = [PAIRS[column].to_pylist() for column in columns]
     expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)

@@ -1,0 +1,320 @@
+"""The cells of label columns: their kind, missing cells, vectors of 0 and 1; and the distinct labels of a large table.
+
+The labels of a memory-mapped table are read in blocks. Its distinct sets of labels, each with its first row, suffice to
+learn the labels and to find errors; the targets of all rows are then written to a file and memory-mapped.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shared.compat import of_datasets
+from shared.datasets.prepared import array_writer, build_once, read_array
+from shared.datasets.rows import (
+    AS_WRITTEN,
+    CONTENT_KEY,
+    COUNT_COLUMN,
+    FILL_IN,
+    ROW_COLUMN,
+    blocks_of,
+    column_of,
+    content_of,
+    is_as_written,
+    rows_meant,
+    source_of,
+    where,
+    with_labels,
+)
+from shared.errors import UserError
+
+Kind = Literal["classification", "multi_label", "regression"]
+
+FLAG = "--label_column_name"
+FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+MOST_DISTINCT = 1 << 20  # different sets of labels of a memory-mapped table
+ZERO_ONE = {"0": 0, "1": 1, "false": 0, "true": 1}  # the values of a column for one label, in lower case
+
+
+def is_list(type_: pa.DataType) -> bool:
+    """Whether an Arrow type is a list."""
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def kind_of_column(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind:
+    """The kind of labels in a column of this type, or `wanted`; UserError if the type does not fit that."""
+    a_list = is_list(type_)
+    is_fraction = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+    is_number = is_fraction or pa.types.is_integer(type_)
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    if a_list:
+        kind_of_column(type_.value_type, "classification", source)  # refuses lists of lists
+    elif not (is_number or is_text or pa.types.is_boolean(type_) or pa.types.is_null(type_)):
+        raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
+    kind = wanted or ("multi_label" if a_list else "regression" if is_fraction else "classification")
+    if a_list != (kind == "multi_label"):
+        needs = (
+            "a list of labels for each row, several columns or --label_delimiter"
+            if kind == "multi_label"
+            else "one label for each row"
+        )
+        raise UserError(f"{source} contains {type_}, but {kind} needs {needs}: see --problem_type")
+    if kind == "regression" and not (is_number or pa.types.is_null(type_)):
+        raise UserError(f"{source} contains {type_}, but regression needs numbers: see --problem_type")
+    return kind
+
+
+def cells_of(table: pa.Table, column: str, kind: Kind, delimiter: str | None = None) -> tuple[pa.Array, np.ndarray]:
+    """The concatenated labels of all rows, and the row number of each; UserError for the first missing label.
+
+    With a delimiter no label can be missing: a row with an empty text has no labels.
+    """
+    cells = column_of(table, column, FLAG, as_text=delimiter is not None).combine_chunks()
+    rows = np.arange(table.num_rows)
+    if delimiter is not None:
+        kind_of_column(cells.type, "classification", f"--label_delimiter {delimiter}: {source_of(table)}")
+        texts = pc.split_pattern(pc.fill_null(cells.cast(pa.string()), ""), delimiter)
+        cells, rows = pc.utf8_trim_whitespace(pc.list_flatten(texts)), np.asarray(pc.list_parent_indices(texts))
+        given = np.asarray(pc.not_equal(cells, ""))
+        return cells.filter(pa.array(given)), rows[given]
+    if kind == "multi_label":
+        refuse_missing(table, column, cells.is_null(), rows)
+        lists = cells.cast(pa.list_(cells.type.value_type))
+        cells, rows = pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists))
+    if pa.types.is_decimal(cells.type):
+        cells = cells.cast(pa.float64())
+    if pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
+        cells = cells.cast(pa.string())
+    refuse_missing(table, column, cells.is_null(nan_is_null=True), rows)
+    if pa.types.is_string(cells.type):
+        refuse_missing(table, column, pc.equal(pc.utf8_trim_whitespace(cells), ""), rows)
+    if class_names(table, column):  # on the Hub, -1 means that the labels of a test split are not published
+        refuse_missing(table, column, pc.equal(cells, -1), rows)
+    return cells, rows
+
+
+def contains_delimiter(table: pa.Table, column: str, delimiter: str) -> bool:
+    """Whether any row contains the delimiter."""
+    texts = column_of(table, column, FLAG, as_text=True).cast(pa.string())
+    return pc.any(pc.match_substring(texts, delimiter)).as_py() or False
+
+
+def zeros_and_ones(cells: pa.Array) -> np.ndarray:
+    """int64: the 0 or 1 of each cell, and -1 for another value."""
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(texts_of(cells)))
+    found = pc.index_in(texts, pa.array(list(ZERO_ONE)))
+    return np.array([*ZERO_ONE.values(), -1])[np.asarray(pc.fill_null(found, -1))]
+
+
+def zero_one_column(table: pa.Table, column: str) -> np.ndarray:
+    """int64 [N]: the 0 or 1 in the column of one label; UserError for a row with another value."""
+    kind_of_column(column_of(table, column, FLAG).type, "classification", f"{FLAG} {column}: {source_of(table)}")
+    cells, _ = cells_of(table, column, "classification")
+    marks = zeros_and_ones(cells)
+    if len(others := np.flatnonzero(marks < 0)):
+        row = int(others[0])
+        raise UserError(
+            f"{where(table, row)} has {cells[row]} in {column}: with several label columns, write 1 if the row has the "
+            "label of the column's name, otherwise 0"
+        )
+    return marks
+
+
+def vector_width(cells: pa.Array, rows: np.ndarray, table: pa.Table) -> int:
+    """The length of the lists if all are vectors of 0 and 1 with the same length of at least two; otherwise 0."""
+    widths = np.bincount(rows, minlength=table.num_rows)
+    text = pa.types.is_string(cells.type)
+    is_vector = not text and widths[0] > 1 and (widths == widths[0]).all() and (zeros_and_ones(cells) >= 0).all()
+    return int(widths[0]) if is_vector else 0
+
+
+def vectors_of(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, width: int) -> np.ndarray:
+    """int64 [N, width]; UserError for a row that is not a vector of 0 and 1 with this width."""
+    wrong = np.bincount(rows, minlength=table.num_rows) != width
+    marks = zeros_and_ones(cells)
+    wrong[rows[marks < 0]] = True
+    if len(found := np.flatnonzero(wrong)):
+        row = int(found[0])
+        raise UserError(
+            f"{where(table, row)} has {str(table[column][row].as_py())[:60]} in {column}, where the training data has "
+            f"0 or 1 for each of {width} labels: write such a list"
+        )
+    return marks.reshape(table.num_rows, width)
+
+
+def refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.ndarray) -> None:
+    if len(found := np.flatnonzero(missing)):
+        count = rows_meant(table, np.unique(rows[found]))
+        such = f" ({count:,} such rows)" if count > 1 else ""
+        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: {FILL_IN}")
+
+
+def is_whole(cells: pa.Array) -> np.ndarray:
+    numbers = cells.to_numpy()
+    return (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
+
+
+def texts_of(cells: pa.Array) -> pa.Array:
+    """The labels as strings. Whole floats become integers: some programs store integers with gaps as floats."""
+    if pa.types.is_floating(cells.type) and is_whole(cells).all():
+        cells = cells.cast(pa.int64())
+    return cells.cast(pa.string())
+
+
+def numbers_of(table: pa.Table, column: str, cells: pa.Array) -> np.ndarray:
+    """float64 [N]; UserError for a number that is not finite in float32, the type of the model's output."""
+    numbers = cells.cast(pa.float64()).to_numpy()
+    with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused
+        finite = np.isfinite(numbers.astype(np.float32))
+    if len(infinite := np.flatnonzero(~finite)):
+        row = int(infinite[0])
+        raise UserError(f"{where(table, row)} has {cells[row]} in {column}, not finite in float32: correct the row")
+    return numbers
+
+
+def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
+    """The names that `datasets` stores in the metadata of a column of ClassLabels or lists of them; otherwise ()."""
+    type_ = table.schema.field(column).type
+    if not pa.types.is_integer(getattr(type_, "value_type", type_)):
+        return ()
+    feature = of_datasets.feature(table, column)
+    feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)  # three ways to write a list
+    if not of_datasets.is_class_label(feature):
+        return ()
+    return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
+
+
+# Memory-mapped tables
+
+
+def distinct_rows(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
+    """The first row of each different set of labels of a memory-mapped table, with the number of rows that have it.
+
+    The result has the label columns, in memory, with the row numbers. For regression, all numbers that are finite in
+    float32 count as one label. A table in memory is returned unchanged.
+
+    Raises:
+        UserError: a column does not exist or does not contain labels, or there are too many different ones.
+    """
+    if not content_of(table):
+        return table
+    table = _with_readings(table, columns, kind, delimiter)
+    empty = table.slice(0, 0)
+    types = [column_of(empty, name, FLAG, as_text=True).type for name in columns]
+    source = f"{FLAG} {' '.join(columns)}: {source_of(table)}"
+    numbers = len(columns) == 1 and delimiter is None and kind_of_column(types[0], kind, source) == "regression"
+    readings = [(table.schema.field(name).metadata or {}).get(AS_WRITTEN) for name in columns]
+    narrow = table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])
+
+    def build(folder: Path) -> None:
+        counts: dict[str | None, int] = {}
+        found = []
+        for block in blocks_of(narrow):
+            coded = _keys(block, columns, numbers).dictionary_encode(null_encoding="encode")
+            codes = coded.indices.to_numpy()
+            first = np.empty(len(coded.dictionary), np.int64)
+            first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several values for a place, the last one is kept
+            keys = coded.dictionary.to_pylist()
+            new = np.array([key not in counts for key in keys], bool)
+            found.append(block.take(pa.array(first[new])))
+            for key, count in zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True):
+                counts[key] = counts.get(key, 0) + count
+            if len(counts) > MOST_DISTINCT:
+                raise UserError(
+                    f"{source} has more than {MOST_DISTINCT:,} different values in {table.num_rows:,} rows, too many "
+                    "for classes: use another column, or --problem_type regression if the labels are numbers"
+                )
+        distinct = pa.concat_tables(found).append_column(COUNT_COLUMN, pa.array(counts.values(), pa.int64()))
+        with pa.OSFile(str(folder / "distinct.arrow"), "wb") as file, pa.ipc.new_file(file, distinct.schema) as writer:
+            writer.write_table(distinct)
+
+    folder = build_once(f"labels-{_digest(FORMAT, content_of(table), columns, numbers, numbers and readings)}", build)
+    with pa.OSFile(str(folder / "distinct.arrow")) as file:
+        distinct = pa.ipc.open_file(file).read_all()
+    fields = [
+        table.schema.field(name) if name in columns else distinct.schema.field(name) for name in distinct.column_names
+    ]
+    metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}
+    return pa.Table.from_arrays(distinct.columns, schema=pa.schema(fields, metadata))
+
+
+def stored_targets(
+    table: pa.Table,
+    columns: Sequence[str],
+    kind: Kind,
+    delimiter: str | None,
+    encode: Callable[[pa.Table], np.ndarray],
+    settings: str,
+) -> np.ndarray:
+    """The targets of the rows of a memory-mapped table, memory-mapped.
+
+    Args:
+        table: the rows.
+        columns, kind, delimiter: of the labels.
+        encode: gives the targets of the rows of a table in memory.
+        settings: everything else that the targets depend on.
+
+    Raises:
+        UserError: see `distinct_rows` and `encode`.
+    """
+    few = distinct_rows(table, columns, kind, delimiter)
+    targets = encode(few)  # finds all errors
+    table = _with_readings(table, columns, kind, delimiter)
+    readings = [(table.schema.field(name).metadata or {}).get(AS_WRITTEN) for name in columns]
+
+    def build(folder: Path) -> None:
+        keys = None if kind == "regression" else _keys(few, columns, False)
+        with array_writer(folder / "targets.npy", targets.dtype, *targets.shape[1:]) as append:
+            for block in blocks_of(table.select(columns)):
+                if keys is None:
+                    append(encode(block))
+                else:
+                    append(targets[pc.index_in(_keys(block, columns, False), keys).to_numpy()])
+
+    name = _digest(FORMAT, content_of(table), columns, delimiter, settings, readings)
+    return read_array(build_once(f"targets-{name}", build) / "targets.npy")
+
+
+def _with_readings(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
+    """The table with a decided type of the label column of a CSV file; several columns and texts stay undecided."""
+    for name in columns:
+        column_of(table.slice(0, 0), name, FLAG, as_text=True)
+    if len(columns) > 1 or delimiter is not None or not is_as_written(table, columns[0]):
+        return table
+    return with_labels(table, None, columns[0], "regression" if kind == "regression" else None)[0]
+
+
+def _keys(block: pa.Table, columns: Sequence[str], numbers: bool) -> pa.Array:
+    """A text for each row of a block; rows have the same text if and only if they have the same labels."""
+    if numbers:
+        cells = column_of(block, columns[0], FLAG).combine_chunks().cast(pa.float64())
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(cells.to_numpy(zero_copy_only=False).astype(np.float32))
+        missing = cells.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
+        return pa.array(np.where(missing, "missing", np.where(finite, "finite", "infinite")).tolist())
+    texts = [_as_text(block[name].combine_chunks()) for name in columns]
+    if len(texts) == 1:
+        return texts[0]
+    return pc.binary_join_element_wise(*map(_escaped, texts), ",", null_handling="replace", null_replacement="\\-")
+
+
+def _as_text(cells: pa.Array) -> pa.Array:
+    """The cells as text; for lists, their values separated by commas."""
+    if not is_list(cells.type):
+        return cells.cast(pa.string())
+    lists = cells.cast(pa.list_(cells.type.value_type))
+    values = _escaped(lists.values.cast(pa.string()))
+    joined = pc.binary_join(pa.ListArray.from_arrays(lists.offsets, values), ",")
+    return pc.if_else(cells.is_null(), pa.scalar(None, pa.string()), joined)
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    return pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), ",", "\\,")
+
+
+def _digest(*words: object) -> str:
+    return hashlib.blake2b(repr(words).encode(), digest_size=16).hexdigest()

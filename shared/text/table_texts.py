@@ -1,0 +1,92 @@
+"""The text columns of a table, read in batches."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+from shared.datasets.rows import FILL_IN, column_of, content_of, is_text, source_of, where
+from shared.errors import UserError
+
+FLAG = "--text_column_names"
+BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
+BATCH_BYTES = 1 << 20  # of text in a batch, or one row: the tokenizer needs about 30 bytes of memory for each
+
+
+def texts_of(table: pa.Table, text_columns: Sequence[str]) -> pa.Table:
+    """The text columns of a table; UserError for a type that is not text."""
+    if not 1 <= len(text_columns) <= 2:
+        raise UserError(f"{FLAG} {' '.join(text_columns)}: use one column, or two columns for text pairs")
+    columns = []
+    for name in text_columns:
+        column = column_of(table, name, FLAG, as_text=True)
+        if not (is_text(column.type) or pa.types.is_null(column.type)):
+            raise UserError(f"{FLAG} {name}: this column of {source_of(table)} contains {column.type}, not text")
+        columns.append(column)
+    return pa.table(columns, list(text_columns))
+
+
+def refuse_empty(table: pa.Table, columns: pa.Table) -> None:
+    """Raise UserError for missing and empty texts; `columns` are the text columns of `table`."""
+    for name, column in zip(columns.column_names, columns.columns, strict=True):
+        first, count, row = None, 0, 0
+        for chunk in column.chunks:
+            texts = chunk.cast(pa.large_string())
+            empty = pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
+            found = np.flatnonzero(pc.fill_null(empty, True))
+            if first is None and len(found):
+                first = row + int(found[0])
+            count, row = count + len(found), row + len(chunk)
+        if first is not None:
+            such = f" ({count:,} such rows)" if count > 1 else ""
+            raise UserError(f"{where(table, first)} has no text in {name}{such}: {FILL_IN}")
+
+
+def batches_of(columns: pa.Table) -> Iterator[list[Any]]:
+    """Yield lists of at most BATCH_ROWS texts or text pairs, with about BATCH_BYTES."""
+    for batch in columns.to_batches(max_chunksize=BATCH_ROWS):
+        texts = [column.cast(pa.large_string()) for column in batch.columns]
+        ends = np.cumsum(sum(pc.binary_length(column).to_numpy() for column in texts))
+        cuts = np.flatnonzero(np.diff(ends // BATCH_BYTES)) + 1
+        for start, end in pairwise([0, *cuts.tolist(), len(ends)]):
+            rows = [column.slice(start, end - start).to_pylist() for column in texts]
+            yield rows[0] if len(rows) == 1 else list(zip(*rows, strict=True))
+
+
+def columns_in_batches(columns: pa.Table) -> Iterator[list[str]]:
+    """Yield the texts of one column after the other."""
+    return chain.from_iterable(batches_of(columns.select([place])) for place in range(columns.num_columns))
+
+
+def with_progress(columns: pa.Table) -> Iterator[list[str]]:
+    """Yield the texts of all columns in lists, with a tqdm progress bar instead of the trainer's own."""
+    total = columns.num_rows * columns.num_columns
+    with tqdm(total=total, desc="training the tokenizer", unit=" texts", mininterval=0.5) as bar:
+        for batch in columns_in_batches(columns):
+            yield batch
+            bar.update(len(batch))
+
+
+def digest_of(settings: bytes, table: pa.Table, columns: pa.Table) -> str:
+    """A digest of settings and texts, independent of Arrow's chunk boundaries.
+
+    The texts of a memory-mapped table are not read: it has a digest of all its rows.
+    """
+    digest = hashlib.blake2b(hashlib.blake2b(settings).digest(), digest_size=16)
+    if content := content_of(table):
+        digest.update(repr((content, columns.column_names)).encode())
+        return digest.hexdigest()
+    for column in columns.columns:
+        lengths = hashlib.blake2b()
+        for chunk in column.cast(pa.large_string()).chunks:
+            _, offset_buffer, text_buffer = chunk.buffers()
+            offsets = np.frombuffer(offset_buffer, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
+            lengths.update(np.diff(offsets).tobytes())
+            digest.update(memoryview(text_buffer)[offsets[0] : offsets[-1]])
+        digest.update(lengths.digest())
+    return digest.hexdigest()

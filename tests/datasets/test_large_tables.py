@@ -1,0 +1,296 @@
+"""Large files become memory-mapped tables, block by block: the same rows, splits, labels and errors as in memory."""
+
+import bz2
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shared.config.options import Options
+from shared.datasets import arrow_files, label_cells, readers, rows
+from shared.datasets.labels import Labels
+from shared.datasets.prepared import array_writer, mapped_file, read_array
+from shared.datasets.rows import column_of, content_of, source_of, where
+from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
+from shared.errors import UserError
+
+ROWS = 60
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+
+
+def in_both_ways(read):
+    """What `read` returns, or the message of its error: for tables in memory, and for memory-mapped ones."""
+    found = []
+    for most, block_bytes, block_rows in ((1 << 24, 1 << 24, 1 << 18), (-1, 64, 7)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(arrow_files, "IN_MEMORY", most)
+            patch.setattr(readers, "BLOCK_BYTES", block_bytes)
+            patch.setattr(rows, "BLOCK_ROWS", block_rows)
+            try:
+                found.append(read())
+            except UserError as error:
+                found.append(str(error))
+    assert not any("\n" in message for message in found if isinstance(message, str))
+    return found
+
+
+def write(path, labels):
+    """Write a file of numbered texts with these labels."""
+    texts = [f"text {i}" for i in range(len(labels))]
+    if path.suffix == ".csv":
+        path.write_text("text,label\n" + "".join(f"{row},{label}\n" for row, label in zip(texts, labels, strict=True)))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts, "label": labels}), path, row_group_size=10)
+    else:
+        lines = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, labels, strict=True)]
+        path.write_text("\n".join(lines))
+    return path
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'text,label\n"a, b",1\n"says ""no""\nand é",2\n' + "more,3\n" * 20),
+        ("bom.tsv", "\ufefftext\tlabel\r\n" + "é\t01\r\n" * 30),
+        ("a.jsonl", "\n".join(json.dumps({"text": f"é {i}", "label": i if i < 30 else i + 0.5}) for i in range(50))),
+        ("a.json", json.dumps([{"text": f"é {i}", "label": [i] * (i % 3)} for i in range(50)], indent=1)),
+        ("late.jsonl", "\n".join(json.dumps({"text": "2020-01-01" if i < 9 else f"é {i}"}) for i in range(20))),
+        ("more.jsonl", "\n".join(json.dumps({"text": f"é {i}"} | ({"x": i} if i > 8 else {})) for i in range(20))),
+    ],
+)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_large_file_has_the_rows_and_types_of_a_small_one(tmp_path, name, content, compressed):
+    path = tmp_path / (name + ".bz2" * compressed)
+    path.write_bytes(bz2.compress(content.encode()) if compressed else content.encode())
+
+    def read():
+        table = read_file(str(path), "--train_file")
+        return table.to_pylist(), table.schema.types, source_of(table), rows.is_as_written(table, "text")
+
+    small, large = in_both_ways(read)
+    assert small == large
+    assert small[0]
+
+
+def test_a_row_of_a_csv_file_may_be_longer_than_its_usual_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 400)
+    texts = ["short"] * 30 + ["x" * 350] + ["short"] * 30
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join(texts))
+    assert read_file(str(tmp_path / "a.csv"), "--train_file")["text"].to_pylist() == texts
+    (tmp_path / "a.csv").write_text("text\n" + "\n".join([*texts, "x" * 900]))
+    with pytest.raises(UserError, match="a row is longer than"):
+        read_file(str(tmp_path / "a.csv"), "--train_file")
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+def test_parquet_is_read_by_row_group_in_every_codec(tmp_path, codec):
+    table = pa.table({"text": [f"é {i}" for i in range(50)], "kind": pa.array(["a", "b"] * 25).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet", compression=codec, row_group_size=7)
+    (tmp_path / "b.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    for name in ("a.parquet", "b.parquet.gz") if codec == "zstd" else ("a.parquet",):
+        small, large = in_both_ways(lambda name=name: read_file(str(tmp_path / name), "--train_file").to_pylist())
+        assert small == large == table.to_pylist()
+
+
+def test_several_large_files_are_one_table_and_rows_are_named_by_file(tmp_path):
+    names = [str(write(tmp_path / f"{i}.jsonl", [i, i + 0.5])) for i in range(3)]
+
+    def read():
+        table = read_file(names, "--train_file")
+        return table.to_pylist(), [where(table, row) for row in range(table.num_rows)]
+
+    small, large = in_both_ways(read)
+    assert small == large
+    assert small[1][4] == f"row 1 of --train_file {names[2]}"
+    for content, problem in (
+        ('{"text": "a"}\n', "has other columns than"),
+        ('{"text": "a", "label": "x"}', "of other"),
+    ):
+        (tmp_path / "2.jsonl").write_text(content)
+        small, large = in_both_ways(read)
+        assert small.partition(": ")[0] == large.partition(": ")[0]
+        assert large.startswith(f"--train_file {names[2]} has ")
+        assert problem in large
+    write(tmp_path / "2.csv", [1])
+    mixed = [str(tmp_path / "0.jsonl"), str(tmp_path / "2.csv")]
+    small, large = in_both_ways(lambda: read_file(mixed, "--train_file").num_rows)
+    assert small == 3
+    assert "files of several kinds (.csv, .jsonl)" in large
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text,label\n" + "ab,1\n" * 30 + "de,2,3\n"),
+        ("a.csv", "text,label\n" + "ab,1\n" * 30 + "\xff"),
+        ("a.jsonl", '{"text": "a"}\n' * 30 + '{"text": "b" 1}\n'),
+        ("a.json", '[{"a": 1}, {"b": 2} {"c": 3}]'),
+        ("a.json", '[{"a": 1}] x'),
+        ("a.json", "[]"),
+        ("a.json", '{\n "data": [\n  {"text": "a"}\n ]\n}\n'),
+        ("a.csv", "text,label\n"),
+        ("a.parquet", "text"),
+        ("a.csv.gz", "text"),
+    ],
+)
+def test_errors_of_large_files_are_those_of_small_ones(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode("latin-1"))
+    small, large = in_both_ways(lambda: read_file(str(path), "--train_file"))
+    assert small == large
+    assert small.startswith(f"--train_file {path}")
+
+
+def test_values_that_no_type_fits_are_refused_across_blocks(tmp_path):
+    path = write(tmp_path / "a.jsonl", [*range(30), "x"])
+    _, large = in_both_ways(lambda: read_file(str(path), "--train_file"))
+    assert large.startswith(f"--train_file {path} is malformed: ")
+    assert "label" in large
+
+
+def test_a_changed_file_is_converted_again_and_an_unchanged_one_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    path = write(tmp_path / "a.csv", ["a", "b"])
+    first = read_file(str(path), "--train_file")
+    copy = tmp_path / "b.csv"
+    copy.write_bytes(path.read_bytes())
+    assert content_of(read_file(str(copy), "--train_file")) == content_of(first), "a copy has the same content"
+    path.write_text(path.read_text().replace("text 1", "text 2"))
+    changed = read_file(str(path), "--train_file")
+    assert content_of(changed) != content_of(first)
+    assert changed["text"].to_pylist() == ["text 0", "text 2"]
+    assert content_of(changed.slice(1)) is None, "a part of the rows has another content"
+    monkeypatch.setattr(arrow_files, "_write", lambda *_: pytest.fail("converted again"))
+    assert read_file(str(path), "--train_file").equals(changed)
+
+
+# Splits and labels
+
+
+def loaded(path, label="label", problem_type=None, delimiter=None, **flags):
+    """The labels, the targets of both parts, their texts, and the name of a row; or the message of the error."""
+
+    def learn(table):
+        return Labels.from_table(table, label, problem_type, delimiter)
+
+    def load():
+        columns = [label] if isinstance(label, str) else label
+        config = Options(train_file=(str(path),), **flags)
+        tables = load_tables(config, ["text"], columns, problem_type, lambda table: learn(table).encode(table))
+        labels = learn(tables[0])
+        tables = limited(tables, config)
+        targets = [labels.encode(table) for table in tables]
+        is_mapped = {mapped_file(part) is not None for part in targets} | {bool(content_of(t)) for t in tables}
+        assert is_mapped == {arrow_files.IN_MEMORY < 0}
+        texts = [column_of(table, "text", "", as_text=True).to_pylist() for table in tables]
+        return labels, [(part.tolist(), part.dtype) for part in targets], texts, where(tables[0], 3)
+
+    return in_both_ways(load)
+
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "settings"),
+    [
+        ("a.csv", RANDOM.choice(["a", "b", "c d"], ROWS).tolist(), {}),
+        ("a.csv", RANDOM.choice(["01", "1", "2"], ROWS).tolist(), {"max_train_samples": 9, "max_eval_samples": 3}),
+        ("a.csv", RANDOM.random(ROWS).round(2).tolist(), {}),
+        ("a.csv", RANDOM.integers(0, 5, ROWS).tolist(), {"problem_type": "regression"}),
+        ("a.csv", [0.5] * 20 + [""] * 20 + [1.5] * 20, {"skip_incomplete_rows": True}),
+        ("a.csv", RANDOM.choice(["x;y", "y", "", "x;z"], ROWS).tolist(), {"delimiter": ";"}),
+        ("a.jsonl", [["a"], [], ["b", "a"], ["c"]] * 15, {}),
+        ("a.jsonl", [[0, 1], [1, 0], [1, 1]] * 20, {}),
+        ("a.parquet", [True, False] * 30, {}),
+    ],
+)
+def test_a_large_table_has_the_splits_and_targets_of_a_small_one(tmp_path, name, labels, settings):
+    small, large = loaded(write(tmp_path / name, labels), **settings)
+    assert small == large
+    assert not isinstance(small, str)
+
+
+def test_several_label_columns_of_a_large_table(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,u,v\n" + "".join(f"t {i},{i % 2},{int(i % 3 == 0)}\n" for i in range(ROWS)))
+    small, large = loaded(path, ["u", "v"])
+    assert small == large
+    path.write_text("text,u,v\n" + "".join(f"t {i},{i % 2},{i % 3}\n" for i in range(ROWS)))
+    small, large = loaded(path, ["u", "v"])
+    assert small == large
+    assert "row 3 of" in small
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "settings", "expected"),
+    [
+        ("a.csv", ["a"] * 20 + [""] * 40, {}, "row 21 of .* has no label in label (40 such rows)"),
+        ("a.csv", ["a"] * ROWS, {}, "has fewer than two classes"),
+        ("a.csv", [f"a{i}" for i in range(ROWS)], {}, "has one row of each label"),
+        ("a.csv", [f"a{i // 2}" for i in range(240)], {}, "has 120 different values in 216 rows, too many"),
+        ("a.csv", [1e300] * 20 + [2.5] * 40, {}, "not finite in float32"),
+        ("a.csv", [0.5] * 20 + ["x"] * 40, {"problem_type": "regression"}, "row 21 of .* has 'x' in label"),
+        ("a.jsonl", [["a", "a"], ["b"]] * 30, {}, "has the label a twice"),
+        ("a.jsonl", [["a"], None, ["b"]] * 20, {}, "has no label in label (20 such rows)"),
+        ("a.jsonl", [["a"]] * ROWS, {}, "fewer than two classes"),
+    ],
+)
+def test_errors_about_labels_of_a_large_table_are_those_of_a_small_one(tmp_path, name, labels, settings, expected):
+    small, large = loaded(write(tmp_path / name, labels), **settings)
+    assert small == large
+    first, _, second = expected.partition(".*")
+    assert first in small
+    assert second in small
+
+
+def test_too_many_different_labels_end_the_search(tmp_path, monkeypatch):
+    monkeypatch.setattr(label_cells, "MOST_DISTINCT", 50)
+    _, large = loaded(write(tmp_path / "a.csv", [f"a{i}" for i in range(ROWS)]))
+    assert "has more than 50 different values in 60 rows, too many for classes" in large
+
+
+def test_rows_are_skipped_in_blocks(tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "a,1\n ,2\n" * 10)
+
+    def skip():
+        table = skip_incomplete(read_file(str(path), "--train_file"), ["text"])
+        return table["text"].to_pylist(), where(table, 1)
+
+    small, large = in_both_ways(skip)
+    assert small == large == (["a"] * 10, f"row 3 of --train_file {path}")
+    assert capsys.readouterr().err.count("10 of 20 rows of") == 2
+
+
+def test_the_training_labels_decide_which_rows_of_the_validation_data_are_incomplete(tmp_path):
+    validation = write(tmp_path / "validation.csv", ["1", "NA", "1", "2"])
+    for labels, expected in ((["a", "NA", "1", "2"], 4), (["1", "NA", "1", "2"], 3)):
+        train = write(tmp_path / "train.csv", labels)
+        files = {"train_file": (str(train),), "validation_file": (str(validation),)}
+
+        def load(files=files):
+            return load_tables(Options(**files, skip_incomplete_rows=True), ["text"], ["label"])[1].num_rows
+
+        assert in_both_ways(load) == [expected, expected]
+
+
+def test_an_array_written_in_blocks_has_the_bytes_of_one_that_is_saved_whole(tmp_path):
+    for shape in ((0,), (7,), (5, 3)):
+        array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        np.save(tmp_path / "whole.npy", array)
+        with array_writer(tmp_path / "blocks.npy", np.float32, *shape[1:]) as append:
+            for start in range(0, len(array), 2):
+                append(array[start : start + 2])
+        assert (tmp_path / "blocks.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+        assert read_array(tmp_path / "blocks.npy").tolist() == array.tolist()

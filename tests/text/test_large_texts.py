@@ -1,0 +1,146 @@
+"""Labeled texts larger than memory are read, split, tokenized and trained on; a second start reads no rows."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import runs
+
+from shared.datasets import arrow_files, label_cells, readers, rows
+from shared.datasets.labels import Labels
+from shared.datasets.prepared import mapped_file
+from shared.datasets.rows import content_of, with_labels
+from shared.datasets.tables import read_file, split_off
+from shared.optimization import regression
+from shared.plan import splits
+from shared.text import table_texts, tokenized
+from shared.text.tokenized import tokenize, train_tokenizer
+
+MEMORY = 24 << 20
+LINES = 40_000
+TEXT = "one two " * 8 + "x" * 900
+
+
+@pytest.mark.docs  # takes 10 s
+@pytest.mark.parametrize("kind", ["jsonl", "csv.gz"])
+def test_labeled_texts_larger_than_memory_are_loaded(kind, tmp_path):
+    """The process may use MEMORY more than its imports, and the texts take half as much again."""
+    assert LINES * len(TEXT) > 1.5 * MEMORY
+    path = tmp_path / f"texts.{kind}"
+    with pa.CompressedOutputStream(path, "gzip") if kind.endswith("gz") else path.open("wb") as file:
+        if kind == "csv.gz":
+            file.write(b"text,label\n")
+        for i in range(LINES):
+            row = f"{TEXT},{'ab'[i % 2]}" if kind == "csv.gz" else json.dumps({"text": TEXT, "label": "ab"[i % 2]})
+            file.write(f"{row}\n".encode())
+    flags = ["--train_file", path, "--class_weights", "balanced", "--max_length", 32, "--tokenizer_type", "wordpiece"]
+    cache = {"ACCELERATE_RECIPES_CACHE": str(tmp_path / "cache"), "TOKENIZERS_PARALLELISM": "false"}
+    (code,), out = runs.run_forked(1, "tests/text/large_file.py", [MEMORY, *flags], tmp_path, **cache)
+    assert code == 0, out
+    train, validation, rest = out.splitlines()[-1].split(" ", 2)
+    assert (int(train), int(validation)) == (LINES * 9 // 10, LINES // 10)
+    assert rest.startswith(f"[{LINES * 9 // 20}, {LINES * 9 // 20}]"), out
+
+
+@pytest.fixture
+def large(monkeypatch, tmp_path):
+    """A memory-mapped table of 50 texts, and its cache."""
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 256)
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(50)))
+    return path
+
+
+def prepared(path):
+    """The tokens and targets of both parts, as a recipe loads them."""
+    table = read_file(str(path), "--train_file")
+    parts = split_off(table, 10, 0, Labels.from_table(table, "label").encode(table))
+    labels = Labels.from_table(parts[0], "label")
+    tokenizer = train_tokenizer(parts[0], ["text"], "bpe", 300, 16)
+    return [tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part)) for part in parts]
+
+
+def test_a_second_start_reads_no_row(large, monkeypatch):
+    first = prepared(large)
+    digests = [part.digest() for part in first]
+    for module, name in (
+        *((arrow_files, "_write"), (label_cells, "_keys"), (rows, "reading_of")),
+        *((table_texts, "batches_of"), (tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
+    # The first block of a file shows that the file is large.
+    monkeypatch.setattr(readers, "blocks", lambda *_: iter([pa.table({"text": ["more than nothing"]})]))
+    second = prepared(large)
+    assert [part.digest() for part in second] == digests
+    for one, other in zip(first, second, strict=True):
+        assert one.folder == other.folder
+        assert mapped_file(one.targets) == mapped_file(other.targets)
+
+
+def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
+    """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 32 kB."""
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr(table_texts, "BATCH_BYTES", 1 << 13)
+    monkeypatch.setattr(splits, "BLOCK", 1 << 7)
+    monkeypatch.setattr(splits, "SORTED", 1 << 7)
+    tokenizer = train_tokenizer(pa.table({"text": ["one two"]}), ["text"], "wordpiece", 300, 16)
+    tokenize(pa.table({"text": ["one two"]}), ["text"], tokenizer, 16)  # imports
+
+    def peak_of(rows):
+        path = tmp_path / f"{rows}.csv"
+        path.write_text("text,label\n" + "".join(f"one two {'x' * 990},{i % 2}\n" for i in range(rows)))
+        pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+        pa.set_memory_pool(pool)
+        tracemalloc.start()
+        try:
+            table, _ = with_labels(read_file(str(path), "--train_file"), None, "label", None)
+            parts = split_off(table, 10, 0, Labels.from_table(table, "label").encode(table))
+            labels = Labels.from_table(parts[0], "label")
+            for part in parts:
+                tokenize(part, ["text"], tokenizer, 16).with_targets(labels.encode(part)).digest()
+            return pool.max_memory() + tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+            pa.set_memory_pool(before)
+
+    few, many = peak_of(500), peak_of(2000)
+    assert many < few + (1 << 18), "the further rows have 1.5 MB"
+
+
+def test_tokens_and_digests_do_not_depend_on_where_the_table_is(large, monkeypatch):
+    mapped = prepared(large)
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", 1 << 24)
+    in_memory = prepared(large)
+    assert content_of(read_file(str(large), "--train_file")) is None
+    for one, other in zip(mapped, in_memory, strict=True):
+        assert one.folder != other.folder
+        assert one.digest() == other.digest()
+
+
+def test_a_worker_process_gets_the_file_of_the_targets(large):
+    data = prepared(large)[0]
+    make, arguments = data.__reduce__()
+    assert arguments[1].name == "targets.npy"
+    assert make(*arguments).targets.tolist() == data.targets.tolist()
+
+
+def test_long_texts_are_tokenized_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(table_texts, "BATCH_BYTES", 100)
+    table = pa.table({"a": ["x" * size for size in (30, 30, 30, 30, 250, 1, 1)], "b": ["y"] * 7})
+    batches = [*table_texts.batches_of(table)]
+    assert [len(batch) for batch in batches] == [3, 1, 3]
+    assert [row for batch in batches for row in batch] == list(zip(*table.to_pydict().values(), strict=True))
+
+
+def test_moments_of_targets_are_those_of_numpy_and_read_in_blocks(monkeypatch):
+    numbers = np.random.default_rng(0).normal(3, 2, 1000)
+    whole = (float(numbers.mean()), float(numbers.std()), float(np.abs(numbers).max()))
+    assert regression.moments(numbers) == whole
+    monkeypatch.setattr(regression, "BLOCK", 64)
+    assert regression.moments(numbers) == pytest.approx(whole, rel=1e-14)

@@ -109,7 +109,8 @@ def advice_on_host(timed: Lines, compiled: bool = False) -> list[str]:
     return [
         f"advice: the GPU waits for the host to launch its kernels: a larger {flag_of_micro_batch(timed)} (or "
         "--global_batch_size, if each step has one micro-batch) gives each kernel more work"
-        + ", --torch_compile launches fewer kernels" * (not compiled)
+        + ", --torch_compile launches fewer kernels"
+        * (not compiled)
     ]
 
 

@@ -49,6 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import rounds
 from benchmarks.harness.encoder_and_texts import SIZES
 from benchmarks.harness.launching import ROOT
+from benchmarks.harness.state_of_size import build
 
 SHORT = 32  # tokens per row in the steps around a save: the cost of a save would be lost in the noise of longer steps
 LABELS = {
@@ -325,22 +326,6 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
         "cpu_seconds_per_save": round(statistics.median(cpu), 4),
         "share_of_ten_steps": round(statistics.median(cpu) / (10 * stall["cpu_seconds_of_a_step"]), 5),
     }
-
-
-def build(gigabytes: float) -> tuple[Any, Any, Any]:
-    """An accelerator, and a model and its optimizer, whose state will have so many bytes, prepared."""
-    import torch
-    from accelerate import Accelerator
-
-    from shared.config.options import Options
-    from shared.optimization.optimizers import make_optimizer
-
-    accelerator = Accelerator(cpu=True)
-    torch.manual_seed(0)
-    width = 2048
-    layers = max(1, round(gigabytes * 1e9 / (3 * 4 * width * width)))
-    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers)))
-    return accelerator, *accelerator.prepare(model, make_optimizer(model, Options()))
 
 
 def seconds_of_reading(way: str, gigabytes: float, folder: Path) -> float:

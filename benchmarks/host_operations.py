@@ -7,8 +7,10 @@ options: recipes/nlp.py trains the two-layer ModernBERT of the demo, recipes/ima
 The bare loop is plain PyTorch on the same batches, with the same optimizer. Its model is as transformers makes it,
 without the changes of shared/. Both loops augment images in the same way, because that is part of the work.
 
-`operators` are those that Python or autograd calls, `all` includes those that operators call, and `runtime` are calls
-of the CUDA runtime. Calls between the request for a batch and the request for the next one belong to the micro-batch.
+`operators` are those that Python or autograd calls, `all` includes those that operators call, `python` are calls of
+Python functions and of functions written in C, and `runtime` are calls of the CUDA runtime. The recipe also reads and
+collates its batches; the bare loop gets them collated. On a GPU, other processes do that by default. Calls between the
+request for a batch and the request for the next one belong to the micro-batch.
 All others belong to the step, with a reading of the monitor at every tenth step. CPU time is that of the whole process,
 measured without the profiler. Flags that the benchmark does not have go to the recipe. Writes host_operations.json and
 host_operations.md into the output folder.
@@ -92,6 +94,8 @@ class Meter:
         self.times: list[float] = []
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self.profiler: Any = profile(activities=activities) if count else None
+        self.python: Counter[str] = Counter()  # calls by part
+        self.part = "step"
 
     def begin_step(self) -> None:
         """Mark the beginning of a step, which is the end of the one before."""
@@ -100,20 +104,27 @@ class Meter:
             self.times.append(time.process_time())
         if self.profiler and self.step == WARMUP:
             self.profiler.__enter__()
+            sys.setprofile(self._count_call)
         if self.step == WARMUP + self.steps:
             if self.profiler:
+                sys.setprofile(None)
                 self.profiler.__exit__(None, None, None)
             raise LastStepDone
+
+    def _count_call(self, _: Any, event: str, __: Any) -> None:
+        self.python[self.part] += event in ("call", "c_call")
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
         """What happens inside belongs to one micro-batch."""
         self.micro_batches += self.step >= WARMUP
         with record_function(MARK) if self.profiler else nullcontext():
+            self.part = "micro_batch"
             yield
+            self.part = "step"
 
     def counts(self) -> Counts:
-        """Operators, all operators and runtime calls: per micro-batch, and per step outside of its micro-batches."""
+        """Calls of each kind: per micro-batch, and per step outside of its micro-batches."""
         events = [event for event in self.profiler.events() if event.device_type == DeviceType.CPU]
         marks = sorted((e.time_range.start, e.time_range.end) for e in events if e.name == MARK)
         starts, ends = [start for start, _ in marks], [end for _, end in marks]
@@ -123,7 +134,8 @@ class Meter:
             place = bisect_right(starts, event.time_range.start) - 1
             inside = place >= 0 and event.time_range.start < ends[place]
             found.update(f"{kind}_per_{'micro_batch' if inside else 'step'}" for kind in kinds)
-        kinds = ["operators", "all"] + ["runtime"] * torch.cuda.is_available()
+        found.update({f"python_per_{part}": calls for part, calls in self.python.items()})
+        kinds = ["operators", "all", "python"] + ["runtime"] * torch.cuda.is_available()
         parts = {"micro_batch": self.micro_batches, "step": self.steps}
         return {f"{kind}_per_{part}": found[f"{kind}_per_{part}"] / n for part, n in parts.items() for kind in kinds}
 

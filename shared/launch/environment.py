@@ -105,6 +105,7 @@ NEEDS = {
 ALLOWED = {
     "ACCELERATE_MIXED_PRECISION": PRECISIONS,  # Accelerate reads FP16 in capitals as full precision
     "ACCELERATE_USE_FSDP": ("true", "false"),  # Accelerate reads 1 as false
+    "FSDP_OFFLOAD_PARAMS": ("true", "false"),  # with 1 Accelerate offloads, but without gloo for tensors on the host
     "ACCELERATE_USE_CPU": TRUE + FALSE,
     "ACCELERATE_DEBUG_MODE": TRUE + FALSE,
     "ACCELERATE_CPU_AFFINITY": TRUE + FALSE,

@@ -208,6 +208,11 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
                 "distributed_type FSDP on a CPU with one process would shard nothing: start several processes, or use "
                 "accelerate_configs/cpu.yaml"
             )
+        if on_cpu and environment.is_true(env, "FSDP_OFFLOAD_PARAMS"):
+            raise UserError(
+                "FSDP_OFFLOAD_PARAMS is true (fsdp_offload_params in the launcher's YAML), which has no effect on a "
+                "CPU, where the parameters are on the host anyway: remove it"
+            )
         if precision == "fp16":
             raise UserError(
                 "mixed_precision fp16 does not work under FSDP (its loss scaler fails with fused AdamW): use bf16"

@@ -107,8 +107,8 @@ def advice_on_host(timed: Lines, compiled: bool = False) -> list[str]:
     if not values or settled(values) <= HOST_BOUND:
         return []
     return [
-        "advice: the GPU waits for the host to launch its kernels: a larger "
-        f"{flag_of_micro_batch(timed)} gives each kernel more work"
+        f"advice: the GPU waits for the host to launch its kernels: a larger {flag_of_micro_batch(timed)} (or "
+        "--global_batch_size, if each step has one micro-batch) gives each kernel more work"
         + ", --torch_compile launches fewer kernels"
         * (not compiled)
     ]

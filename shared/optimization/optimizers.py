@@ -180,13 +180,15 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
     """
     on_host = grad_norm.device.type == gradients.HOST
     skipped = flag(not math.isfinite(grad_norm)) if on_host else (~torch.isfinite(grad_norm)).float()
+    optimizer = inner(optimizer)  # Accelerate's wrapper looks for a package on the disk in each step
     if accelerator.scaler is not None:
-        optimizer.step()  # the scaler also found this when it unscaled the gradients; it skips and backs off
-        return skipped
-    optimizer = inner(optimizer)  # without a scaler the wrapper only adds two import probes, 0.1 ms per step
-    if not on_host and skips_on_device(optimizer):
+        accelerator.scaler.step(optimizer)  # it also found this when it unscaled the gradients; it skips and backs off
+        accelerator.scaler.update()
+    elif not on_host and skips_on_device(optimizer):
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()
     elif not skipped.item():
         optimizer.step()
+    if grad_norm.device.type != accelerator.device.type:  # FSDP with its parameters on the host
+        skipped = skipped.to(accelerator.device, non_blocking=True)
     return skipped

@@ -227,6 +227,7 @@ VARIABLES = [
     ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "no effect without distributed_type: DEEPSPEED"),
     ({"ACCELERATE_MIXED_PRECISION": "FP16"}, "ACCELERATE_MIXED_PRECISION is 'FP16': expected one of no, fp16, bf16"),
     ({"ACCELERATE_USE_FSDP": "1"}, "ACCELERATE_USE_FSDP is '1': expected one of true, false"),
+    ({"FSDP_OFFLOAD_PARAMS": "1"}, "FSDP_OFFLOAD_PARAMS is '1': expected one of true, false"),
     ({"ACCELERATE_USE_CPU": "maybe"}, "ACCELERATE_USE_CPU is 'maybe': expected one of"),
 ]
 
@@ -249,7 +250,7 @@ def test_every_variable_that_accelerate_reads_is_refused_allowed_or_known_to_be_
     found |= {f"FSDP_{name}" for name in re.findall(r'env_prefix \+ "([A-Z_]+)"', source)}
     assert len(found) > 50
     has_its_effect = {
-        *("FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD", "FSDP_OFFLOAD_PARAMS"),
+        *("FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD"),
         *("ACCELERATE_LOG_LEVEL", "ACCELERATE_ENABLE_RICH", "ACCELERATE_BYPASS_DEVICE_MAP"),
         "ACCELERATE_DEBUG_RDV_FILE",  # set by debug_launcher
     }

@@ -50,6 +50,7 @@ def gpus(monkeypatch, count):
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+OFFLOADED = {"FSDP_OFFLOAD_PARAMS": "true", "LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}
 ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
@@ -74,6 +75,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (1, {"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8 is not supported: use --mixed_precision bf16"),
         (0, FSDP, {}, "FSDP needs a GPU, .*multi_cpu.yaml, or set ACCELERATE_USE_CPU=true"),
         (0, FSDP | {"ACCELERATE_USE_CPU": "true"}, {}, "FSDP on a CPU with one process .*cpu.yaml"),
+        (0, FSDP | ALONE_OF_TWO | OFFLOADED, {}, "FSDP_OFFLOAD_PARAMS is true .*no effect on a CPU.*: remove it"),
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, {"ACCELERATE_USE_FSDP": "true"}, {}, "fsdp_version 1"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
@@ -106,6 +108,7 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
         (0, {"NPROC": "2", "MIXED_PRECISION": "bf16"}, {"mixed_precision": "bf16"}),
         (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own variable for another script
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
+        (2, FSDP | {"LOCAL_RANK": "1", "FSDP_OFFLOAD_PARAMS": "true"}, {}),
         (0, FSDP | ALONE_OF_TWO | {"LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # a launcher set LOCAL_RANK

@@ -119,6 +119,7 @@ IDLE = LINE | {"host_bound": 0.7}
 def test_a_gpu_that_mostly_waits_for_the_host_is_reported_with_the_flags_that_help(line, compiled, flags):
     shares = dict.fromkeys(NAMES, 0.0) | {"rest": 0.5 * bool(flags)}
     given = advice(shares, [line], compiled=compiled)
+    assert ("--global_batch_size" in " ".join(given)) == bool(flags)  # for steps of one micro-batch
     assert len(given) == bool(flags)  # the advice on the rest would name the same flag, so it is left out
     for flag in ("--per_device_train_batch_size", "--max_tokens_per_micro_batch", "--torch_compile"):
         assert (flag in " ".join(given)) == (flag in flags)

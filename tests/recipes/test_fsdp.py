@@ -118,16 +118,24 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
 
 def train_sharded(accelerator, folder):
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
     from torch.distributed.tensor import DTensor
 
     os.environ["FSDP_VERSION"] = "2"
     of_accelerate.use_fsdp_on_cpu(accelerator)
-    torch.manual_seed(0)
-    model = Classifier()
-    shard(accelerator, model)
-    is_sharded = all(isinstance(p, DTensor) for p in model.parameters())
-    result = train_and_evaluate(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
-    result["sharded"] = is_sharded and sharded_checkpoint.is_sharded(model)
+
+    def train(policy):
+        of_accelerate.fsdp_settings(accelerator).cpu_offload = policy
+        torch.manual_seed(0)
+        model = Classifier()
+        shard(accelerator, model)
+        is_sharded = all(isinstance(p, DTensor) for p in model.parameters())
+        result = train_and_evaluate(accelerator, model, model.set_requires_gradient_sync, equal_counts=True)
+        return model, result | {"sharded": is_sharded and sharded_checkpoint.is_sharded(model)}
+
+    _, offloaded = train(CPUOffloadPolicy(pin_memory=False))  # memory cannot be pinned without a GPU
+    model, result = train(OffloadPolicy())
+    result["offloaded"] = offloaded
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if accelerator.is_main_process:
         save_file(weights, folder / "model.safetensors")
@@ -176,6 +184,14 @@ def test_both_processes_skip_the_update_of_a_gradient_that_is_not_finite(sharded
     assert main["skipped"] == second["skipped"] == alone[0]["skipped"] == 1
     finite = [np.isfinite(float(step["grad_norm"])) for step in main["steps"]]
     assert finite == [step != OVERFLOW_AT for step in range(len(finite))]
+
+
+def test_parameters_on_the_host_give_the_same_steps_and_predictions(sharded):
+    """fsdp_offload_params, as far as a CPU can show: the same policy, with host and device in one memory."""
+    for result in sharded[0]:
+        assert result["offloaded"]["steps"] == result["steps"]
+        assert result["offloaded"]["predictions"] == result["predictions"]
+        assert result["offloaded"]["skipped"] == 1
 
 
 def test_the_full_weights_are_gathered_and_saved(sharded, alone):

@@ -14,8 +14,8 @@ command resumes.
 ends without waiting for the others. What is missing afterwards is prepared by the same command without --shard, or by
 the training run.
 
---to FOLDER also copies the tokens of recipes/mlm.py, with their index and their tokenizer, to a folder, which may then be
-copied to an object store: recipes/mlm.py --prepared_data FOLDER, or its URL, trains on them.
+--to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a folder. Copy this folder
+wherever you like, such as to an object store, and train on it: recipes/mlm.py --prepared_data FOLDER, or its URL.
 """
 
 import os

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,7 @@ class RangeServer:
 
     def __init__(self, folder: Path, delay: float = 0.0, answer: Answer = lambda path, count: None) -> None:
         self.folder, self.delay, self.answer = folder, delay, answer
-        self.requests: list[tuple[str, int]] = []  # (path, bytes sent) of each
+        self.requests: Counter[str] = Counter()  # the number of requests of each path
         self._lock = threading.Lock()
 
     def __enter__(self) -> "RangeServer":
@@ -30,6 +31,7 @@ class RangeServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # headers and content are sent separately
 
             def do_GET(self) -> None:
                 outer._serve(self)
@@ -54,9 +56,9 @@ class RangeServer:
         path = request.path.lstrip("/")
         time.sleep(self.delay)
         with self._lock:
-            status = self.answer(path, sum(name == path for name, _ in self.requests))
-            status, content = (status, b"") if status else self._content(path, request.headers.get("Range"))
-            self.requests.append((path, len(content)))
+            error = self.answer(path, self.requests[path])
+            self.requests[path] += 1
+        status, content = (error, b"") if error else self._content(path, request.headers.get("Range"))
         request.send_response(status)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()

@@ -78,7 +78,7 @@ class RemoteFolder:
             except Exception as error:  # each client library has its own exceptions
                 if _stays(error):
                     raise UserError(self._refusal(name, error)) from None
-                problem, fix = described(error), "check the URL, the server and the network"
+                problem, fix = f"cannot be read ({described(error)})", "check the URL, the server and the network"
             else:
                 if span is not None and len(found) > len(span):
                     raise UserError(f"{self._of(name)}: the server ignores ranges of bytes: use one that supports them")
@@ -89,8 +89,8 @@ class RemoteFolder:
                 problem = "is shorter than its index says" if cut else "differs from its index"
                 fix = "it was cut short or changed after it was prepared: copy the prepared folder there again"
             if damaged == DAMAGED_READS or time.monotonic() + pause > deadline:
-                raise UserError(f"{self._of(name)}: {problem}: {fix}")
-            _say_that_it_waits(f"{self._of(name)}: {problem}; trying again for up to {patience:.0f} s")
+                raise UserError(f"{self._of(name)} {problem}: {fix}")
+            _say_that_it_waits(f"{self._of(name)} {problem}; trying again for up to {patience:.0f} s")
             time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))  # processes that failed together spread out
             pause = min(2 * pause, LONGEST_PAUSE)
 

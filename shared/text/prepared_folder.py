@@ -7,8 +7,8 @@
     blocks                         the digest of each block of the shards, in their order
     tokenizer/                     the tokenizer of a new model
 
-`python -m shared.prepare --to FOLDER` writes it. Behind a URL, only the shards stay there: the other files are copied to
-this machine at the first start.
+`python -m shared.prepare --to FOLDER` writes it. If it lies behind a URL, the first start copies all files except the
+shards to this machine.
 """
 
 import hashlib

@@ -24,14 +24,13 @@ from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.text import token_files as tokens_module
+from shared.text.corpus import split_documents, tokenize_parts
 from shared.text.masking import masking_for
 from shared.text.pieces import Selection
 from shared.text.token_files import (
     MaskedDocuments,
     special_tokens_around,
-    split_documents,
     tokenize_documents,
-    tokenize_parts,
 )
 from shared.text.tokenized import train_tokenizer
 
@@ -230,7 +229,7 @@ def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
     file = tokenize_documents(documents, tokenizer)
 
     def numbers(seed):
-        return [part.between(0, 50).tolist() for part in split_documents(file, documents, 10, seed)]
+        return [part.between(0, 50).tolist() for part in split_documents(file, documents.source, 10, seed)]
 
     train, held = numbers(0)
     assert sorted([*train, *held]) == list(range(50))
@@ -243,7 +242,7 @@ def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
     assert part.num_tokens - special * len(part) == np.diff(file.offsets)[held].sum()
     one = of_table(table_of(["alone"]), "text")
     with pytest.raises(UserError, match="one document"):
-        split_documents(tokenize_documents(one, tokenizer), one, 10, 0)
+        split_documents(tokenize_documents(one, tokenizer), one.source, 10, 0)
 
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
@@ -364,7 +363,7 @@ def test_a_limit_keeps_some_documents_of_each_part(tokenizer, tmp_path):
     path.write_text("".join(f"text {i}\n" for i in range(50)))
     config = Options(train_file=str(path), max_train_samples=7, max_eval_samples=2)
     (file, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
-    everything = split_documents(file, of_file(str(path), "--train_file", "text"), 10, 0)
+    everything = split_documents(file, f"--train_file {path}", 10, 0)
     for part, whole, count in ((train, everything[0], 7), (held, everything[1], 2)):
         chosen, among = part.between(0, 50), whole.between(0, 50)
         assert (len(chosen), {*chosen} - {*among}) == (count, set())

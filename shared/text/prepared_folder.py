@@ -254,6 +254,8 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
 def _copy_small_files(remote: RemoteFolder, files: Mapping[str, tuple[int, str]], here: Path) -> None:
     """Copy the files of the index, and compare each with its digest."""
     for name, (size, expected) in files.items():
+        if not (here / name).resolve().is_relative_to(here.resolve()):
+            raise UserError(f"{FLAG} {remote.url}/{INDEX} names {name}, a file outside its folder: it is not from here")
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         with (here / name).open("wb") as file:
             for start in range(0, size, REQUEST_BYTES):

@@ -2,10 +2,11 @@
 
 The shards are cut into blocks of equal size, and a block is one request. The index has a digest of each block.
 
-The cache is a file of a fixed size per machine. Block b belongs into slot b modulo the number of slots. A block that is
-read from the cache is compared with its digest, so the slots need no list of their blocks and no lock: another block, a
-half-written one after a kill, a damaged one and an empty slot are all simply not the block that was asked for, which is
-then read from the URL. Samples are read in random order, so no other choice of the block to replace is hit more often.
+The cache is a file of a fixed size, which the processes of a machine share. Block b belongs into slot b modulo the
+number of slots. Whatever a process reads from a slot is compared with the digest of the block. Therefore the cache needs
+neither a list of its blocks nor a lock: if the slot is empty, damaged, half-written or has another block, the digest
+differs, and the block is read from the URL. The least recently used block would be no better choice of what to replace,
+because samples are read in random order.
 """
 
 import bisect

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from shared.errors import UserError
@@ -19,10 +20,14 @@ PATIENCE = 300.0  # seconds for which a request is retried
 PATIENCE_AT_START = 30.0  # the same for the first file: a URL with a typing error should not take minutes
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds between two attempts; each pause is twice as long as the one before
 REQUEST_SECONDS = 60.0  # without an answer, a request has failed
+CONNECTIONS = 64  # of a process
 DAMAGED_READS = 3  # bytes that differ from the index so often are not damaged on their way
 CLIENTS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}
 CLIENTS |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "oci": "ocifs", "oss": "ossfs"}
 """The package that reads each kind of URL, if fsspec does not read it alone."""
+
+OPTIONS = dict.fromkeys(("s3", "s3a"), {"config_kwargs": {"max_pool_connections": CONNECTIONS}})
+"""Arguments of fsspec's file systems; without this, botocore makes at most ten requests at once."""
 
 RETRIED = {408, 425, 429}  # HTTP statuses of the client's errors that pass
 STAYING_ERRNOS = {errno.EINVAL, errno.EPERM, errno.EREMCHG, errno.ENAMETOOLONG, errno.ENOSYS}  # as s3fs uses them
@@ -102,11 +107,9 @@ class RemoteFolder:
         return bytes(files.cat_file(f"{folder.rstrip('/')}/{name}", **limits))
 
     def _file_system(self) -> tuple[Any, str]:
-        """fsspec's file system of this process, and the folder in it; fsspec keeps one per process."""
-        from fsspec.core import url_to_fs
-
+        """fsspec's file system of this process, and the folder in it."""
         try:
-            found: tuple[Any, str] = url_to_fs(self.url)
+            return _opened(self.url, os.getpid())
         except ImportError as error:
             client = CLIENTS.get(self.url.partition("://")[0])
             fix = f"pip install {client}" if client else described(error)
@@ -115,7 +118,6 @@ class RemoteFolder:
             raise UserError(
                 f"{self.flag} {self.url}: {described(error)}: use s3://, gs://, hf:// or https://"
             ) from None
-        return found
 
     def _of(self, name: str) -> str:
         return f"{self.flag} {self.url.rstrip('/')}/{name}"
@@ -130,6 +132,15 @@ class RemoteFolder:
         if isinstance(error, PermissionError) or _status(error) in (401, 403) or "Credentials" in type(error).__name__:
             return f"{self._of(name)}: access is denied ({described(error)}): check the credentials and their rights"
         return f"{self._of(name)} cannot be read ({described(error)}): check the URL"
+
+
+@lru_cache
+def _opened(url: str, process: int) -> tuple[Any, str]:
+    """fsspec's file system for a URL, and the path in it; a process must not use that of its parent."""
+    from fsspec.core import url_to_fs
+
+    found: tuple[Any, str] = url_to_fs(url, **OPTIONS.get(url.partition("://")[0], {}))
+    return found
 
 
 def described(error: Exception) -> str:

@@ -3,10 +3,10 @@
 The shards are cut into blocks of equal size, and a block is one request. The index has a digest of each block.
 
 The cache is a file of a fixed size, which the processes of a machine share. Block b belongs into slot b modulo the
-number of slots. Whatever a process reads from a slot is compared with the digest of the block. Therefore the cache needs
+number of slots. Whatever a process reads from a slot is compared with the digest of the block. Therefore the cache has
 neither a list of its blocks nor a lock: if the slot is empty, damaged, half-written or has another block, the digest
-differs, and the block is read from the URL. The least recently used block would be no better choice of what to replace,
-because samples are read in random order.
+differs, and the block is read from the URL. To replace the least recently used block would be no better, because
+samples are read in random order.
 """
 
 import bisect

@@ -51,7 +51,7 @@ class Config(TextOptions):
     text_column_name: str = "text"
     """Column of the documents. In a text file, each line is a document."""
     prepared_data: str | None = None
-    """Folder that `python -m shared.prepare --to` has written, or a URL of it: s3://, gs://, hf://, https://."""
+    """Instead of --train_file: the folder that python -m shared.prepare --to has written, or its URL (s3://, https://)."""
     cache_gb: Annotated[float, Limits(above=0)] | None = None
     """Size of the cache of a --prepared_data URL on this machine, in GB. None: 16."""
     max_length: int = 128

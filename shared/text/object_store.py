@@ -26,7 +26,7 @@ CLIENTS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "
 CLIENTS |= {"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "oci": "ocifs", "oss": "ossfs"}
 """The package that reads each kind of URL, if fsspec does not read it alone."""
 
-OPTIONS = dict.fromkeys(("s3", "s3a"), {"config_kwargs": {"max_pool_connections": CONNECTIONS}})
+OPTIONS = {key: {"config_kwargs": {"max_pool_connections": CONNECTIONS}} for key in ("s3", "s3a")}
 """Arguments of fsspec's file systems; without this, botocore makes at most ten requests at once."""
 
 RETRIED = {408, 425, 429}  # HTTP statuses of the client's errors that pass

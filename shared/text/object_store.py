@@ -115,9 +115,7 @@ class RemoteFolder:
             fix = f"pip install {client}" if client else described(error)
             raise UserError(f"{self.flag} {self.url} needs a package that is not installed: {fix}") from None
         except ValueError as error:
-            raise UserError(
-                f"{self.flag} {self.url}: {described(error)}: use s3://, gs://, hf:// or https://"
-            ) from None
+            raise UserError(f"{self.flag} {self.url}: {error}: use s3://, gs://, hf:// or https://") from None
 
     def _of(self, name: str) -> str:
         return f"{self.flag} {self.url.rstrip('/')}/{name}"

@@ -70,15 +70,23 @@ def test_a_run_from_a_url_resumes_one_from_a_folder_and_ends_with_the_bytes_of_o
     assert len({line["samples"] for line in last}) == 1
 
 
-def test_a_shard_that_is_missing_ends_every_process_with_one_line(folder, tmp_path):
-    with RangeServer(folder, answer=lambda path, _: 404 if path == SHARD else None) as server:
+def errors_of_two_processes(folder, tmp_path, answer):
+    """The error lines of a run on two processes, without the URL of the server."""
+    with RangeServer(folder, answer=answer) as server:
         flags = [*STEPS, "--prepared_data", server.url, "--output_dir", tmp_path / "run"]
         codes, output = runs.run_forked(2, MLM, flags, tmp_path)
     assert codes == [2, 2], output
     assert "Traceback" not in output
-    errors = {line for line in output.splitlines() if line.startswith("error: ")}
-    fix = "check the URL, or copy the prepared folder there again"
-    assert errors == {f"error: --prepared_data {server.url}/{SHARD} does not exist: {fix}"}
+    return [line.replace(server.url, "URL") for line in output.splitlines() if line.startswith("error: ")]
+
+
+def test_a_server_that_denies_access_ends_every_process_with_one_line(folder, tmp_path):
+    (error,) = errors_of_two_processes(folder, tmp_path, lambda path, _: 403 if "training/tokens" in path else None)
+    assert re.fullmatch(
+        r"error: --prepared_data URL/training/tokens-0000\d: access is denied \(HTTP 403\): check the credentials and "
+        r"their rights",
+        error,
+    )
 
 
 def test_flags_without_effect_on_prepared_data_and_another_tokenizer_are_refused(mlm, folder, tmp_path, texts):
@@ -141,6 +149,15 @@ def test_any_number_of_processes_and_workers_give_the_bytes_of_files(folder, exp
         outputs = runs.run_many(processes, configs, tmp_path, MLM)
     for name, output in outputs.items():
         assert weights(output) == expected[processes], name
+
+
+@pytest.mark.docs
+def test_a_missing_shard_that_one_process_needs_ends_all(folder, tmp_path):
+    found = errors_of_two_processes(folder, tmp_path, lambda path, _: 404 if path == SHARD else None)
+    assert found
+    for error in found:
+        fix = "check the URL, or copy the prepared folder there again"
+        assert error.endswith(f"--prepared_data URL/{SHARD} does not exist: {fix}")
 
 
 @pytest.mark.docs

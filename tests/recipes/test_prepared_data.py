@@ -142,13 +142,21 @@ def expected(mlm, texts, tmp_path_factory):
 
 @pytest.mark.docs
 @pytest.mark.parametrize("processes", [1, 2])
-def test_any_number_of_processes_and_workers_give_the_bytes_of_files(folder, expected, tmp_path, processes):
+def test_any_number_of_processes_gives_the_bytes_of_files(folder, expected, tmp_path, processes):
     with RangeServer(folder, delay=0.05) as server:
         url = [*STEPS, "--prepared_data", server.url]
-        configs = {"whole": url, "small": [*url, *SMALL_CACHE], "workers": [*url, "--dataloader_num_workers", 2]}
-        outputs = runs.run_many(processes, configs, tmp_path, MLM)
+        outputs = runs.run_many(processes, {"whole": url, "small": [*url, *SMALL_CACHE]}, tmp_path, MLM)
     for name, output in outputs.items():
         assert weights(output) == expected[processes], name
+
+
+@pytest.mark.docs
+def test_workers_give_the_bytes_of_files(folder, expected, tmp_path):
+    """In a real launch, because processes of the fork server cannot start workers."""
+    with RangeServer(folder, delay=0.05) as server:
+        flags = ["--prepared_data", server.url, "--dataloader_num_workers", 2, "--output_dir", tmp_path / "run"]
+        runs.succeed(runs.torchrun(2, MLM, *STEPS, *flags), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    assert weights(tmp_path / "run") == expected[2]
 
 
 @pytest.mark.docs
@@ -206,9 +214,12 @@ def bucket(folder, monkeypatch):
 def test_runs_from_an_s3_bucket_end_with_the_bytes_of_files(folder, expected, tmp_path, bucket):
     environment, client = bucket
     flags = [*STEPS, "--prepared_data", "s3://corpus/a", *SMALL_CACHE]
-    for processes, more in ((1, []), (2, ["--dataloader_num_workers", 2])):
-        output = runs.run_many(processes, {"s3": [*flags, *more]}, tmp_path, MLM, **environment)["s3"]
-        assert weights(output) == expected[processes]
+    output = runs.run_many(1, {"s3": flags}, tmp_path, MLM, **environment)["s3"]
+    assert weights(output) == expected[1]
+    workers = ["--dataloader_num_workers", 2, "--output_dir", tmp_path / "workers"]
+    on_cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    runs.succeed(runs.torchrun(2, MLM, *flags, *workers), **environment, **on_cpu)
+    assert weights(tmp_path / "workers") == expected[2]
     client.delete_object(Bucket="corpus", Key=f"a/{SHARD}")
     for url, name in (("s3://corpus/a", SHARD), ("s3://nowhere/a", "index.json")):
         codes, text = runs.run_forked(

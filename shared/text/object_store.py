@@ -154,8 +154,8 @@ def _status(error: Exception) -> int | None:
     for found in (getattr(error, "status", None), getattr(getattr(error, "response", None), "status_code", None)):
         if isinstance(found, int):
             return found
-    code = getattr(error, "code", None)
-    return int(code) if str(code).isdecimal() else None
+    code = str(getattr(error, "code", ""))
+    return int(code) if code.isdecimal() else None
 
 
 def _stays(error: Exception) -> bool:

@@ -121,9 +121,9 @@ def _write(
         _copy(file.folder / "offsets", folder / name / "offsets")
         tokens, shards = file.tokens, []
         for number, shard in enumerate(tokens.files):
-            path = f"{name}/tokens-{number:05}"
-            digests.append(_copy(shard, folder / path))
-            shards.append((path, tokens.ends[number + 1] - tokens.ends[number]))
+            target = f"{name}/tokens-{number:05}"
+            digests.append(_copy(shard, folder / target))
+            shards.append((target, tokens.ends[number + 1] - tokens.ends[number]))
         listed[name] = {"digest": file.digest, "dtype": tokens.dtype.name, "shards": shards}
     np.concatenate(digests).tofile(folder / BLOCKS)
     small = [folder / BLOCKS, *(folder / name / "offsets" for name in corpora), *(folder / TOKENIZER).iterdir()]
@@ -133,12 +133,12 @@ def _write(
         "trained": trained,
         "block_bytes": BLOCK_BYTES,
         "corpora": listed,
-        "files": {str(file.relative_to(folder)): [file.stat().st_size, _digest(file)] for file in sorted(small)},
+        "files": {str(path.relative_to(folder)): [path.stat().st_size, _digest(path)] for path in sorted(small)},
     }
     partial_index = folder / f"{INDEX}.partial"
     partial_index.write_text(json.dumps(index | {"digest": _digest_of_index(index)}))
-    for file in (*small, partial_index):
-        sync(file)
+    for path in (*small, partial_index):
+        sync(path)
     partial_index.rename(folder / INDEX)
     sync(folder)
 

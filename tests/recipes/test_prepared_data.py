@@ -70,25 +70,6 @@ def test_a_run_from_a_url_resumes_one_from_a_folder_and_ends_with_the_bytes_of_o
     assert len({line["samples"] for line in last}) == 1
 
 
-def errors_of_two_processes(folder, tmp_path, answer):
-    """The error lines of a run on two processes, without the URL of the server."""
-    with RangeServer(folder, answer=answer) as server:
-        flags = [*STEPS, "--prepared_data", server.url, "--output_dir", tmp_path / "run"]
-        codes, output = runs.run_forked(2, MLM, flags, tmp_path)
-    assert codes == [2, 2], output
-    assert "Traceback" not in output
-    return [line.replace(server.url, "URL") for line in output.splitlines() if line.startswith("error: ")]
-
-
-def test_a_server_that_denies_access_ends_every_process_with_one_line(folder, tmp_path):
-    (error,) = errors_of_two_processes(folder, tmp_path, lambda path, _: 403 if "training/tokens" in path else None)
-    assert re.fullmatch(
-        r"error: --prepared_data URL/training/tokens-0000\d: access is denied \(HTTP 403\): check the credentials and "
-        r"their rights",
-        error,
-    )
-
-
 def test_flags_without_effect_on_prepared_data_and_another_tokenizer_are_refused(mlm, folder, tmp_path, texts):
     for flags, expected in (
         (["--vocab_size", 500], f"--vocab_size 500: --prepared_data {folder} was prepared with 400: give that"),
@@ -157,6 +138,26 @@ def test_workers_give_the_bytes_of_files(folder, expected, tmp_path):
         flags = ["--prepared_data", server.url, "--dataloader_num_workers", 2, "--output_dir", tmp_path / "run"]
         runs.succeed(runs.torchrun(2, MLM, *STEPS, *flags), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     assert weights(tmp_path / "run") == expected[2]
+
+
+def errors_of_two_processes(folder, tmp_path, answer):
+    """The error lines of a run on two processes, without the URL of the server."""
+    with RangeServer(folder, answer=answer) as server:
+        flags = [*STEPS, "--prepared_data", server.url, "--output_dir", tmp_path / "run"]
+        codes, output = runs.run_forked(2, MLM, flags, tmp_path)
+    assert codes == [2, 2], output
+    assert "Traceback" not in output
+    return [line.replace(server.url, "URL") for line in output.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.docs
+def test_a_server_that_denies_access_ends_every_process_with_one_line(folder, tmp_path):
+    (error,) = errors_of_two_processes(folder, tmp_path, lambda path, _: 403 if "training/tokens" in path else None)
+    assert re.fullmatch(
+        r"error: --prepared_data URL/training/tokens-0000\d: access is denied \(HTTP 403\): check the credentials and "
+        r"their rights",
+        error,
+    )
 
 
 @pytest.mark.docs

@@ -29,6 +29,7 @@ from shared.text.masking import masking_for
 from shared.text.pieces import Selection
 from shared.text.token_files import (
     MaskedDocuments,
+    Tokens,
     special_tokens_around,
     tokenize_documents,
 )
@@ -181,7 +182,8 @@ def test_a_failed_build_leaves_no_data(tokenizer, tmp_path):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(3, 40))
 def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_length):
     class File:
-        tokens = np.arange(5, 5 + sum(sizes), dtype=np.uint16)
+        tokens = Tokens([], [sum(sizes)], np.uint16)
+        tokens.mapped[0] = np.arange(5, 5 + sum(sizes), dtype=np.uint16)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         digest = str(sizes)
 
@@ -191,7 +193,7 @@ def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_leng
     assert [len(piece) for piece in pieces] == data.lengths.tolist()
     assert data.lengths.max() <= max_length
     assert all(piece[0] == 2 and piece[-1] == 3 for piece in pieces)
-    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == File.tokens.tolist()
+    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == File.tokens[:].tolist()
     assert len(data) == sum(-(-size // (max_length - 2)) for size in sizes)
 
     samples = np.random.default_rng(0).permutation(len(data))

@@ -79,7 +79,15 @@ def main() -> None:
     arguments = parser.parse_args()
     prepared_folder.BLOCK_BYTES = arguments.block_bytes
     given = [word if at % 2 else f"--{word}" for at, word in enumerate(arguments.flags)]
-    flags = [*given, "--max_train_steps", str(arguments.steps), "--eval_steps", str(arguments.steps)]
+    length = [
+        "--max_train_steps",
+        str(arguments.steps),
+        "--eval_steps",
+        str(arguments.steps),
+        "--max_eval_samples",
+        "50",
+    ]
+    flags = [*length, *given]
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         folder = work / "prepared"

@@ -10,7 +10,7 @@ import runs
 @pytest.mark.docs  # its command is in docs/pretraining.md
 def test_runs_from_a_url_take_turns(tmp_path):
     script = runs.ROOT / "benchmarks/remote_shards.py"
-    small = [*("vocab_size", 2000), *("max_train_samples", 300), *("max_eval_samples", 50), *("logging_steps", 1)]
+    small = [*("vocab_size", 2000), *("max_train_samples", 300), *("global_batch_size", 8), *("logging_steps", 1)]
     flags = ["--rounds", 1, "--steps", 3, "--output_dir", tmp_path, "--flags", *small]
     runs.succeed([sys.executable, script, *flags])
     report = json.loads((tmp_path / "remote_shards.json").read_text())

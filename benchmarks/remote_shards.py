@@ -14,8 +14,8 @@ Figures of each:
 
 - data_percent: of the time of the steps, waiting for data and collating; the steps include the first one
 - step_seconds: mean
-- requests: for blocks
-- requests_per_second: during the steps
+- requests: for blocks, those of the evaluation included
+- requests_per_second: the requests, divided by the time of the steps
 
 Writes remote_shards.json and remote_shards.md into the output folder.
 """

@@ -263,6 +263,16 @@ def test_another_format_is_refused(folder):
     assert "has format 2, and this version reads 1: prepare the data again" in refusal(folder)
 
 
+def test_an_index_cannot_name_a_file_outside_its_folder(folder):
+    index = json.loads((folder / "index.json").read_text())
+    del index["digest"]
+    index["files"]["../../outside"] = [1, "0"]
+    digest = prepared_folder._digest_of_index(index)
+    (folder / "index.json").write_text(json.dumps(index | {"digest": digest}))
+    with RangeServer(folder) as server:
+        assert "names ../../outside, a file outside its folder" in refusal(server.url)
+
+
 # The cache
 
 

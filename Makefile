@@ -112,8 +112,8 @@ LATE := --late_bytes 4527636
 LINKS := 1000 300 100
 BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
 	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
-	chunked_loss packing fused_qkv tokenizing preparing predictions checkpoints_cpu scale scale_processes peers_bf16 \
-	peers_fp32 host_operations
+	chunked_loss packing fused_qkv tokenizing preparing remote_shards predictions checkpoints_cpu scale scale_processes \
+	peers_bf16 peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
@@ -137,6 +137,7 @@ measure_fused_qkv := python benchmarks/fused_qkv.py --rounds $(ROUNDS)
 measure_tokenizing := python benchmarks/tokenizing.py
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3
+measure_remote_shards := python benchmarks/remote_shards.py --rounds 3
 measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
 measure_scale_processes := python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 \
 	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from shared.config.options import Limits, ScheduleType, Share
 from shared.config.text_options import TextOptions
-from shared.datasets.documents import first_texts, load_documents
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
@@ -35,14 +34,13 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
-from shared.pretrained.tokenizers import load_tokenizer
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
+from shared.text.corpus import load_corpus
 from shared.text.masking import masking_for
-from shared.text.token_files import MaskedDocuments, special_tokens_around, tokenize_parts
-from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
+from shared.text.token_files import MaskedDocuments, special_tokens_around
+from shared.text.tokenized import check_max_length, check_vocabulary
 
-TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
 EVALUATION_PROBABILITY = 0.15  # fixed, so that runs with different training masks can be compared
 
 
@@ -52,6 +50,10 @@ class Config(TextOptions):
 
     text_column_name: str = "text"
     """Column of the documents. In a text file, each line is a document."""
+    prepared_data: str | None = None
+    """Instead of --train_file: the folder that python -m shared.prepare --to has written, or its URL (s3://, https://)."""
+    cache_gb: Annotated[float, Limits(above=0)] | None = None
+    """Size of the cache of a --prepared_data URL on this machine, in GB. None: 16."""
     max_length: int = 128
     """Maximum length of a sequence in tokens. Longer documents are cut into pieces; no token is dropped."""
     packing: bool = True
@@ -82,6 +84,9 @@ class Config(TextOptions):
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
+    NEVER_MATTERS: ClassVar = TextOptions.NEVER_MATTERS | {"cache_gb"}
+    MAY_DIFFER: ClassVar = TextOptions.MAY_DIFFER | {"cache_gb"}
+    NEEDS: ClassVar = (*TextOptions.NEEDS, ("cache_gb", "prepared_data"))
 
 
 def main(config: Config) -> dict[str, float]:
@@ -159,17 +164,11 @@ def evaluate(
 
 def load_data(config: Config) -> tuple[MaskedDocuments, MaskedDocuments, Any]:
     """Training and validation data, and the tokenizer."""
-    parts = load_documents(config, config.text_column_name)
-    if config.model_name_or_path:
-        tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
-    else:
-        sample = first_texts(parts[0], TOKENIZER_BYTES)
-        tokenizer = train_tokenizer(sample, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
+    train, held_out, tokenizer = load_corpus(config)
     shares = (config.mask_replace_prob, config.random_replace_prob)
     masking = masking_for(tokenizer, config.mlm_probability, *shares, config.whole_word_masking)
     always_the_same = masking_for(tokenizer, EVALUATION_PROBABILITY)
     around = special_tokens_around(tokenizer)
-    train, held_out = tokenize_parts(parts, tokenizer, config)
     data = MaskedDocuments(*train, config.max_length, around, masking, config.seed)
     return data, MaskedDocuments(*held_out, config.max_length, around, always_the_same, 0), tokenizer
 

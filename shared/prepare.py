@@ -3,6 +3,7 @@
     python -m shared.prepare recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
     torchrun --nproc-per-node 16 -m shared.prepare recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
     python -m shared.prepare --shard 3/64 recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
+    python -m shared.prepare --to corpus_tokens recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
 
 It calls the recipe's `load_data`, which stores its results in the cache folder. Training with the same flags finds them
 there. All processes with the same cache folder divide the corpus of recipes/mlm.py, however they are started. The data
@@ -12,6 +13,9 @@ command resumes.
 --shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus and
 ends without waiting for the others. What is missing afterwards is prepared by the same command without --shard, or by
 the training run.
+
+--to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a folder. Copy this folder
+wherever you like, such as to an object store, and train on it: recipes/mlm.py --prepared_data FOLDER, or its URL.
 """
 
 import os
@@ -26,10 +30,11 @@ from shared.datasets.prepared import cache_dir
 from shared.errors import UserError, say
 from shared.processes import ending, exit_reasons, signals
 from shared.run.command import load_recipe, require_numbers
+from shared.text.prepared_folder import write_prepared
 from shared.text.shards import Unfinished, only_task
 from shared.text.token_files import TokenFile
 
-USAGE = "python -m shared.prepare [--shard I/N] RECIPE [ITS FLAGS]"
+USAGE = "python -m shared.prepare [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -40,30 +45,37 @@ def main(argv: Sequence[str]) -> None:
     signals.die_with_launcher()
     try:
         require_numbers()
-        task, recipe, flags = arguments(argv)
+        task, folder, recipe, flags = arguments(argv)
         signals.listen(None, ending.exit_now, exit_reasons.peer_failed)
-        prepare(recipe, flags, task)
+        prepare(recipe, flags, task, folder)
     except UserError as error:
         ending.refuse(error)
     exit_reasons.clean_up()
 
 
-def arguments(argv: Sequence[str]) -> tuple[tuple[int, int], Path, list[str]]:
-    """Parse `argv` into the task with the number of tasks, (0, 1) by default, the recipe, and its flags."""
-    task, tasks, rest = 0, 1, list(argv)
-    if rest and rest[0] == "--shard":
-        given = re.fullmatch(r"(\d+)/(\d+)", rest[1] if len(rest) > 1 else "")
+def arguments(argv: Sequence[str]) -> tuple[tuple[int, int], Path | None, Path, list[str]]:
+    """Parse `argv` into the task with the number of tasks, (0, 1) by default, the folder, the recipe, and its flags."""
+    task, tasks, folder, rest = 0, 1, None, list(argv)
+    while rest and rest[0] in ("--shard", "--to"):
+        flag, value, rest = rest[0], "".join(rest[1:2]), rest[2:]
+        if flag == "--to":
+            if not value:
+                raise UserError(f"--to: give a folder: {USAGE}")
+            folder = Path(value)
+            continue
+        given = re.fullmatch(r"(\d+)/(\d+)", value)
         task, tasks = map(int, given.groups()) if given else (0, 0)
         if task >= tasks:
-            raise UserError(f"--shard {' '.join(rest[1:2])}: give I/N with I from 0 to N-1, as in --shard 3/64")
-        rest = rest[2:]
+            raise UserError(f"--shard {value}: give I/N with I from 0 to N-1, as in --shard 3/64")
+    if folder and tasks > 1:
+        raise UserError(f"--to {folder} has no effect with --shard {task}/{tasks}: give one of them")
     if not rest or not Path(rest[0]).is_file():
         raise UserError(f"{rest[0] if rest else 'the recipe'} is not a file: {USAGE}")
-    return (task, tasks), Path(rest[0]), rest[1:]
+    return (task, tasks), folder, Path(rest[0]), rest[1:]
 
 
-def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int]) -> None:
-    """Prepare the data of a recipe, or those of one task, and print what there is.
+def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: Path | None = None) -> None:
+    """Prepare the data of a recipe, or those of one task, copy them to `folder`, and print what there is.
 
     Raises:
         UserError: a flag is wrong, or the data cannot be read or written.
@@ -76,16 +88,24 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int]) -> None:
     shard = f"--shard {task[0]}/{task[1]}"
     try:
         with only_task(*task):
-            parts = dict(zip(("training", "validation"), module.load_data(config), strict=False))
+            loaded = module.load_data(config)
     except Unfinished as error:
         say(f"{shard}: prepared in {time.monotonic() - began:.0f} s; {error}, or to this command without --shard")
         return
+    parts = dict(zip(("training", "validation"), loaded, strict=False))
     files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), TokenFile)}
     if task[1] > 1 and not files:
         raise UserError(f"{shard} has no effect on {recipe}, whose data one process prepares: leave it out")
+    if folder and not files:
+        raise UserError(f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it")
+    if folder and int(os.environ.get("RANK", 0)) == 0:
+        separate = len(files) > 1 or config.validation_file
+        corpora = {name: data.file for name, data in parts.items() if name == "training" or separate}
+        trained = None if config.model_name_or_path else (config.tokenizer_type, config.vocab_size)
+        write_prepared(folder, corpora, loaded[2], trained)
     rows = {name: samples(data) for name, data in parts.items()}
     rows |= {f"corpus {i}": stored(file) for i, file in enumerate(files, 1)}
-    rows |= {"folder": str(cache_dir()), "time": f"{time.monotonic() - began:.1f} s"}
+    rows |= {"folder": str(folder or cache_dir()), "time": f"{time.monotonic() - began:.1f} s"}
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n".join(f"{name:<12}{value}" for name, value in rows.items()))
 

@@ -1,6 +1,7 @@
 """`python -m shared.prepare` leaves nothing to prepare for the training run, and refuses bad input in one line."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -91,14 +92,17 @@ def test_a_shard_has_no_effect_on_other_recipes(texts):
 
 
 def test_arguments():
-    assert prepare.arguments([str(MLM), "--seed", "1"]) == ((0, 1), MLM, ["--seed", "1"])
-    assert prepare.arguments(["--shard", "3/64", str(MLM)]) == ((3, 64), MLM, [])
+    assert prepare.arguments([str(MLM), "--seed", "1"]) == ((0, 1), None, MLM, ["--seed", "1"])
+    assert prepare.arguments(["--shard", "3/64", str(MLM)]) == ((3, 64), None, MLM, [])
+    assert prepare.arguments(["--to", "out", str(MLM)]) == ((0, 1), Path("out"), MLM, [])
     for given, expected in (
         ([], "the recipe is not a file: python -m shared.prepare"),
         (["--seed", "1"], "--seed is not a file: "),
         (["--shard"], "--shard : give I/N"),
         (["--shard", "4/4", str(MLM)], "--shard 4/4: give I/N with I from 0 to N-1"),
         (["--shard", "x", str(MLM)], "--shard x: give I/N"),
+        (["--to"], "--to: give a folder"),
+        (["--to", "out", "--shard", "0/2", str(MLM)], "--to out has no effect with --shard 0/2: give one of them"),
         (["--shard", "0/0", str(MLM)], "--shard 0/0: give I/N"),
     ):
         with pytest.raises(UserError, match=re.escape(expected)):

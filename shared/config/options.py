@@ -171,8 +171,10 @@ class Options:
     LEARNING_RATES: ClassVar[tuple[float, float]] = (5e-5, 5e-5)
     """The default of --learning_rate for new weights, and for pretrained ones."""
 
-    NAMES_DATA: ClassVar = frozenset({"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir"})
-    """Fields, of any recipe, that name data: a path, or a dataset on the Hub."""
+    NAMES_DATA: ClassVar = frozenset(
+        {"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir", "prepared_data"}
+    )
+    """Fields, of any recipe, that name data: a path, a URL, or a dataset on the Hub."""
 
     SIZES_OF_NEW_MODELS: ClassVar[frozenset[str]] = frozenset()
     """Fields that have no effect with --model_name_or_path."""
@@ -313,7 +315,8 @@ def check(config: Options) -> None:
         raise UserError(
             f"--revision {config.revision} has no effect without --model_name_or_path: give both, or neither"
         )
-    for name, other in (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio"), ("freeze", "lora_rank")):
+    excluding = (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio"), ("freeze", "lora_rank"))
+    for name, other in (*excluding, ("prepared_data", "train_file"), ("prepared_data", "dataset_name")):
         if name in given and other in given:
             raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")
     batch, most, cut = config.global_batch_size, config.per_device_train_batch_size, config.micro_batches_per_step

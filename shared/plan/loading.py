@@ -11,6 +11,7 @@ numbers must be functions of its arguments. A dataset whose batches need more th
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from multiprocessing import active_children
@@ -28,6 +29,8 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.device_transfer import put_ahead
 from shared.plan.seeding import seed_sample
 from shared.processes.signals import ignore_in_child
+
+FAR_AHEAD = 16  # micro-batches that each worker reads ahead from another machine
 
 
 class Loader:
@@ -107,6 +110,7 @@ def feed(
     source = _Source(dataset, seed)
     collate = _Collate(collate_fn)
     pin = device.type == "cuda"
+    samples_ahead = getattr(dataset, "samples_ahead", 0)
     batches: Iterable[tuple[MicroBatch, Any]]
     end_workers: Callable[[], object] = nullcontext
     if num_workers:
@@ -116,12 +120,14 @@ def feed(
                 batch_sampler=schedule,  # type: ignore[arg-type]
                 collate_fn=collate,  # type: ignore[arg-type]
                 num_workers=num_workers,
-                prefetch_factor=4,
+                prefetch_factor=FAR_AHEAD if samples_ahead else 4,
                 pin_memory=pin,
                 worker_init_fn=_ignore_signals,
             )
         )
     else:
+        if samples_ahead:
+            schedule = _reading_ahead(schedule, dataset, samples_ahead)
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
     put_on_device = getattr(dataset, "put_on_device", None)
     batches = _one_line_errors(batches)
@@ -135,6 +141,20 @@ def feed(
                 yield micro_batch, send_to_device(pinned, device, non_blocking=pin)
     finally:
         end_workers()
+
+
+def _reading_ahead(schedule: Iterable[MicroBatch], dataset: Any, samples: int) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `schedule` after `dataset` has begun to read the next ones, of so many samples."""
+    coming: deque[MicroBatch] = deque()
+    ahead = 0
+    for micro_batch in schedule:
+        dataset.prefetch(micro_batch.samples)
+        coming.append(micro_batch)
+        ahead += len(micro_batch.samples)
+        while ahead > samples and len(coming) > 1:
+            ahead -= len(coming[0].samples)
+            yield coming.popleft()
+    yield from coming
 
 
 def _one_line_errors(batches: Iterable[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
@@ -216,7 +236,8 @@ def refuse_iterable(dataset: object) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
             f"{type(dataset).__name__} can only be read sequentially, so a run on it could not be resumed exactly: "
-            "store it with save_to_disk and give that folder as --dataset_name"
+            "store it with save_to_disk, and give that folder as --dataset_name to the recipe, or first to "
+            "python -m shared.prepare"
         )
 
 

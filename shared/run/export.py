@@ -129,7 +129,8 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
     files = " ".join(config.train_file or ())
-    data = config.dataset_name or files or getattr(config, "train_dir", None) or "the embedded data"
+    elsewhere = getattr(config, "train_dir", None) or getattr(config, "prepared_data", None)  # of some recipes
+    data = config.dataset_name or files or elsewhere or "the embedded data"
     return "\n".join(
         [
             "---",

@@ -14,6 +14,7 @@ from shared.errors import UserError
 from shared.plan import permutation
 from shared.plan.loading import refuse_iterable
 from shared.processes.collectives import gather
+from shared.text.object_store import is_url
 
 MODEL = "model_name_or_path"
 # Files of a model's folder that matter also when the weights come from a checkpoint. The tokenizer affects the data,
@@ -72,7 +73,7 @@ def moved(
     result = {}
     for name in sorted({*config.NAMES_DATA, MODEL}):
         old, new = stored.get(name), options.plain(config).get(name)
-        if not old or not new or not all(path.exists() for path in places(new)):
+        if not old or not new or not (is_url(str(new)) or all(path.exists() for path in places(new))):
             continue
         same = [path.resolve() for path in places(old)] == [path.resolve() for path in places(new)]
         if old != new and (same or (model_before == model is not None if name == MODEL else has_digest)):

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tokenizers
@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 
-from shared.config.options import Options
 from shared.datasets.documents import Batches, Documents
 from shared.datasets.prepared import build_once
 from shared.errors import UserError
 from shared.pretrained.tokenizers import check_unknown, unknown_token
 from shared.text.masking import Masking
-from shared.text.pieces import Selection, cut_into_pieces, held_out
+from shared.text.pieces import Selection, cut_into_pieces
 from shared.text.shards import build_shards, facts_of
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ class Tokens:
         dtype: of a token.
     """
 
+    samples_ahead = 0  # how many samples before they are needed `prefetch` should be called; 0: never
+
     def __init__(self, files: Sequence[Path], counts: Sequence[int], dtype: Any) -> None:
         self.files, self.dtype = files, np.dtype(dtype)
         self.ends = np.cumsum([0, *counts]).tolist()  # where each shard begins, and the end of the last one
@@ -66,7 +67,7 @@ class Tokens:
         start, stop, _ = span.indices(len(self))
         shard = bisect.bisect_right(self.ends, start) - 1
         if start < stop <= self.ends[shard + 1]:
-            return self._map(shard)[start - self.ends[shard] : stop - self.ends[shard]]
+            return self._within(shard, start - self.ends[shard], stop - self.ends[shard])
         found = []
         while start < stop:
             shard = bisect.bisect_right(self.ends, start) - 1
@@ -75,12 +76,32 @@ class Tokens:
             start = until
         return np.concatenate(found) if found else np.empty(0, self.dtype)
 
-    def _map(self, shard: int) -> NDArray[np.integer]:
+    def prefetch(self, starts: Ints, sizes: Ints) -> None:
+        """Begin to read spans of tokens; there is nothing to do for files on this machine."""
+
+    def _within(self, shard: int, first: int, end: int) -> NDArray[np.integer]:
+        """The tokens `first` ... `end` - 1 of a shard."""
         if shard not in self.mapped:
             if len(self.mapped) >= MOST_MAPPED:
                 del self.mapped[next(iter(self.mapped))]  # the one that was mapped first
-            self.mapped[shard] = _mapped(self.files[shard], self.dtype)
-        return self.mapped[shard]
+            self.mapped[shard] = mapped(self.files[shard], self.dtype)
+        return self.mapped[shard][first:end]
+
+
+class TokenizedCorpus(Protocol):
+    """The tokens of all documents of a corpus, on this machine (`TokenFile`) or elsewhere (`PreparedCorpus`)."""
+
+    @property
+    def offsets(self) -> Ints:
+        """int64 [documents + 1], memory-mapped: where each document begins in `tokens`, and the end of `tokens`."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """All tokens."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the tokens and of the lengths of the documents."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +117,7 @@ class TokenFile:
     @property
     def offsets(self) -> Ints:
         """int64 [documents + 1], memory-mapped: where each document begins in `tokens`, and the end of `tokens`."""
-        return _mapped(self.folder / "offsets", np.int64)
+        return mapped(self.folder / "offsets", np.int64)
 
     @property
     def tokens(self) -> Tokens:
@@ -185,12 +206,12 @@ def _indexed(documents: Documents, encoder: _Encoder, shards: list[Path]) -> Tok
             raise UserError(f"{documents.source} contains no text: its {read:,} documents have no tokens")
         content = hashlib.blake2b(digest_size=16)
         for shard in shards:
-            content.update(_mapped(shard / "tokens", encoder.dtype).data)
+            content.update(mapped(shard / "tokens", encoder.dtype).data)
         begin = written = 0
         with (folder / "offsets").open("wb") as offsets:
             np.zeros(1, np.int64).tofile(offsets)
             for shard in shards:
-                lengths = _mapped(shard / "lengths", np.int64)
+                lengths = mapped(shard / "lengths", np.int64)
                 content.update(lengths.data)
                 (begin + np.cumsum(lengths)).tofile(offsets)
                 begin, written = begin + int(lengths.sum()), written + len(lengths)
@@ -209,7 +230,8 @@ def _indexed(documents: Documents, encoder: _Encoder, shards: list[Path]) -> Tok
     return file
 
 
-def _mapped(path: Path, dtype: Any) -> NDArray:
+def mapped(path: Path, dtype: Any) -> NDArray:
+    """A file as a memory-mapped array."""
     # A plain array over the mapping, because slicing an np.memmap takes several times as long. A file of no bytes
     # cannot be mapped.
     return np.memmap(path, dtype, "r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype)
@@ -247,48 +269,6 @@ def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
             yield pending.popleft().result()
 
 
-def tokenize_parts(
-    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: Options
-) -> tuple[tuple[TokenFile, Selection], tuple[TokenFile, Selection]]:
-    """(token file, selected documents) for training and for validation.
-
-    Without validation documents, --validation_split_percentage of the documents are held out: see `split_documents`.
-    --max_train_samples and --max_eval_samples limit the number of documents.
-    """
-    documents, validation = parts
-    file, *held_files = tokenize_corpora([documents, validation] if validation else [documents], tokenizer)
-    if validation:
-        held, chosen, others = held_files[0], Selection(), Selection()
-    else:
-        held, (chosen, others) = file, split_documents(file, documents, config.validation_split_percentage, config.seed)
-    return _limited(file, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
-
-
-def _limited(file: TokenFile, documents: Selection, name: str, config: Options) -> tuple[TokenFile, Selection]:
-    """A token file and the documents that the limit `name` keeps."""
-    return file, documents.limited(len(file.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
-
-
-def split_documents(file: TokenFile, documents: Documents, percentage: int, seed: int) -> tuple[Selection, Selection]:
-    """The training and the held-out documents, a function of (seed, document, count) alone.
-
-    Raises:
-        UserError: there is only one document.
-    """
-    count = len(file.offsets) - 1
-    if count < 2:
-        raise UserError(f"{documents.source} has one document: add documents, to train and to validate on")
-    held = min(max(1, round(count * percentage / 100)), count - 1)
-    numbers = held_out(file.digest, count, held, seed)
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            f"{documents.source} has no validation data: {held:,} of its documents ({percentage} %, chosen by --seed "
-            f"{seed}) are held out",
-            file=sys.stderr,
-        )
-    return Selection(numbers), Selection(numbers, excluded=False)
-
-
 def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
     """The ids that the tokenizer adds before and after a text, such as [CLS] and [SEP].
 
@@ -324,7 +304,7 @@ class MaskedDocuments(Dataset):
 
     def __init__(
         self,
-        file: TokenFile,
+        file: TokenizedCorpus,
         documents: Selection,
         max_length: int,
         around: tuple[list[int], list[int]],
@@ -353,6 +333,19 @@ class MaskedDocuments(Dataset):
         """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
         return f"{self.arguments[0].digest}-{len(self)}"
 
+    @property
+    def samples_ahead(self) -> int:
+        """How many samples before they are needed `prefetch` should be called; 0: never."""
+        return self.tokens.samples_ahead
+
+    def prefetch(self, samples: Ints) -> None:
+        """Begin to read the pieces `samples` [pieces], if the tokens are not on this machine."""
+        self.tokens.prefetch(self.starts[samples], self._sizes(samples))
+
+    def _sizes(self, samples: Ints) -> Ints:
+        """The tokens of pieces without special tokens."""
+        return self.lengths[samples].astype(np.int64) - len(self.before) - len(self.after)
+
     def __getitem__(self, piece: int) -> Ints:
         """int64 [length]: a piece without masking."""
         size = self.lengths[piece] - len(self.before) - len(self.after)
@@ -361,9 +354,11 @@ class MaskedDocuments(Dataset):
 
     def read_micro_batch(self, samples: Ints, epochs: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """The pieces `samples` [pieces], masked for `epochs` [pieces]; see the class for what is returned."""
-        lengths = self.lengths[samples].astype(np.int64)
-        sizes = lengths - len(self.before) - len(self.after)
-        spans = [self.tokens[start : start + size] for start, size in zip(self.starts[samples], sizes, strict=True)]
+        sizes = self._sizes(samples)
+        lengths = sizes + len(self.before) + len(self.after)
+        starts = self.starts[samples]
+        self.tokens.prefetch(starts, sizes)
+        spans = [self.tokens[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         text = np.concatenate(spans).astype(np.int64)
         chosen = self.masking.choose(text, sizes, self.seed, epochs, samples)
         owner = np.repeat(np.arange(len(samples)), sizes)

@@ -131,7 +131,7 @@ def out_of_reach(variables, launcher, recipe, flags, folder):
     hints = field_types(config_class(recipe))
     for flag, value in itertools.pairwise(flags):
         name = flag.removeprefix("--")
-        reads = name in hints and re.search(r"(_file|_dir|_name_or_path|dataset_name|^config)$", name)
+        reads = name in hints and re.search(r"(_file|_dir|_name_or_path|dataset_name|prepared_data|^config)$", name)
         if reads and name != "output_dir" and not (folder / value).exists():
             return f"{flag} {value}"
     return None

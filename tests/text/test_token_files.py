@@ -24,14 +24,14 @@ from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.text import token_files as tokens_module
+from shared.text.corpus import split_documents, tokenize_parts
 from shared.text.masking import masking_for
 from shared.text.pieces import Selection
 from shared.text.token_files import (
     MaskedDocuments,
+    Tokens,
     special_tokens_around,
-    split_documents,
     tokenize_documents,
-    tokenize_parts,
 )
 from shared.text.tokenized import train_tokenizer
 
@@ -182,7 +182,8 @@ def test_a_failed_build_leaves_no_data(tokenizer, tmp_path):
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(3, 40))
 def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_length):
     class File:
-        tokens = np.arange(5, 5 + sum(sizes), dtype=np.uint16)
+        tokens = Tokens([], [sum(sizes)], np.uint16)
+        tokens.mapped[0] = np.arange(5, 5 + sum(sizes), dtype=np.uint16)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         digest = str(sizes)
 
@@ -192,7 +193,7 @@ def test_pieces_hold_every_token_once_and_are_at_most_max_length(sizes, max_leng
     assert [len(piece) for piece in pieces] == data.lengths.tolist()
     assert data.lengths.max() <= max_length
     assert all(piece[0] == 2 and piece[-1] == 3 for piece in pieces)
-    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == File.tokens.tolist()
+    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == File.tokens[:].tolist()
     assert len(data) == sum(-(-size // (max_length - 2)) for size in sizes)
 
     samples = np.random.default_rng(0).permutation(len(data))
@@ -230,7 +231,7 @@ def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
     file = tokenize_documents(documents, tokenizer)
 
     def numbers(seed):
-        return [part.between(0, 50).tolist() for part in split_documents(file, documents, 10, seed)]
+        return [part.between(0, 50).tolist() for part in split_documents(file, documents.source, 10, seed)]
 
     train, held = numbers(0)
     assert sorted([*train, *held]) == list(range(50))
@@ -243,7 +244,7 @@ def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
     assert part.num_tokens - special * len(part) == np.diff(file.offsets)[held].sum()
     one = of_table(table_of(["alone"]), "text")
     with pytest.raises(UserError, match="one document"):
-        split_documents(tokenize_documents(one, tokenizer), one, 10, 0)
+        split_documents(tokenize_documents(one, tokenizer), one.source, 10, 0)
 
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
@@ -364,7 +365,7 @@ def test_a_limit_keeps_some_documents_of_each_part(tokenizer, tmp_path):
     path.write_text("".join(f"text {i}\n" for i in range(50)))
     config = Options(train_file=str(path), max_train_samples=7, max_eval_samples=2)
     (file, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
-    everything = split_documents(file, of_file(str(path), "--train_file", "text"), 10, 0)
+    everything = split_documents(file, f"--train_file {path}", 10, 0)
     for part, whole, count in ((train, everything[0], 7), (held, everything[1], 2)):
         chosen, among = part.between(0, 50), whole.between(0, 50)
         assert (len(chosen), {*chosen} - {*among}) == (count, set())

@@ -1,0 +1,231 @@
+"""recipes/mlm.py trains on prepared data behind a URL exactly as on files, and ends with one line when it cannot."""
+
+import os
+import re
+import time
+
+import pytest
+import runs
+
+from benchmarks.harness.range_server import RangeServer
+from shared import prepare
+from shared.config import options
+from shared.errors import UserError
+from shared.text import object_store, prepared_folder
+from shared.text import shards as shards_module
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+MLM = runs.ROOT / "recipes/mlm.py"
+STEPS = [*runs.TINY, "--checkpointing_steps", 4]
+SMALL_CACHE = ["--cache_gb", "0.00001"]  # 10 kB of 23; a step needs a few
+SHARD = "training/tokens-00003"
+
+
+@pytest.fixture(scope="module")
+def mlm():
+    return runs.load_recipe("mlm")
+
+
+@pytest.fixture(scope="module")
+def folder(texts, tmp_path_factory):
+    """The prepared texts, in many shards and small blocks."""
+    target = tmp_path_factory.mktemp("prepared") / "data"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(shards_module, "BLOCK_CHARACTERS", 4000)
+        patch.setattr(prepared_folder, "BLOCK_BYTES", 128)
+        prepare.prepare(MLM, [*map(str, texts), *runs.TINY], (0, 1), target)
+    assert (target / SHARD).exists()
+    return target
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.01)
+
+
+def train(mlm, output, *flags):
+    mlm.main(options.parse(mlm.Config, [*map(str, flags), "--output_dir", str(output)]))
+    return weights(output)
+
+
+def weights(output):
+    return (output / "model/model.safetensors").read_bytes()
+
+
+def test_a_run_from_a_url_resumes_one_from_a_folder_and_ends_with_the_bytes_of_one_from_files(
+    mlm, texts, folder, tmp_path
+):
+    """With a cache smaller than an epoch, and errors that pass."""
+    expected = train(mlm, tmp_path / "files", *texts, *STEPS)
+    assert train(mlm, tmp_path / "folder", *STEPS, "--prepared_data", folder) == expected
+    middle = tmp_path / "folder/checkpoints/step_00000004"
+    with RangeServer(folder, answer=lambda path, count: 503 if "tokens" in path and count < 2 else None) as server:
+        url = ["--prepared_data", server.url, *SMALL_CACHE]
+        assert train(mlm, tmp_path / "url", *STEPS, *url, "--resume_from_checkpoint", middle) == expected
+        assert server.requests[SHARD] > 2
+    last = [runs.training_lines(tmp_path / name)[-1] for name in ("files", "folder", "url")]
+    assert len({line["samples"] for line in last}) == 1
+
+
+def test_flags_without_effect_on_prepared_data_and_another_tokenizer_are_refused(mlm, folder, tmp_path, texts):
+    for flags, expected in (
+        (["--vocab_size", 500], f"--vocab_size 500: --prepared_data {folder} was prepared with 400: give that"),
+        (["--tokenizer_type", "bpe"], "--tokenizer_type bpe: .* was prepared with wordpiece: give that"),
+        (["--text_column_name", "body"], "--text_column_name body has no effect on --prepared_data"),
+        (["--skip_incomplete_rows"], "--skip_incomplete_rows has no effect here"),
+        (["--cache_gb", 1], "--cache_gb 1 has no effect on --prepared_data .*, a folder here: remove it"),
+        (texts[:2], "--prepared_data .* and --train_file .* exclude each other"),
+        (["--dataset_name", "x"], "--prepared_data .* and --dataset_name x exclude each other"),
+        (["--prepared_data", "None", "--cache_gb", 1], "--cache_gb 1.0 has no effect without --prepared_data"),
+        (["--prepared_data", tmp_path], "--prepared_data .* has no index.json: give the folder that python -m"),
+    ):
+        given = [*runs.TINY, *(() if "--prepared_data" in flags else ("--prepared_data", folder)), *flags]
+        with pytest.raises(UserError, match=expected):
+            mlm.load_data(options.parse(mlm.Config, list(map(str, given))))
+
+
+def test_a_model_must_have_the_tokenizer_of_the_data(mlm, texts, folder, tmp_path):
+    model = runs.write_bert_with_dropout(tmp_path / "bert", texts)  # its tokenizer has the settings of the data
+    flags = [*map(str, runs.TINY), "--model_name_or_path", str(model)]
+    mlm.load_data(options.parse(mlm.Config, [*flags, "--prepared_data", str(folder)]))
+    of_model = tmp_path / "of_model"
+    prepare.prepare(MLM, [*map(str, texts), *flags], (0, 1), of_model)
+    with pytest.raises(UserError, match="was prepared with the tokenizer of a model: give its --model_name_or_path"):
+        mlm.load_data(options.parse(mlm.Config, [*map(str, runs.TINY), "--prepared_data", str(of_model)]))
+    vocabulary = model / "tokenizer.json"
+    vocabulary.write_text(re.sub(r'"##e"', '"##é"', vocabulary.read_text()))
+    with pytest.raises(UserError, match="prepared with another tokenizer than that of --model_name_or_path"):
+        mlm.load_data(options.parse(mlm.Config, [*flags, "--prepared_data", str(of_model)]))
+
+
+def test_the_folder_of_the_prepare_command_has_an_effect_only_with_documents(folder, texts, tmp_path):
+    with pytest.raises(UserError, match=r"--to .*x has no effect on .*nlp\.py with these flags, which read no doc"):
+        prepare.prepare(runs.ROOT / "recipes/nlp.py", [*map(str, texts), *runs.TINY], (0, 1), tmp_path / "x")
+    with pytest.raises(UserError, match="with these flags, which read no documents: remove it"):
+        prepare.prepare(MLM, [*runs.TINY, "--prepared_data", str(folder)], (0, 1), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+# Longer tests
+
+
+@pytest.fixture(scope="module")
+def expected(mlm, texts, tmp_path_factory):
+    """The weights from files: {processes: bytes}."""
+    folder = tmp_path_factory.mktemp("expected")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_RECIPES_CACHE", str(folder / "cache"))
+        return {n: weights(runs.run_many(n, {"files": [*texts, *STEPS]}, folder, MLM)["files"]) for n in (1, 2)}
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("processes", [1, 2])
+def test_any_number_of_processes_gives_the_bytes_of_files(folder, expected, tmp_path, processes):
+    with RangeServer(folder, delay=0.05) as server:
+        url = [*STEPS, "--prepared_data", server.url]
+        outputs = runs.run_many(processes, {"whole": url, "small": [*url, *SMALL_CACHE]}, tmp_path, MLM)
+    for name, output in outputs.items():
+        assert weights(output) == expected[processes], name
+
+
+@pytest.mark.docs
+def test_workers_give_the_bytes_of_files(folder, expected, tmp_path):
+    """In a real launch, because processes of the fork server cannot start workers."""
+    with RangeServer(folder, delay=0.05) as server:
+        flags = ["--prepared_data", server.url, "--dataloader_num_workers", 2, "--output_dir", tmp_path / "run"]
+        runs.succeed(runs.torchrun(2, MLM, *STEPS, *flags), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    assert weights(tmp_path / "run") == expected[2]
+
+
+def errors_of_two_processes(folder, tmp_path, answer):
+    """The error lines of a run on two processes, without the URL of the server."""
+    with RangeServer(folder, answer=answer) as server:
+        flags = [*STEPS, "--prepared_data", server.url, "--output_dir", tmp_path / "run"]
+        codes, output = runs.run_forked(2, MLM, flags, tmp_path)
+    assert codes == [2, 2], output
+    assert "Traceback" not in output
+    return [line.replace(server.url, "URL") for line in output.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.docs
+def test_a_server_that_denies_access_ends_every_process_with_one_line(folder, tmp_path):
+    (error,) = errors_of_two_processes(folder, tmp_path, lambda path, _: 403 if "training/tokens" in path else None)
+    assert re.fullmatch(
+        r"error: --prepared_data URL/training/tokens-0000\d: access is denied \(HTTP 403\): check the credentials and "
+        r"their rights",
+        error,
+    )
+
+
+@pytest.mark.docs
+def test_a_missing_shard_that_one_process_needs_ends_all(folder, tmp_path):
+    found = errors_of_two_processes(folder, tmp_path, lambda path, _: 404 if path == SHARD else None)
+    assert found
+    for error in found:
+        fix = "check the URL, or copy the prepared folder there again"
+        assert error.endswith(f"--prepared_data URL/{SHARD} does not exist: {fix}")
+
+
+@pytest.mark.docs
+def test_a_killed_run_resumes_and_ends_with_the_same_bytes(folder, expected, tmp_path):
+    output = tmp_path / "run"
+    with RangeServer(folder, delay=0.05) as server:
+        flags = [*STEPS, "--prepared_data", server.url, *SMALL_CACHE, "--output_dir", output]
+        context = runs.begin_many(1, {"run": flags[:-2]}, tmp_path, MLM)
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run-1/checkpoints/step_00000004").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(context.processes[0].pid, 9)
+        context.processes[0].join()
+        codes, text = runs.run_forked(1, MLM, [*flags[:-1], tmp_path / "run-1"], tmp_path)
+    assert codes == [0], text
+    assert weights(tmp_path / "run-1") == expected[1]
+
+
+@pytest.fixture
+def bucket(folder, monkeypatch):
+    """The environment and the URL of an S3 server with the prepared data."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="corpus")
+    for path in filter(os.path.isfile, folder.rglob("*")):
+        client.upload_file(str(path), "corpus", f"a/{path.relative_to(folder)}")
+    yield environment, client
+    server.stop()
+
+
+@pytest.mark.docs
+def test_runs_from_an_s3_bucket_end_with_the_bytes_of_files(folder, expected, tmp_path, bucket):
+    environment, client = bucket
+    flags = [*STEPS, "--prepared_data", "s3://corpus/a", *SMALL_CACHE]
+    output = runs.run_many(1, {"s3": flags}, tmp_path, MLM, **environment)["s3"]
+    assert weights(output) == expected[1]
+    workers = ["--dataloader_num_workers", 2, "--output_dir", tmp_path / "workers"]
+    on_cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    runs.succeed(runs.torchrun(2, MLM, *flags, *workers), **environment, **on_cpu)
+    assert weights(tmp_path / "workers") == expected[2]
+    client.delete_object(Bucket="corpus", Key=f"a/{SHARD}")
+    for url, name in (("s3://corpus/a", SHARD), ("s3://nowhere/a", "index.json")):
+        codes, text = runs.run_forked(
+            2, MLM, [*STEPS, "--prepared_data", url, "--output_dir", tmp_path / "missing"], tmp_path, **environment
+        )
+        assert codes == [2, 2], text
+        assert f"error: --prepared_data {url}/{name} does not exist" in text
+        assert "Traceback" not in text

@@ -1,0 +1,128 @@
+"""Reading from a URL: errors that pass are retried, and errors that stay are one line."""
+
+import sys
+import urllib.request
+
+import fsspec
+import pytest
+import runs
+
+from benchmarks.harness.range_server import RangeServer
+from shared.errors import UserError
+from shared.text import object_store
+from shared.text.object_store import RemoteFolder, is_url
+
+CONTENT = bytes(range(256))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "a").write_bytes(CONTENT)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch):
+    monkeypatch.setattr(object_store, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(object_store, "_told", -object_store.PATIENCE)
+
+
+def refusal(url, *args, **kwargs):
+    with pytest.raises(UserError) as error:
+        RemoteFolder(url, "--prepared_data").read(*args, **kwargs)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_ranges_and_whole_files_are_read_over_http_and_from_a_folder(folder):
+    with RangeServer(folder) as server:
+        for url in (server.url, f"{server.url}/", f"file://{folder}"):
+            remote = RemoteFolder(url, "--prepared_data")
+            assert remote.read("a") == CONTENT
+            assert remote.read("a", range(10, 20)) == CONTENT[10:20]
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/here/a", CONTENT)
+    assert RemoteFolder("memory://here", "--prepared_data").read("a", range(250, 256)) == CONTENT[250:]
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_errors_that_pass_are_retried_with_one_message(folder, capsys, status):
+    with RangeServer(folder, answer=lambda _, count: status if count < 2 else None) as server:
+        remote = RemoteFolder(server.url, "--prepared_data")
+        assert remote.read("a", range(5)) == CONTENT[:5]
+        assert server.requests["a"] == 3
+        expected = (
+            f"rank 0: --prepared_data {server.url}/a cannot be read (HTTP {status}); trying again for up to 300 s\n"
+        )
+    assert capsys.readouterr().err == expected
+
+
+def test_errors_that_do_not_pass_in_time_end_the_reading(folder):
+    with RangeServer(folder, answer=lambda *_: 503) as server:
+        found = refusal(server.url, "a", range(5), patience=0.01)
+        assert found.endswith("/a cannot be read (HTTP 503): check the URL, the server and the network")
+        assert 1 < server.requests["a"] < 20
+    nothing = f"http://127.0.0.1:{runs.free_port()}"
+    assert "cannot be read (ClientConnectorError" in refusal(nothing, "a", patience=0.01)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (404, "/a does not exist: check the URL, or copy the prepared folder there again"),
+        (403, "/a: access is denied (HTTP 403): check the credentials and their rights"),
+        (401, "/a: access is denied (HTTP 401): check the credentials and their rights"),
+        (400, "/a cannot be read (HTTP 400): check the URL"),
+    ],
+)
+def test_errors_that_stay_are_not_retried(folder, status, expected):
+    with RangeServer(folder, answer=lambda *_: status) as server:
+        assert refusal(server.url, "a", range(5)) == f"--prepared_data {server.url}{expected}"
+        assert server.requests["a"] == 1
+
+
+def test_a_file_that_was_cut_short_or_changed_is_read_three_times_and_then_refused(folder):
+    with RangeServer(folder) as server:
+        again = ": it was cut short or changed after it was prepared: copy the prepared folder there again"
+        found = refusal(server.url, "a", range(250, 260))
+        assert found == f"--prepared_data {server.url}/a is shorter than its index says{again}"
+        assert server.requests["a"] == 3
+        assert "is shorter than its index says: copy" in refusal(server.url, "a", range(300, 310))
+        found = refusal(server.url, "a", range(5), lambda content: content == b"other")
+        assert found == f"--prepared_data {server.url}/a differs from its index{again}"
+
+
+def test_bytes_that_were_damaged_on_their_way_are_read_again(folder):
+    damaged = iter([False, False, True])
+    with RangeServer(folder) as server:
+        remote = RemoteFolder(server.url, "--prepared_data")
+        assert remote.read("a", range(5), lambda _: next(damaged)) == CONTENT[:5]
+
+
+def test_a_server_without_ranges_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(RangeServer, "_content", lambda *_: (200, CONTENT))
+    with RangeServer(folder) as server:
+        assert "the server ignores ranges of bytes" in refusal(server.url, "a", range(5))
+
+
+def test_a_missing_client_or_an_unknown_kind_of_url_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    expected = "--prepared_data s3://bucket/x needs a package that is not installed: pip install s3fs"
+    assert refusal("s3://bucket/x", "a") == expected
+    assert refusal("s4://bucket/x", "a").startswith("--prepared_data s4://bucket/x: Protocol not known: s4: use s3://")
+
+
+def test_urls_are_told_from_paths():
+    assert is_url("s3://bucket/folder")
+    assert is_url("https://host/folder")
+    assert not is_url("out/folder")
+    assert not is_url("/folder")
+
+
+def test_the_server_of_these_tests_gives_ranges(folder):
+    with RangeServer(folder) as server:
+        request = urllib.request.Request(f"{server.url}/a", headers={"Range": "bytes=3-4"})
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 206
+            assert answer.read() == CONTENT[3:5]

@@ -1,0 +1,299 @@
+"""A prepared folder has the same tokens here and behind a URL; what is damaged, missing or too small is one line."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import runs
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.harness.range_server import RangeServer
+from shared.datasets import documents as documents_module
+from shared.datasets.documents import of_file
+from shared.datasets.prepared import cache_dir
+from shared.errors import UserError
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader, feed
+from shared.text import prepared_folder, remote_tokens
+from shared.text import shards as shards_module
+from shared.text.masking import masking_for
+from shared.text.pieces import Selection
+from shared.text.prepared_folder import open_prepared, write_prepared
+from shared.text.token_files import MaskedDocuments, tokenize_documents
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
+TEXTS = [" ".join(WORDS[i * k % 8] for k in range(1 + i % 23)) for i in range(400)]
+LENGTH = 10  # tokens of a piece
+BLOCK = 64  # bytes
+
+
+def word_tokenizer(words=WORDS):
+    vocabulary = {word: i for i, word in enumerate(["?", "[MASK]", *words])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", mask_token="[MASK]")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(documents_module, "PART_BYTES", 4000)
+        patch.setattr(shards_module, "BLOCK_CHARACTERS", 1500)
+        patch.setattr(prepared_folder, "BLOCK_BYTES", BLOCK)
+        yield
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n".join(TEXTS))
+    return tokenize_documents(of_file(path, "--train_file", "text"), word_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def original(file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prepared") / "data"
+    write_prepared(folder, {"training": file, "validation": file}, word_tokenizer(), ("wordpiece", 10))
+    assert len([*folder.glob("training/tokens-*")]) > 5
+    return folder
+
+
+@pytest.fixture
+def folder(original, tmp_path, monkeypatch):
+    """A copy of the folder, with a cache folder of its own."""
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    return shutil.copytree(original, tmp_path / "data")
+
+
+def opened(where, cache_gb=None, samples=1):
+    return open_prepared(str(where), cache_gb, samples, LENGTH)
+
+
+def refusal(where, *args):
+    with pytest.raises(UserError) as error:
+        everything(opened(where, *args))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def everything(found):
+    return [corpus.tokens[:].tolist() for corpus in found.corpora.values()]
+
+
+def masked(corpus):
+    masking = masking_for(word_tokenizer(), 0.3)
+    return MaskedDocuments(corpus, Selection(), LENGTH, ([], []), masking, 0)
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# The same data
+
+
+def test_the_folder_has_the_tokens_of_the_corpus_here_and_behind_a_url(file, folder):
+    with RangeServer(folder) as server:
+        for where in (folder, server.url, f"file://{folder}"):
+            found = opened(where)
+            assert [*found.corpora] == ["training", "validation"]
+            assert found.trained == ("wordpiece", 10)
+            for corpus in found.corpora.values():
+                assert corpus.digest == file.digest
+                assert corpus.offsets.tolist() == file.offsets.tolist()
+                assert corpus.tokens.dtype == file.tokens.dtype
+                assert corpus.tokens[:].tolist() == file.tokens[:].tolist()
+                for start, stop in ((0, 1), (31, 33), (100, 500), (7, 7), (len(file.tokens) - 1, len(file.tokens))):
+                    assert corpus.tokens[start:stop].tolist() == file.tokens[start:stop].tolist()
+    loaded = PreTrainedTokenizerFast.from_pretrained(found.tokenizer)
+    assert loaded.get_vocab() == word_tokenizer().get_vocab()
+
+
+@pytest.mark.parametrize("share", [2, 0.25], ids=["cache of everything", "cache smaller than an epoch"])
+def test_samples_are_the_same_with_any_cache_and_the_cache_is_bounded(file, folder, share, monkeypatch):
+    local = masked(file)
+    size = sum(path.stat().st_size for path in folder.glob("*/tokens-*"))
+    monkeypatch.setattr(remote_tokens, "MEMORY_BYTES", 0)
+    with RangeServer(folder) as server:
+        remote = masked(opened(server.url, share * size / 1e9).corpora["training"])
+        assert remote.digest() == local.digest()
+        rng = np.random.default_rng(0)
+        for epoch in range(2):
+            for samples in np.split(rng.permutation(len(local))[: len(local) // 8 * 8], len(local) // 8):
+                epochs = np.full(len(samples), epoch)
+                assert same(remote.read_micro_batch(samples, epochs), local.read_micro_batch(samples, epochs))
+        requests = sum(count for path, count in server.requests.items() if path.startswith("training/tokens"))
+    (cache,) = cache_dir().glob("blocks-*")
+    blocks = sum(-(-path.stat().st_size // BLOCK) for path in folder.glob("*/tokens-*"))
+    assert cache.stat().st_size == BLOCK * min(blocks, int(share * size) // BLOCK)
+    assert (requests == blocks // 2) == (share > 1), "with room for all, each block is requested once"
+    for piece in (0, len(local) - 1):
+        assert remote[piece].tolist() == local[piece].tolist()
+
+
+def test_a_second_start_reads_the_blocks_from_the_cache_and_repairs_it(file, folder):
+    with RangeServer(folder) as server:
+        whole = everything(opened(server.url))
+        server.requests.clear()
+        assert everything(opened(server.url)) == whole
+        assert {*server.requests} == {"index.json"}
+        (cache,) = cache_dir().glob("blocks-*")
+        content = cache.read_bytes()
+        cache.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        assert everything(opened(server.url)) == whole
+        assert sum(server.requests.values()) == 3, "two indexes and the damaged block"
+        server.requests.clear()
+        assert everything(opened(server.url)) == whole
+        assert {*server.requests} == {"index.json"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_loader_reads_ahead_with_and_without_workers(file, folder, num_workers):
+    plan = Plan(num_samples=len(masked(file)), seed=3, global_batch_size=32, num_epochs=1, max_samples=8)
+
+    def read(data, num_workers=0):
+        loader = Loader(data, plan, lambda rows: tuple(map(torch.from_numpy, rows)), torch.device("cpu"), num_workers)
+        found = [batch for step in range(3) for _, batch in loader.micro_batches(step)]
+        loader.close()
+        return found
+
+    with RangeServer(folder) as server:
+        data = masked(opened(server.url).corpora["training"])
+        assert same(data.read_micro_batch(np.arange(3), np.zeros(3, int)), read_here(file, 3))  # starts the threads
+        for one, other in zip(read(data, num_workers), read(masked(file)), strict=True):
+            assert same(one, other)
+
+
+def read_here(file, count):
+    return masked(file).read_micro_batch(np.arange(count), np.zeros(count, int))
+
+
+def test_requests_for_coming_samples_begin_before_the_first_one_is_used(file, folder):
+    with RangeServer(folder, delay=0.01) as server:
+        data = masked(opened(server.url).corpora["training"])
+        plan = Plan(num_samples=len(data), seed=3, global_batch_size=8, num_epochs=1)
+        schedule = [m for step in range(20) for m in plan.micro_batches(step)]
+        batches = feed(schedule, data, lambda rows: rows, torch.device("cpu"))
+        next(batches)
+        begun = {*data.tokens.blocks._begun}
+        assert len(begun) > 100
+        for _ in batches:
+            assert {*data.tokens.blocks._begun} == begun, "all samples fit into the window"
+
+
+def test_a_pickled_corpus_is_read_elsewhere(file, folder):
+    with RangeServer(folder) as server:
+        data = masked(opened(server.url).corpora["validation"])
+        data.read_micro_batch(np.arange(2), np.zeros(2, int))
+        copy = pickle.loads(pickle.dumps(data))
+        assert same(copy.read_micro_batch(np.arange(9), np.zeros(9, int)), read_here(file, 9))
+
+
+# Writing
+
+
+def test_an_interrupted_copy_resumes_and_other_data_are_refused(file, folder, tmp_path):
+    shards = {path: path.stat().st_ino for path in folder.glob("*/tokens-*")}
+    index = (folder / "index.json").read_text()
+    (folder / "index.json").unlink()
+    cut, missing = sorted(shards)[1:3]
+    runs.truncate(cut)
+    missing.unlink()
+    write_prepared(folder, {"training": file, "validation": file}, word_tokenizer(), ("wordpiece", 10))
+    assert (folder / "index.json").read_text() == index
+    kept = {path for path, inode in shards.items() if path.stat().st_ino == inode}
+    assert kept >= {*shards} - {cut, missing}
+    assert not [*folder.glob("**/*.partial"), *folder.glob(".lock")]
+    with pytest.raises(UserError, match="data holds other prepared data: give another folder"):
+        write_prepared(folder, {"training": file}, word_tokenizer(), ("wordpiece", 10))
+    with pytest.raises(UserError, match="data holds other prepared data: give another folder"):
+        write_prepared(folder, {"training": file, "validation": file}, word_tokenizer(("other",)), None)
+
+
+def test_a_second_writer_and_a_full_disk_are_one_line(file, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(UserError, match=r"--to .* cannot be written .No space left on device.: free space"):
+        write_prepared(tmp_path / "full", {"training": file}, word_tokenizer(), None)
+    with prepared_folder.FileLock(tmp_path / "full/.lock"), pytest.raises(UserError, match="another process writes"):
+        write_prepared(tmp_path / "full", {"training": file}, word_tokenizer(), None)
+
+
+# Damage
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["here", "url"])
+@pytest.mark.parametrize(
+    ("name", "damage", "expected"),
+    [
+        ("index.json", "missing", ("has no index.json: give the folder", "/index.json does not exist: check the URL")),
+        ("index.json", "changed", ("index.json is",) * 2),
+        ("training/offsets", "changed", ("/training/offsets differs from the index", "differs from its index")),
+        ("training/tokens-00001", "missing", ("/training/tokens-00001 is missing", "does not exist")),
+        ("training/tokens-00001", "cut", ("is longer or shorter than the index", "is shorter than its index")),
+        ("training/tokens-00001", "changed", ("tokens-00001 differs from the index", "differs from its index")),
+    ],
+)
+def test_damage_is_one_line(folder, name, damage, expected, remote, monkeypatch):
+    monkeypatch.setattr(remote_tokens, "THREADS", 1)
+    path = folder / name
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        runs.truncate(path)
+    else:
+        content = path.read_bytes()
+        path.write_bytes(content[:-3] + bytes([content[-3] ^ 1]) + content[-2:])
+    with RangeServer(folder) as server:
+        assert expected[remote] in refusal(server.url if remote else folder)
+
+
+def test_another_format_is_refused(folder):
+    index = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(index | {"format": 2}))
+    assert "has format 2, and this version reads 1: prepare the data again" in refusal(folder)
+
+
+def test_an_index_cannot_name_a_file_outside_its_folder(folder):
+    index = json.loads((folder / "index.json").read_text())
+    del index["digest"]
+    index["files"]["../../outside"] = [1, "0"]
+    digest = prepared_folder._digest_of_index(index)
+    (folder / "index.json").write_text(json.dumps(index | {"digest": digest}))
+    with RangeServer(folder) as server:
+        assert "names ../../outside, a file outside its folder" in refusal(server.url)
+
+
+# The cache
+
+
+def test_a_cache_without_effect_without_room_or_too_small_is_refused(folder, monkeypatch):
+    assert refusal(folder, 4.0) == f"--cache_gb 4 has no effect on --prepared_data {folder}, a folder here: remove it"
+    with RangeServer(folder) as server:
+        small = refusal(server.url, 1e-7, 30)
+        assert small == "--cache_gb 1e-07 is too small for the blocks of one step: give 3.9e-06 or more"
+        opened(server.url, 3.9e-6, 30)
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        (cache,) = cache_dir().glob("blocks-*")
+        size = cache.stat().st_size
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        expected = rf"--cache_gb: {cache_dir()} has no room for .* GB .No space left on device.: lower it"
+        with pytest.raises(UserError, match=expected):
+            opened(server.url, 1.0)
+        assert cache.stat().st_size == size
+        cache.unlink()
+        with pytest.raises(UserError, match=expected):
+            opened(server.url, 1.0)
+        assert not cache.exists()

@@ -73,6 +73,9 @@ campaign: .venv/installed-dev
 	$(BIN)/python tests/campaigns/signals.py > out/campaigns/signals.md
 	$(BIN)/python tests/campaigns/kills.py --kills 200 --processes 2 > out/campaigns/kills_2.md
 	$(BIN)/python tests/campaigns/kills.py --kills 200 --processes 3 > out/campaigns/kills_3.md
+	for recipe in token_classification embeddings; do \
+		$(BIN)/python tests/campaigns/worlds.py --recipe $$recipe > out/campaigns/worlds_$$recipe.md && \
+		$(BIN)/python tests/campaigns/kills.py --kills 60 --recipe $$recipe > out/campaigns/kills_$$recipe.md || exit 1; done
 	cat out/campaigns/*.md
 
 # Each part takes less than nine minutes, can be repeated alone, and adds an entry to the GPU's file in

@@ -113,14 +113,15 @@ SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
-	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
+BENCHMARKS := utilisation mlm_cpu tagging_cpu embeddings_cpu peers_eval loop_cost independent_runs \
+	barrier_cost launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
 	chunked_loss packing fused_qkv tokenizing preparing predictions checkpoints_cpu scale scale_processes peers_bf16 \
 	peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
+measure_tagging_cpu := python benchmarks/tagging_peers.py --rounds $(ROUNDS)
 measure_embeddings_cpu := python benchmarks/embeddings_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)

@@ -3,9 +3,9 @@
     python benchmarks/tagging_peers.py --processes 2 --rounds 3 --output_dir out/tagging_peers
 
 All train the same BERT (4 layers x 256, vocabulary 8,192) on the same windows of the embedded Python functions with the
-same number of windows per update, fused AdamW, and a loss at the first token of each word. They take turns; each turn is
-a new launch. Only real tokens count. The start and the first update are left out. Writes tagging_cpu.json and
-tagging_cpu.md into the output folder.
+same number of windows per update, fused AdamW, and a loss at the first token of each word. Trainer runs with random
+batches, and tuned: grouped by length, with larger batches. They take turns; each turn is a new launch. Only real tokens
+count. The start and the first update are left out. Writes tagging_cpu.json and tagging_cpu.md into the output folder.
 """
 
 import json

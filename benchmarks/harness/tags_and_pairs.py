@@ -111,6 +111,4 @@ def sentence_transformers_trainer(
         model, scale=1 / temperature, mini_batch_size=mini_batch_size, gather_across_devices=True
     )
     pairs = Dataset.from_parquet(str(folder / "train.parquet")).select_columns(["anchor", "positive"])
-    return SentenceTransformerTrainer(
-        model=model, args=settings, train_dataset=pairs, loss=loss, callbacks=[callback]
-    )
+    return SentenceTransformerTrainer(model=model, args=settings, train_dataset=pairs, loss=loss, callbacks=[callback])

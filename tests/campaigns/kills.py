@@ -96,7 +96,7 @@ def victim(launcher, kind):
 
 
 def start_and_kill(launch, output, tally, most, last):
-    """Start the run by the command `launch(output)` and kill it at a random instant, unless there have been `most` kills.
+    """Start the run by the command `launch(output)`; kill it at a random instant, unless there have been `most` kills.
 
     `last` is the row of the kill before this start, or None. Returns the row of this kill, or None if the run has
     finished first.

@@ -1,8 +1,8 @@
 """A text recipe, which logs what it does and waits at some points until a file tells it to continue.
 
-RECIPE in the environment names it. WATCH is a folder. Each process adds lines of JSON to its own file there: the rows that enter the
-model in each step, the points where it waits, and its exit code. PAUSES names these points, separated by commas. At
-each of them the process waits for the file go-POINT. The points are
+RECIPE in the environment names it. WATCH is a folder. Each process adds lines of JSON to its own file there: the rows
+that enter the model in each step, the points where it waits, and its exit code. PAUSES names these points, separated by
+commas. At each of them the process waits for the file go-POINT. The points are
 
     data           the training data are about to be read
     first pass     the discarded pass before the first step is about to begin

@@ -71,7 +71,7 @@ def walk(way, recipe, flags, output, folder, row):
 
 
 def assert_each_once(fed, expected):
-    """Assert that each of the `expected` rows entered the model once per epoch, and that each launch trained in the first epoch."""
+    """Assert that each expected row entered the model once per epoch, and each launch trained in the first epoch."""
     assert sorted(fed) == list(range(1, STEPS + 1)), f"steps {sorted(fed)}"
     by = {number for step in range(1, EPOCH + 1) for number, _ in fed[step]}
     assert by == set(range(len(WORLDS))), f"only launches {by} trained in the first epoch"

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import runs
-import toy_data
 import torch
+import toy_data
 import transformers
 from safetensors.torch import load_file
 

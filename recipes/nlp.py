@@ -58,7 +58,7 @@ class Config(LossOptions):
     packing: bool = False
     """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
     pooling: Literal["auto", "cls", "mean"] = "auto"
-    """Input of the classifier's head: the first token of a text, or the mean over its tokens. auto: the model's own."""
+    """What the head reads of a text: its first token (cls) or the mean over its tokens. auto: the model's own."""
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/nlp"

@@ -73,6 +73,9 @@ campaign: .venv/installed-dev
 	$(BIN)/python tests/campaigns/signals.py > out/campaigns/signals.md
 	$(BIN)/python tests/campaigns/kills.py --kills 200 --processes 2 > out/campaigns/kills_2.md
 	$(BIN)/python tests/campaigns/kills.py --kills 200 --processes 3 > out/campaigns/kills_3.md
+	for recipe in token_classification embeddings; do \
+		$(BIN)/python tests/campaigns/worlds.py --recipe $$recipe > out/campaigns/worlds_$$recipe.md && \
+		$(BIN)/python tests/campaigns/kills.py --kills 60 --recipe $$recipe > out/campaigns/kills_$$recipe.md || exit 1; done
 	cat out/campaigns/*.md
 
 # Each part takes less than nine minutes, can be repeated alone, and adds an entry to the GPU's file in
@@ -110,7 +113,7 @@ SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-BENCHMARKS := utilisation mlm_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
+BENCHMARKS := utilisation mlm_cpu tagging_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
 	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
 	chunked_loss packing fused_qkv tokenizing preparing remote_shards predictions checkpoints_cpu scale scale_processes \
 	peers_bf16 peers_fp32 host_operations
@@ -118,6 +121,7 @@ NETWORK := collectives strong weak links variants predict_links predict_sleep pr
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
+measure_tagging_cpu := python benchmarks/tagging_peers.py --rounds $(ROUNDS)
 measure_embeddings_cpu := python benchmarks/embeddings_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)

@@ -23,50 +23,25 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness import rounds
+from benchmarks.harness import rounds, tags_and_pairs
 from benchmarks.harness.encoder_and_texts import SIZES
 from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps
+from shared.contrastive import demo_pairs
 
 MAX_LENGTH, TEMPERATURE, LEARNING_RATE = 128, 0.05, 5e-4
 WARMUP = 1  # updates that are left out at the start
 OURS, PEER = "recipes/embeddings.py", "sentence-transformers"
 
 
-def prepare(folder: Path, evaluation_pairs: int) -> None:
-    """Write the model, its tokenizer and the embedded pairs, of the validation pairs the first `evaluation_pairs`."""
-    import pyarrow.parquet as pq
-    import transformers
-
-    from shared.contrastive import demo_pairs
-    from shared.text.tokenized import train_tokenizer
-
-    train, validation = demo_pairs.load()
-    tokenizer = train_tokenizer(train, ("anchor", "positive"), "wordpiece", 8192, MAX_LENGTH)
-    torch.manual_seed(0)
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = transformers.BertConfig(vocab_size=8192, pad_token_id=tokenizer.pad_token_id, **dropout, **SIZES)
-    transformers.BertModel(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    pq.write_table(train, folder / "train.parquet")
-    pq.write_table(validation.slice(0, evaluation_pairs), folder / "validation.parquet")
-
-
 def recipe_flags(folder: Path) -> dict[str, object]:
     """The recipe's flags for data, model and loss."""
-    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
-    model = {"model_name_or_path": folder, "max_length": MAX_LENGTH}
-    return files | model | {"temperature": TEMPERATURE, "learning_rate": LEARNING_RATE}
+    own = {"max_length": MAX_LENGTH, "temperature": TEMPERATURE, "learning_rate": LEARNING_RATE}
+    return tags_and_pairs.data_flags(folder) | own
 
 
 def train_peer(job: SimpleNamespace) -> dict[str, float]:
     """Train one process of sentence-transformers; the seconds of the updates, and the scores on the main process."""
-    from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+    from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers import TrainerCallback
 
     folder, ends = Path(job.model), []
@@ -75,11 +50,6 @@ def train_peer(job: SimpleNamespace) -> dict[str, float]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
-    model = SentenceTransformer(str(folder), device="cpu")
-    model.max_seq_length = MAX_LENGTH
-    loss = CachedMultipleNegativesRankingLoss(
-        model, scale=1 / TEMPERATURE, mini_batch_size=job.rows, gather_across_devices=True
-    )
     arguments = SentenceTransformerTrainingArguments(
         output_dir=job.output_dir,
         max_steps=job.steps,
@@ -97,14 +67,13 @@ def train_peer(job: SimpleNamespace) -> dict[str, float]:
         disable_tqdm=True,
         seed=job.seed,
     )
-    data = Dataset.from_parquet(str(folder / "train.parquet")).select_columns(["anchor", "positive"])
-    trainer = SentenceTransformerTrainer(
-        model=model, args=arguments, train_dataset=data, loss=loss, callbacks=[EndOfUpdate()]
+    trainer = tags_and_pairs.sentence_transformers_trainer(
+        folder, arguments, MAX_LENGTH, TEMPERATURE, job.rows, EndOfUpdate()
     )
     trainer.train()
     seconds = ends[-1] - ends[WARMUP - 1]
     figures = {"samples_per_second": job.global_batch_size * (len(ends) - WARMUP) / seconds}
-    return figures | (scores(model, folder) if os.environ["RANK"] == "0" else {})
+    return figures | (scores(trainer.model, folder) if os.environ["RANK"] == "0" else {})
 
 
 def scores(model: Any, folder: Path) -> dict[str, float]:
@@ -188,7 +157,9 @@ def main() -> None:
             dist.destroy_process_group()
         return
     folder = rounds.make_runs_folder(arguments.output_dir)
-    prepare(folder / "model", arguments.evaluation_pairs)
+    train, validation = demo_pairs.load()
+    tables = (train, validation.slice(0, arguments.evaluation_pairs))
+    tags_and_pairs.prepare("embeddings", folder / "model", tables, MAX_LENGTH, sizes=SIZES)
     rows = rounds.take_turns((OURS, PEER), arguments.rounds, lambda *turn: measure(arguments, folder, *turn))
     compared = {"speed": "samples_per_second", "peak memory": "peak_rss_mib"}
     comparisons = {f"{name} of ours / peer": rounds.compare(rows, key, OURS, PEER) for name, key in compared.items()}

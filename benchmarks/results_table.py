@@ -83,6 +83,22 @@ def tokens_against(peer: str | None = None, ours: str = "ours") -> Callable[[Rep
     return measured
 
 
+def beside(ours: str, peer: str, comparison: str, figure: str, unit: str) -> Callable[[Report], Cells]:
+    """A rate of two contestants, and their ratio."""
+
+    def measured(report: Report) -> Cells:
+        own, other = (of_contestant(report, contestant, figure) for contestant in (ours, peer))
+        return f"{own:,.0f} {unit}", f"{other:,.0f} {unit}", interval(report["comparisons"][comparison])
+
+    return measured
+
+
+def tagging(peer: str) -> Callable[[Report], Cells]:
+    """Real tokens per second of token_classification.py beside those of a peer."""
+    comparison = f"tokens per second of ours / {peer}"
+    return beside("recipes/token_classification.py", peer, comparison, "tokens_per_second", "tokens/s")
+
+
 def extremes(ratios: list[float]) -> Report:
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
@@ -146,6 +162,8 @@ PEERS = "python benchmarks/nlp_peers.py --rounds 5 --global_batch_size 256 --max
 MLM, CLASSES = "masked language model", "sequence classification"
 FP32 = ("peers_fp32.json", f"{PEERS} --benchmarks nlp")
 MLM_PEERS = ("mlm_cpu.json", "python benchmarks/mlm_peers.py --rounds 5")
+TAGGING = ("tagging_cpu.json", "python benchmarks/tagging_peers.py --rounds 5")
+EMBEDDINGS = ("embeddings_cpu.json", "python benchmarks/embeddings_peers.py --rounds 5")
 UTILISATION = ("utilisation.json", "python benchmarks/utilisation.py --rounds 5")
 CHECKPOINTS = ("checkpoints_cpu.json", "python benchmarks/checkpoints.py --rounds 31 --output_dir out/checkpoints")
 
@@ -175,6 +193,15 @@ COMPARISONS = (
     row(f"{MLM}, fp32", "Trainer as shipped", "≥ 2.0", "≥ 5", MLM_PEERS, tokens_against("trainer")),
     row(f"{MLM}, fp32", "Trainer, tuned", "≥ 1.5", "≥ 2.5", MLM_PEERS, tokens_against("trainer_tuned")),
     row(f"{MLM}, bf16", "Trainer, tuned", "-", "-", MLM_PEERS, tokens_against("trainer_tuned_bf16", "ours_bf16")),
+    row("token classification, fp32", "Trainer as shipped", "-", "-", TAGGING, tagging("Trainer")),
+    row("token classification, fp32", "Trainer, tuned", "-", "-", TAGGING, tagging("Trainer, group_by_length")),
+    row(
+        *("sentence embeddings, fp32", "trainer of sentence-transformers", "≥ 1.3", "-", EMBEDDINGS),
+        beside(
+            *("recipes/embeddings.py", "sentence-transformers", "speed of ours / peer"),
+            *("samples_per_second", "pairs/s"),
+        ),
+    ),
     *(
         row(f"MFU, {label}, {precision}", "a matrix product", *bars, UTILISATION, utilisation(size, precision))
         for size, label in (("wide", "width 768"), ("small", "4 layers of width 256"))

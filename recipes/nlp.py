@@ -31,7 +31,7 @@ from shared.optimization.regression import Scale
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
-from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier
+from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier, pooling_of_head
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -56,6 +56,8 @@ class Config(LossOptions):
     """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
     packing: bool = False
     """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
+    pooling: Literal["auto", "cls", "mean"] = "auto"
+    """What the head reads of a text: its first token (cls) or the mean over its tokens. auto: the model's own."""
     num_train_epochs: int = 2
     """Passes over the training data."""
     output_dir: str = "out/nlp"
@@ -169,7 +171,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
 def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:
     """A pretrained encoder with a head for the labels, or a new one: pre-norm, rotary positions, no dropout."""
     torch.manual_seed(config.seed)
-    head = head_for(labels.names or ("score",), problem_type=labels.problem_type)
+    head = head_for(labels.names or ("score",), problem_type=labels.problem_type, **pooling_of_head(config))
     auto_class = "AutoModelForSequenceClassification"
     if config.model_name_or_path:
         model = load_classifier(auto_class, config.model_name_or_path, revision=config.revision, **head)

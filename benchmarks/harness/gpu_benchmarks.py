@@ -15,7 +15,8 @@ class Benchmark:
     """One benchmark, and so one line of a table."""
 
     recipe: str
-    """A recipe; or "trainer", "bare loop" (gpu_peers.py), "passes" (gpu_passes.py), "saves" (checkpoints.py)."""
+    """A recipe; "passes" (gpu_passes.py), "saves" (checkpoints.py); or of gpu_peers.py: "trainer", "bare loop", or
+    "sentence-transformers"."""
     data: str
     """random, real, on the device, cache."""
     flags: dict[str, Any]
@@ -51,6 +52,9 @@ VIT |= {"horizontal_flip": True, "optim": "adamw", "learning_rate": 1e-3}
 FINE = {"model_name_or_path": "encoder", "train_file": "short.parquet", "validation_file": "valid.parquet"}
 FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch": 16384, "learning_rate": 5e-5}
 FINE_TOY = {"global_batch_size": 8}
+TRAINED = {"model_name_or_path": "encoder", "train_file": "encoder/train.parquet", "max_length": 128}
+TRAINED |= {"validation_file": "encoder/validation.parquet", "learning_rate": 5e-5, "global_batch_size": 256}
+TRAINED |= {"max_tokens_per_micro_batch": 32768}
 COMPILED = {"torch_compile": True}
 PACKED = {"packing": True}
 FIXED = {"fixed_shapes": True}
@@ -68,8 +72,8 @@ def text(data: str, flags: dict[str, Any], minimum: float | None = None, target:
     return Benchmark("mlm", data, flags, "tokens", minimum, target, toy=TEXT)
 
 
-def fine_tuning(flags: dict[str, Any]) -> Benchmark:
-    return Benchmark("nlp", "real", flags, steps=64, warmup=32, toy=FINE_TOY)
+def fine_tuning(flags: dict[str, Any], recipe: str = "nlp", unit: str = "tokens") -> Benchmark:
+    return Benchmark(recipe, "real", flags, unit, steps=64, warmup=32, toy=FINE_TOY)
 
 
 def images(
@@ -96,6 +100,8 @@ MAIN = {
     "fine_tuning": fine_tuning(FINE),
     "fine_tuning_packed": fine_tuning(FINE | PACKED),
     "bert_base_real": text("real", BASE | DOCSTRINGS, 590e3, 757e3),
+    "tagging": fine_tuning(TRAINED, "token_classification"),
+    "embeddings": fine_tuning(TRAINED, "embeddings", "pairs"),
     "bert_large": text("random", LARGE | COMPILED, 170e3, 200e3),
     "bert_base_eager": text("random", BASE),
     "fine_tuning_compiled": fine_tuning(FINE | COMPILED),
@@ -115,6 +121,8 @@ ABOUT = {
     "modernbert_base": "ModernBERT-base, masked LM, 32 x 1,024 tokens, compiled",
     "fine_tuning": "BERT-base, texts of 35 tokens, 256 per step, not compiled",
     "bert_base_real": "BERT-base on docstrings of 222 tokens on average, compiled",
+    "tagging": "BERT-base, tags of words in windows of 128 tokens, 256 per step, packed, not compiled",
+    "embeddings": "BERT-base, 256 pairs of texts of up to 128 tokens per step, packed, not compiled",
     "bert_large": "BERT-large, masked LM, 64 x 512 tokens, compiled",
     "bert_base_eager": "`bert_base`, not compiled",
     "fine_tuning_compiled": "`fine_tuning`, compiled",
@@ -196,6 +204,10 @@ PEERS = {
     "bare_loop_bert_base_compiled": peer("bare loop", "bert_base", "a bare loop, compiled"),
     "trainer_modernbert_base_compiled": peer("trainer", "modernbert_base", f"{TRAINER}, compiled"),
     "fine_tuning_trainer": peer("trainer", "fine_tuning", f"{TRAINER}, group_by_length"),
+    "tagging_trainer": peer("trainer", "tagging", f"{TRAINER}, group_by_length"),
+    "embeddings_sentence_transformers": peer(
+        "sentence-transformers", "embeddings", "the trainer of sentence-transformers with cached gradients"
+    ),
     "trainer_bert_base": peer("trainer", "bert_base_eager", TRAINER),
     "bare_loop_bert_base": peer("bare loop", "bert_base_eager", "a bare loop"),
     "trainer_modernbert_base": peer("trainer", "modernbert_base_eager", TRAINER),
@@ -211,3 +223,4 @@ PAIRS += tuple((name, "fine_tuning_trainer") for name in ("fine_tuning_packed", 
 # Minimum and target of some ratios.
 LIMITS = {(name, "fine_tuning_trainer"): (2, 3) for name in MAIN if name.startswith("fine_tuning")}
 LIMITS |= {("resnet50_cache", "resnet50"): (0.95, None), ("vit_cache", "vit"): (0.95, None)}
+LIMITS |= {("embeddings", "embeddings_sentence_transformers"): (1.3, None)}

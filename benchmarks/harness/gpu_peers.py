@@ -1,4 +1,7 @@
-"""What a user could run instead of a recipe: transformers' Trainer, tuned as far as its flags allow; a bare loop."""
+"""What a user could run instead of a recipe.
+
+transformers' Trainer, tuned as far as its flags allow; the trainer of sentence-transformers; a bare loop.
+"""
 
 import json
 import time
@@ -10,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.harness.gpu_benchmarks import LOGGING_STEPS, Benchmark
+from benchmarks.harness import tags_and_pairs
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LOGGING_STEPS, Benchmark
 from benchmarks.harness.random_documents import random_rows, word_tokenizer
 from shared.encoders.new_encoders import new_encoder
 
@@ -80,25 +84,29 @@ def train(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
     """Train the work of `benchmark` and write FOLDER/run/metrics.jsonl, with lines like those of a recipe.
 
     Args:
-        benchmark: its `recipe` is "trainer" or "bare loop".
+        benchmark: its `recipe` is "trainer", "sentence-transformers" or "bare loop".
         config: the settings of the recipe that does this work, resolved from the benchmark's flags.
-        folder: has the texts and the model where `fine_tuning` needs them.
+        folder: has the texts and the model, except for pretraining.
         toy: without a GPU.
     """
     (folder / "run").mkdir()
     if benchmark.recipe == "bare loop":
         train_bare(benchmark, config, folder, toy)
+    elif benchmark.recipe == "sentence-transformers":
+        embed(benchmark, config, folder, toy)
+    elif BENCHMARKS[benchmark.beside].recipe == "token_classification":
+        tag(benchmark, config, folder, toy)
     elif "train_file" in benchmark.flags:
         fine_tune(benchmark, config, folder, toy)
     else:
         pretrain(benchmark, config, folder, toy)
 
 
-def arguments(benchmark: Benchmark, config: Any, folder: Path, toy: bool, **more: Any) -> Any:
-    """transformers' TrainingArguments for speed."""
+def arguments(benchmark: Benchmark, config: Any, folder: Path, toy: bool, kind: Any = None, **more: Any) -> Any:
+    """transformers' TrainingArguments for speed; `kind` is a subclass of it."""
     from transformers import TrainingArguments
 
-    return TrainingArguments(
+    return (kind or TrainingArguments)(
         output_dir=str(folder / "trainer"),
         max_steps=4 if toy else benchmark.steps,
         per_device_train_batch_size=config.global_batch_size,
@@ -115,16 +123,23 @@ def arguments(benchmark: Benchmark, config: Any, folder: Path, toy: bool, **more
     )
 
 
-def run_trainer(model: Any, settings: Any, data: Any, collator: Any, rates: Rates) -> Any:
+def run_trainer(model: Any, settings: Any, data: Any, collator: Any, rates: Rates) -> None:
     """Train; `rates` hears of each update."""
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer
+
+    callbacks = [end_of_update(rates)]
+    Trainer(model=model, args=settings, train_dataset=data, data_collator=collator, callbacks=callbacks).train()
+
+
+def end_of_update(rates: Rates) -> Any:
+    """A callback of Trainer that tells `rates` of each update."""
+    from transformers import TrainerCallback
 
     class EndOfUpdate(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             rates.end_update()
 
-    trainer = Trainer(model=model, args=settings, train_dataset=data, data_collator=collator, callbacks=[EndOfUpdate()])
-    trainer.train()
+    return EndOfUpdate()
 
 
 def fine_tune(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
@@ -141,13 +156,48 @@ def fine_tune(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> Non
         {"input_ids": ids, "attention_mask": mask, "labels": label}
         for ids, mask, label in zip(encoded["input_ids"], encoded["attention_mask"], labels, strict=True)
     ]
-    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(rows)}))
     model = AutoModelForSequenceClassification.from_pretrained(folder / "encoder", dtype=torch.float32)
+    run_grouped(benchmark, config, folder, toy, model, rows, DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8))
+
+
+def tag(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
+    """Trainer with `group_by_length` on the windows of the benchmark `tagging`."""
+    from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
+
+    from recipes import token_classification
+
+    train, *_, tokenizer = token_classification.load_data(config)
+    rows = tags_and_pairs.rows_of_words(train)
+    model = AutoModelForTokenClassification.from_pretrained(folder / "encoder", dtype=torch.float32)
+    collator = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=8)
+    run_grouped(benchmark, config, folder, toy, model, rows, collator)
+
+
+def run_grouped(
+    benchmark: Benchmark, config: Any, folder: Path, toy: bool, model: Any, rows: list[dict[str, Any]], collator: Any
+) -> None:
+    """Trainer with `group_by_length` on tokenized texts."""
+    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(rows)}))
     more = {"train_sampling_strategy": "group_by_length", "learning_rate": config.learning_rate}
     settings = arguments(benchmark, config, folder, toy, dataloader_num_workers=0 if toy else 4, **more)
     rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl")
     rates.watch(model)
-    run_trainer(model, settings, rows, DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8), rates)
+    run_trainer(model, settings, rows, collator, rates)
+
+
+def embed(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
+    """The trainer of sentence-transformers with cached gradients on the pairs of the benchmark `embeddings`."""
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    kind = SentenceTransformerTrainingArguments
+    more = {"learning_rate": config.learning_rate, "dataloader_drop_last": True}
+    settings, size = arguments(benchmark, config, folder, toy, kind, **more), config.global_batch_size
+    rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", (size, 0))
+    trainer = tags_and_pairs.sentence_transformers_trainer(
+        folder / "encoder", settings, config.max_length, config.temperature, size // 2, end_of_update(rates)
+    )
+    (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(trainer.train_dataset)}))
+    trainer.train()
 
 
 def documents_and_model(benchmark: Benchmark, config: Any, folder: Path) -> tuple[RandomDocuments, Any, Any]:

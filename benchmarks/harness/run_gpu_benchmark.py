@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from benchmarks.harness import gpu_passes, gpu_peers, image_variants
+from benchmarks.harness import gpu_passes, gpu_peers, image_variants, tags_and_pairs
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, LOGGING_STEPS, PROFILED, TEXT, Benchmark
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.kernels import kernels_per_step
@@ -76,7 +77,7 @@ def run(name: str, folder: Path, toy: bool) -> None:
         gpu_passes.run(folder, toy)
         return
     if "train_file" in benchmark.flags:
-        prepare_texts(folder, toy)
+        PREPARE.get(recipe_of(benchmark), prepare_texts)(folder, toy)
     if "vit" in name:
         prepare_vit(folder / "vit", toy)
     if benchmark.data == "cache":
@@ -171,11 +172,11 @@ CHANGES = {
 
 
 def facts(name: str, config: Any, train: Any, toy: bool) -> dict[str, float]:
-    """Operations of a forward and backward pass per real token or image; docs/performance.md has the formula."""
+    """Operations of a forward and backward pass per real token, pair or image; see docs/performance.md."""
     if not hasattr(config, "max_length"):
         image = next((value for key, value in GFLOP.items() if name.startswith(key)), 0.0)
         return {"operations": 0.0 if toy else image * 1e9, "samples": len(train)}
-    lengths = np.asarray(train.lengths, float)
+    lengths = np.asarray(getattr(train, "text_lengths", train.lengths), float).ravel()  # pairs have two texts
     mean, seen = lengths.mean(), (lengths**2).sum() / lengths.sum()  # tokens per document; tokens that one attends to
     width, layers, inside, vocabulary = sizes(config)
     modern = getattr(config, "model_type", "") == "modernbert"
@@ -183,7 +184,8 @@ def facts(name: str, config: Any, train: Any, toy: bool) -> dict[str, float]:
     attended = sum(min(seen, 129.0) if modern and layer % 3 else seen for layer in range(layers))
     hidden = float(train.masked.sum() / lengths.sum()) if hasattr(train, "masked") else 0.0
     operations = 6 * layers * weights + 12 * width * attended + 6 * hidden * (width**2 + width * vocabulary)
-    return {"operations": operations, "samples": len(lengths), "mean_length": mean}
+    per_unit = lengths.sum() / len(train) if hasattr(train, "text_lengths") else 1
+    return {"operations": operations * per_unit, "samples": len(train), "mean_length": mean}
 
 
 def sizes(config: Any) -> tuple[int, int, int, int]:
@@ -291,6 +293,23 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     encoder = BertConfig(vocab_size=vocabulary, num_labels=labels, **small, **without_dropout)
     BertForSequenceClassification(encoder).save_pretrained(folder / "encoder")
     tokenizer.save_pretrained(folder / "encoder")
+
+
+def prepare_trained(recipe: str, folder: Path, toy: bool) -> None:
+    """Write BERT-base with random weights, a tokenizer, and the embedded texts of a recipe, in FOLDER/encoder."""
+    from shared.contrastive import demo_pairs
+    from shared.tagging import demo_sources
+
+    small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
+    if toy:
+        tables = tags_and_pairs.toy_tables(recipe)
+    else:
+        train, validation = (demo_sources if recipe == "token_classification" else demo_pairs).load()
+        tables = train, validation.slice(0, 256)
+    tags_and_pairs.prepare(recipe, folder / "encoder", tables, 128, 400 if toy else 8192, small)
+
+
+PREPARE = {recipe: partial(prepare_trained, recipe) for recipe in ("token_classification", "embeddings")}
 
 
 def main() -> None:

@@ -47,7 +47,6 @@ def new_encoder(auto_class: str, config: Any, tokenizer: Any, vocab_multiple: in
         sep_token_id=tokenizer.sep_token_id,
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id,
-        **own,
-        **head,
+        **(own | head),
     )
     return getattr(transformers, auto_class).from_config(sizes)

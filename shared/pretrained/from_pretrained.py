@@ -13,6 +13,11 @@ from shared.errors import UserError, listed, say
 from shared.pretrained.hub import require_model
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
+POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"
+    "modernbert": {"cls": "cls", "mean": "mean"},
+    "eurobert": {"cls": "bos", "mean": "mean"},
+    "ultrabert": {"cls": "cls", "mean": "mean"},
+}
 
 
 def load_pretrained(auto_class: str, name: str, revision: str | None = None, **kwargs: Any) -> Any:
@@ -82,6 +87,31 @@ def head_for(names: Sequence[str], **more: Any) -> dict[str, Any]:
     """The config entries of a head for the labels `names`. Includes num_labels, which some configs do not derive."""
     label2id = {name: i for i, name in enumerate(names)}
     return {"num_labels": len(names), "id2label": dict(enumerate(names)), "label2id": label2id, **more}
+
+
+def pooling_of_head(config: Any) -> dict[str, str]:
+    """The config entry for --pooling of a classifier; {} for `auto`.
+
+    Only a pooling that the model's own config can name is possible: transformers reads it there when it loads the
+    exported model. Both poolings ignore padding.
+
+    Args:
+        config: the recipe's config: --pooling, and the flags of the pretrained or new model.
+
+    Raises:
+        UserError: classifiers of this type have no choice of pooling in transformers; or see `load_pretrained`.
+    """
+    if config.pooling == "auto":
+        return {}
+    name = config.model_name_or_path
+    kind = load_pretrained("AutoConfig", name, config.revision).model_type if name else config.model_type
+    if kind not in POOLINGS:
+        flag = f"--model_name_or_path {name}, a {kind}," if name else f"--model_type {kind}"
+        raise UserError(
+            f"--pooling {config.pooling}: {flag} has a classifier without a choice of pooling in transformers: leave "
+            f"the flag out, or use a {' or '.join(POOLINGS)}"
+        )
+    return {"classifier_pooling": POOLINGS[kind][config.pooling]}
 
 
 def load_classifier(

@@ -23,7 +23,7 @@ from shared.monitoring import tracking
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One benchmark of each kind. The others differ in flags only, which a test below parses.
 KINDS = ("bert_base_checkpoints", "modernbert_base_real", "resnet50", "vit_cache", "fine_tuning", "fine_tuning_trainer")
-KINDS += ("fine_tuning_packed",)
+KINDS += ("fine_tuning_packed", "tagging", "tagging_trainer", "embeddings")
 KINDS += ("bert_base_dense_head", "bert_base_plain_adamw", "trainer_modernbert_base", "bare_loop_bert_base")
 
 

@@ -42,22 +42,23 @@ def wait_until(happened, process, seconds=PATIENCE):
     return True
 
 
-def flags_of(texts, bert):
+def flags_of(data, bert):
     """The settings of the watched runs: a BERT with dropout, every step logged, a loader process."""
     return [
-        *(*texts, *runs.TINY, "--model_name_or_path", bert, "--max_train_steps", STEPS, "--logging_steps", 1),
+        *(*data, *runs.TINY, "--model_name_or_path", bert, "--max_train_steps", STEPS, "--logging_steps", 1),
         *("--eval_steps", STEPS // 2, "--checkpointing_steps", INTERVAL, "--save_total_limit", "None"),
         *("--dataloader_num_workers", 1),
     ]
 
 
 class Launch:
-    """A running launch of tests/campaigns/watched.py. `folder` gets its notes; `prefix` stands before the command.
+    """A running launch of a recipe by tests/campaigns/watched.py.
 
+    `folder` gets its notes; `prefix` stands before the command.
     At the end of its context, all processes that it has started are killed.
     """
 
-    def __init__(self, processes, flags, output, folder, pauses=(), prefix=()):
+    def __init__(self, processes, flags, output, folder, pauses=(), prefix=(), recipe="nlp"):
         self.processes, self.output, self.folder, self.started = processes, output, folder, time.monotonic()
         self.before = last_step(output)
         folder.mkdir(parents=True)
@@ -67,6 +68,7 @@ class Launch:
             [*prefix, *(runs.torchrun(processes, *script) if processes > 1 else [sys.executable, *script])],
             OMP_NUM_THREADS="1",
             CUDA_VISIBLE_DEVICES="",
+            RECIPE=recipe,
             WATCH=str(folder),
             PAUSES=",".join(pauses),
         )
@@ -177,11 +179,11 @@ class Table:
         return "\n".join([*lines, *(["", self.remark] if self.remark else [])])
 
 
-def run_as_script(doc, campaign, **numbers):
-    """Run a campaign with its numbers from the command line, print its table; the exit code is 1 if a case failed."""
+def run_as_script(doc, campaign, **settings):
+    """Run a campaign with settings from the command line, print its table; the exit code is 1 if a case failed."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in settings.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     with tempfile.TemporaryDirectory() as folder:
         table = campaign(Path(folder), **vars(parser.parse_args()))
     print(table)

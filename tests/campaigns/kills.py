@@ -1,6 +1,6 @@
 """Kill a run at random instants and resume it: the result equals that of an uninterrupted run (docs/checkpoints.md).
 
-    python tests/campaigns/kills.py --kills 200 --processes 2
+    python tests/campaigns/kills.py --kills 200 --processes 2 --recipe nlp
 
 A victim is the launcher, one of the training processes, or a process that one of these has started (the checkpoint
 writer, a loader worker). The rest of the launch is killed soon after, as a scheduler would, and the same command is
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import runs
+import toy_data
 from disturbed import exported, last_step, wait_until
 
 INTERVAL, EVALUATION, LIMIT = 10, 40, 2  # steps between checkpoints, steps between evaluations, checkpoints kept
@@ -73,10 +75,10 @@ class Tally:
         return "\n".join(lines)
 
 
-def command(processes, flags, output):
+def command(processes, recipe, flags, output):
     """The command that launches a run."""
-    expected = ["--expect_processes", processes]
-    return [*runs.torchrun(processes, runs.ROOT / "recipes/nlp.py"), *FLAGS, *flags, *expected, "--output_dir", output]
+    launcher = runs.torchrun(processes, runs.ROOT / f"recipes/{recipe}.py")
+    return [*launcher, *FLAGS, *flags, "--expect_processes", processes, "--output_dir", output]
 
 
 def victim(launcher, kind):
@@ -93,8 +95,8 @@ def victim(launcher, kind):
     raise AssertionError
 
 
-def start_and_kill(processes, flags, output, tally, most, last):
-    """Start the run and kill it at a random instant, unless there have been `most` kills.
+def start_and_kill(launch, output, tally, most, last):
+    """Start the run by the command `launch(output)`; kill it at a random instant, unless there have been `most` kills.
 
     `last` is the row of the kill before this start, or None. Returns the row of this kill, or None if the run has
     finished first.
@@ -105,7 +107,7 @@ def start_and_kill(processes, flags, output, tally, most, last):
     if last:
         last.repeated = max(last.repeated, before - newest)
     assert before - newest < 2 * INTERVAL + 1, f"{before - newest} steps are lost"
-    process = runs.start(command(processes, flags, output), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    process = runs.start(launch(output), OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     goal = before + 1 + random.randrange(3 * INTERVAL)
     instants = {
         "step": lambda: True,
@@ -147,21 +149,20 @@ def start_and_kill(processes, flags, output, tally, most, last):
         runs.end(process)
 
 
-def campaign(kills, processes, folder, texts, seed=0, steps=240):
+def campaign(kills, processes, folder, recipe, data, seed=0, steps=240):
     """Kill runs of `steps` steps until there are `kills` kills. A run with other weights or steps is a failure.
 
     After a failure the next run begins; after five, the campaign ends.
     """
     random.seed(seed)
-    flags = [*texts, "--max_train_steps", steps]
-    whole = command(processes, flags, folder / "whole")
-    runs.succeed(whole, timeout=900, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    launch = partial(command, processes, recipe, [*data, "--max_train_steps", steps])
+    runs.succeed(launch(folder / "whole"), timeout=900, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
     tally = Tally()
     while tally.kills < kills and len(tally.failures) < 5:
         output, rows = folder / f"run-{tally.runs}", []
         tally.runs += 1
         try:
-            while row := start_and_kill(processes, flags, output, tally, kills, rows[-1] if rows else None):
+            while row := start_and_kill(launch, output, tally, kills, rows[-1] if rows else None):
                 rows.append(row)
                 so_far = f"{tally.kills} kills, run {tally.runs}, step {last_step(output)}"
                 print(so_far, file=sys.stderr, flush=True)
@@ -181,10 +182,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--recipe", default="nlp", choices=toy_data.RECIPES)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        texts = runs.write_texts(Path(folder))
-        tally = campaign(given.kills, given.processes, Path(folder), texts, given.seed)
+        data = toy_data.write_data(given.recipe, runs.write_texts(Path(folder)), Path(folder))
+        tally = campaign(given.kills, given.processes, Path(folder), given.recipe, data, given.seed)
     print(tally.table())
     sys.exit(bool(tally.failures))

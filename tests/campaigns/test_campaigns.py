@@ -4,17 +4,21 @@ import sys
 
 import pytest
 import runs
+import toy_data
 
 sys.path.insert(0, str(runs.ROOT / "tests/campaigns"))
 
 import kills
 import signals
+import worlds
 
 pytestmark = pytest.mark.docs  # docs/checkpoints.md has the commands of the campaigns
 
 
-def test_a_run_killed_at_a_random_instant_and_resumed_ends_with_the_same_weights(texts, tmp_path):
-    tally = kills.campaign(1, 1, tmp_path, texts, steps=60)  # checkpoints/test_resuming.py tests two processes
+@pytest.mark.parametrize("recipe", toy_data.RECIPES)
+def test_a_run_killed_at_a_random_instant_and_resumed_ends_with_the_same_weights(texts, tmp_path, recipe):
+    data = toy_data.write_data(recipe, texts, tmp_path)
+    tally = kills.campaign(1, 2, tmp_path, recipe, data, steps=40)  # two: one process would use all cores
     assert not tally.failures
     assert tally.kills == sum(row.survived for row in tally.rows.values()) == 1
 
@@ -24,3 +28,11 @@ def test_a_run_resumes_after_sigterm_to_all_processes_and_their_children_in_an_e
     assert not table.failures
     (row,) = table.rows.values()
     assert (row.tried, row.survived, row.repeated) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("recipe", toy_data.RECIPES[1:])  # nlp.py: recipes/test_exactness.py
+def test_each_sample_is_used_once_when_the_number_of_processes_changes_within_an_epoch(tmp_path, recipe):
+    table = worlds.campaign(tmp_path, 1, recipe, ways=["SIGKILL"])
+    assert not table.failures
+    (row,) = table.rows.values()
+    assert (row.tried, row.survived) == (1, 1)

@@ -1,8 +1,8 @@
-"""The NLP recipe, which logs what it does and waits at some points until a file tells it to continue.
+"""A text recipe, which logs what it does and waits at some points until a file tells it to continue.
 
-WATCH in the environment is a folder. Each process adds lines of JSON to its own file there: the rows that enter the
-model in each step, the points where it waits, and its exit code. PAUSES names these points, separated by commas. At
-each of them the process waits for the file go-POINT. The points are
+RECIPE in the environment names it. WATCH is a folder. Each process adds lines of JSON to its own file there: the rows
+that enter the model in each step, the points where it waits, and its exit code. PAUSES names these points, separated by
+commas. At each of them the process waits for the file go-POINT. The points are
 
     data           the training data are about to be read
     first pass     the discarded pass before the first step is about to begin
@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import call_recipe
+import torch
 
 from shared.checkpoints.saving import Saver
 from shared.monitoring import evaluation, tracking
@@ -66,13 +67,16 @@ def counted(loader, step, micro_batches=Loader.micro_batches):
 
 
 def watched(build_model):
-    """A recipe's `build_model`, whose model notes the rows that enter it."""
+    """A recipe's `build_model`, whose model notes the rows that enter it.
+
+    Passes without a graph are left out: embeddings.py computes the embeddings of a step first.
+    """
 
     def build(*arguments):
         model = build_model(*arguments)
 
         def write(model, _, batch):
-            if model.training and step_under_way:
+            if model.training and step_under_way and torch.is_grad_enabled():
                 note(step=step_under_way, rows=call_recipe.rows_of(batch))
 
         model.register_forward_pre_hook(write, with_kwargs=True)
@@ -115,12 +119,12 @@ def noted_exit(code, exit=os._exit):
 if __name__ == "__main__":
     tracking.draw_curves = lambda *_: None  # curves and metrics would take longer than the run
     evaluation.compute_on_main = lambda _, metrics, *__: dict.fromkeys(metrics.names, 0.0)
-    nlp = call_recipe.load(ROOT / "recipes/nlp.py")
-    nlp.load_data = before(lambda: "data", nlp.load_data)
-    nlp.build_model = watched(nlp.build_model)
+    recipe = call_recipe.load(ROOT / f"recipes/{os.environ['RECIPE']}.py")
+    recipe.load_data = before(lambda: "data", recipe.load_data)
+    recipe.build_model = watched(recipe.build_model)
     training_run.run_warm_up_pass = before(lambda: "first pass", training_run.run_warm_up_pass)
-    nlp.gradients.clip = before(lambda: f"step-{step_under_way}", nlp.gradients.clip)
-    nlp.feed = paused_feed(nlp.feed)
+    recipe.gradients.clip = before(lambda: f"step-{step_under_way}", recipe.gradients.clip)
+    recipe.feed = paused_feed(recipe.feed)
     Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit
-    command.run(nlp.main, nlp.Config)
+    command.run(recipe.main, recipe.Config)
     note(exit=0)

@@ -26,7 +26,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
-OTHER_FLAGS |= {*field_types(predict.Flags), "no_scores", "shard", "to"}
+OTHER_FLAGS |= {*field_types(predict.Flags), "no_scores", "recipe", "shard", "to"}
 # Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}

@@ -1,12 +1,10 @@
 """The runs that give the numbers in docs/exactness.md: their flags, and reference implementations for tests."""
 
-import csv
-from pathlib import Path
-
 import call_recipe
 import runs
 import torch
 from torch.nn import functional as F
+from toy_data import write_triplets
 
 from shared.config import options
 from shared.images.images import collate
@@ -81,27 +79,6 @@ def embedding_runs(texts, folder):
         "rows": [*pairs, *TWENTY_STEPS, "--no_packing", "--max_tokens_per_micro_batch", 576],
         "dropout": [*triplets, *bert, *every, "--max_train_steps", 8, "--eval_steps", 8, "--logging_steps", 1],
     }
-
-
-def write_triplets(texts, folder):
-    """Write the texts of `texts` as triplets: every other word, the remaining words, the next text; return the flags.
-
-    Half of the rows have the same anchor as other rows, the other half the same positive.
-    """
-    flags = []
-    for flag, file in zip(texts[::2], texts[1::2], strict=True):
-        with Path(file).open(newline="") as opened:
-            words = [text.split() for text, _ in list(csv.reader(opened))[1:]]
-        rows = [[" ".join(each[::2]), " ".join(each[1::2])] for each in words]
-        for i in range(8, len(rows), 2):
-            rows[i][0], rows[i - 1][1] = rows[i % 8][0], rows[i % 8][1]
-        negatives = [" ".join(each) for each in (*words[1:], words[0])]
-        path = folder / Path(file).with_suffix(".triplets.csv").name
-        with path.open("w", newline="") as opened:
-            named = (("anchor", "positive", "negative"), *((*row, n) for row, n in zip(rows, negatives, strict=True)))
-            csv.writer(opened).writerows(named)
-        flags += [flag, path]
-    return flags
 
 
 def write_numbered_texts(folder):

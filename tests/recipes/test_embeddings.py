@@ -13,7 +13,6 @@ import runs
 import torch
 from refusals import files, refusal
 from safetensors.torch import load_file
-from test_fsdp_recipes import SHARDED
 from torch.nn import functional as F
 
 from shared.config import options
@@ -65,15 +64,6 @@ def test_a_resumed_run_ends_with_the_same_bytes(configs, train, trained, tmp_pat
     assert whole == resumed
     last = [runs.training_lines(path)[-1] for path in (trained, tmp_path / "again")]
     assert (last[0]["samples"], last[0]["loss"]) == (last[1]["samples"], last[1]["loss"])
-
-
-@pytest.mark.campaign
-def test_a_sharded_run_ends_with_the_weights_of_a_run_on_one_process(configs, tmp_path):
-    path, adam = "recipes/embeddings.py", {"adam": configs["adam"]}
-    alone = runs.run_many(1, adam, tmp_path, path)["adam"]
-    sharded = runs.run_many(2, adam, tmp_path, path, **SHARDED)["adam"]
-    assert "FSDP2 over gloo" in (tmp_path / "output-2.txt").read_text()
-    assert runs.distance(runs.weights(sharded), runs.weights(alone)) < 1e-5
 
 
 def test_the_scores_of_each_number_of_dimensions_are_logged(trained):

@@ -5,6 +5,7 @@ import re
 import pytest
 import runs
 import torch
+import toy_data
 import transformers
 from safetensors.torch import load_file
 
@@ -29,53 +30,52 @@ LOADED_IMAGES = {"vit": ("ViT", PICTURE), "deit": ("DeiT", PICTURE)}
 NOISE = re.compile(r"(key|k_lin|k_proj)\.bias$")  # their gradients are rounding noise, which Adam scales up
 
 
-def write_models(folder, head, loaded, processor=None, **more):
-    """Write models with random weights; {name: the flags that load the model}."""
+def write_models(folder, recipe, loaded, processor=None, **more):
+    """Write the models of a recipe with random weights; {name: the flags that load the model}."""
     flags = {}
     for name, (prefix, sizes) in loaded.items():
         torch.manual_seed(0)
         config = getattr(transformers, f"{prefix}Config")(**sizes, **more)
-        model = getattr(transformers, f"{prefix}For{head}")(config)
+        model = getattr(transformers, f"{prefix}{HEADS[recipe] or 'Model'}")(config)
         for each in (model, processor):
             each.save_pretrained(folder / name)
         flags[name] = ["--model_name_or_path", folder / name]
     return flags
 
 
-def text_configs(folder, texts, head, recipe):
+def text_configs(recipe, folder, texts):
     """The flags of the runs of a text recipe, by kind of model."""
-    module = runs.load_recipe(recipe)
-    tokenizer = module.load_data(options.parse(module.Config, [*map(str, texts), *runs.TINY]))[-1]
+    module, data = runs.load_recipe(recipe), toy_data.write_data(recipe, texts, folder)
+    tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))[-1]
     made = {name: ["--model_type", name] for name in ("modernbert", "bert", "roberta")}
-    made |= {"packed": ["--model_type", "bert", "--packing"]} if recipe == "nlp" else {}  # mlm.py packs anyway
+    made |= {"packed": ["--model_type", "bert", "--packing"]} if recipe == "nlp" else {}  # the others pack anyway
     known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    loaded = write_models(folder / f"{recipe}-models", head, LOADED_TEXT, tokenizer, **known)
-    return {name: [*texts, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}
+    loaded = write_models(folder / f"{recipe}-models", recipe, LOADED_TEXT, tokenizer, **known)
+    return {name: [*data, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}
 
 
-def image_configs(folder):
+def image_configs(recipe, folder, _):
     """The flags of the image recipe's runs, by kind of model; two and three processes share six micro-batches."""
     size = {"height": 16, "width": 16}
     processor = transformers.ViTImageProcessorPil(size=size)
-    loaded = write_models(folder / "images-models", "ImageClassification", LOADED_IMAGES, processor)
+    loaded = write_models(folder / "images-models", recipe, LOADED_IMAGES, processor)
     own = ["--global_batch_size", 36, "--micro_batches_per_step", 6, "--optim", "adamw"]
     made = {"resnet": ["--scale_learning_rate", "none"]}
     return {name: [*runs.TINY_IMAGES, *STEPS[:-2], *own, *flags] for name, flags in (made | loaded).items()}
 
 
-CONFIGS = {
-    "nlp": lambda folder, texts: text_configs(folder, texts, "SequenceClassification", "nlp"),
-    "mlm": lambda folder, texts: text_configs(folder, texts, "MaskedLM", "mlm"),
-    "image_classification": lambda folder, _: image_configs(folder),
-}
-HEADS = {"nlp": "SequenceClassification", "mlm": "MaskedLM", "image_classification": "ImageClassification"}
+HEADS = {"nlp": "ForSequenceClassification", "mlm": "ForMaskedLM", "image_classification": "ForImageClassification"}
+HEADS |= {"token_classification": "ForTokenClassification", "embeddings": ""}
 # Two kinds of model per recipe are resumed, too: those of nlp in `make test`, those of the other recipes in
 # `make test-clusters`, which also trains the kinds that are in neither list.
 RESUMED = {"nlp": ["modernbert", "distilbert"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
-TRAINED = {"nlp": ["packed"], "mlm": [], "image_classification": []}
-SLOW = {recipe: [] if recipe == "nlp" else [pytest.mark.clusters] for recipe in CONFIGS}
-PARTS = [pytest.param((recipe, "resumed"), id=recipe, marks=SLOW[recipe]) for recipe in CONFIGS]
-PARTS += [pytest.param((recipe, "others"), id=f"{recipe}, others", marks=pytest.mark.clusters) for recipe in CONFIGS]
+RESUMED |= {"token_classification": ["modernbert", "electra"], "embeddings": ["bert", "distilbert"]}
+TRAINED = {"nlp": ["packed"]}
+KINDS = [(recipe, part) for part in ("resumed", "others") for recipe in HEADS]
+PARTS = [
+    pytest.param(each, id=", ".join(each), marks=() if each == ("nlp", "resumed") else pytest.mark.clusters)
+    for each in KINDS
+]
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -87,7 +87,8 @@ def trained(request, texts, tmp_path_factory):
     """
     recipe, part = request.param
     folder, path = tmp_path_factory.mktemp("fsdp"), f"recipes/{recipe}.py"
-    every, in_test = CONFIGS[recipe](folder, texts), RESUMED[recipe] + TRAINED[recipe]
+    configs = image_configs if recipe == "image_classification" else text_configs
+    every, in_test = configs(recipe, folder, texts), RESUMED[recipe] + TRAINED.get(recipe, [])
     chosen = {name: flags for name, flags in every.items() if (name in in_test) == (part == "resumed")}
     saved = {n: [*flags, "--checkpointing_steps", 10] if n in RESUMED[recipe] else flags for n, flags in chosen.items()}
     alone = runs.run_many(1, chosen, folder, path, **ALONE)
@@ -133,7 +134,7 @@ def test_weights_losses_and_scores_equal_those_of_one_process_without_fsdp(train
 
 def test_transformers_loads_the_exported_model(trained):
     recipe, outputs, _ = trained
-    auto = getattr(transformers, f"AutoModelFor{HEADS[recipe]}")
+    auto = getattr(transformers, f"AutoModel{HEADS[recipe]}")
     for name, output in outputs["two"].items():
         model, found = auto.from_pretrained(output / "model", output_loading_info=True)
         assert not any(names for kind, names in found.items() if kind != "error_msgs"), name

@@ -5,8 +5,6 @@ One launch for each number of processes runs all configs. The tolerances are tho
 
 import json
 import re
-import sysconfig
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,10 +15,10 @@ from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
 from refusals import refusal
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from toy_data import tagged_rows, write_tagged
 
 from shared.config import options
 from shared.plan.batches import Plan
-from shared.tagging import demo_sources
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 # Half of the texts are longer than a window.
@@ -36,18 +34,9 @@ def recipe():
 @pytest.fixture(scope="module")
 def tagged_texts(tmp_path_factory):
     """The flags of a small data set: functions of the standard library, whose names have roles."""
-    folder = tmp_path_factory.mktemp("tagged")
-    found = []
-    for file in sorted((Path(sysconfig.get_paths()["stdlib"]) / "email").glob("*.py")):
-        found += demo_sources.tagged_functions(file.read_bytes())
-    lengths = [4 + 7 * i % 36 for i in range(100)]  # words
-    rows = [{"tokens": w[:length], "tags": t[:length]} for (w, t), length in zip(found, lengths, strict=False)]
+    rows = tagged_rows()
     rows[3]["tokens"][1], rows[-1]["tokens"][2] = DROPPED, DROPPED
-    flags = []
-    for name, part in (("train", rows[:70]), ("validation", rows[70:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-        flags += [f"--{name}_file", folder / f"{name}.jsonl"]
-    return flags
+    return write_tagged(tmp_path_factory.mktemp("tagged"), rows)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,114 @@
+"""Encoders and data for the benchmarks of token_classification.py and embeddings.py, and what their peers need."""
+
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from benchmarks.harness.launching import flag_words
+
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+HELD_OUT = 16  # rows of the toy data to validate on
+
+
+def data_flags(folder: Path) -> dict[str, object]:
+    """The flags of a recipe for the files and the encoder in `folder`."""
+    files = {"train_file": folder / "train.parquet", "validation_file": folder / "validation.parquet"}
+    return files | {"model_name_or_path": folder}
+
+
+def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
+    """About a hundred functions of a module of the standard library: tagged words, or docstrings and sources."""
+    from shared.contrastive import demo_pairs
+    from shared.tagging import demo_sources
+
+    source = Path(tarfile.__file__).read_bytes()
+    tags = recipe == "token_classification"
+    rows = demo_sources.tagged_functions(source) if tags else demo_pairs.functions(source)
+    names = ("tokens", "tags") if tags else ("anchor", "positive")
+    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    return table.slice(HELD_OUT), table.slice(0, HELD_OUT)
+
+
+def prepare(
+    recipe: str,
+    folder: Path,
+    tables: Sequence[pa.Table],
+    max_length: int,
+    vocab_size: int = 8192,
+    sizes: dict[str, int] | None = None,
+) -> None:
+    """Write the texts, a BERT with random weights and without dropout, and its tokenizer.
+
+    Args:
+        recipe: "token_classification" or "embeddings".
+        folder: where to; see `data_flags`.
+        tables: training and validation texts.
+        max_length: tokens of a text or window.
+        vocab_size: of the tokenizer, which is trained on the training texts.
+        sizes: fields of BertConfig; default: those of BERT-base.
+    """
+    import importlib
+
+    import pyarrow.parquet as pq
+    import transformers
+
+    from shared.config import options
+    from shared.pretrained.from_pretrained import head_for
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in zip(("train", "validation"), tables, strict=True):
+        pq.write_table(table, folder / f"{name}.parquet")
+    module = importlib.import_module(f"recipes.{recipe}")
+    files = {name: path for name, path in data_flags(folder).items() if name.endswith("_file")}
+    words = flag_words(files | {"max_length": max_length, "vocab_size": vocab_size})
+    *loaded, tokenizer = module.load_data(options.parse(module.Config, words))
+    kind, head = transformers.BertModel, {}
+    if recipe == "token_classification":
+        kind, head = transformers.BertForTokenClassification, head_for(loaded[-1].names)
+    torch.manual_seed(0)
+    rows = -(-len(tokenizer) // 64) * 64
+    settings = dict.fromkeys(DROPOUTS, 0.0) | (sizes or {}) | head | {"pad_token_id": tokenizer.pad_token_id}
+    kind(transformers.BertConfig(vocab_size=rows, **settings)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def rows_of_words(data: Any) -> list[dict[str, Any]]:
+    """The windows of `TaggedWords` as transformers' Trainer takes them; labels of tokens without a loss are -100."""
+    rows = []
+    for window in range(len(data)):
+        tokens, _, places, tags = data.read_micro_batch(np.array([window]), np.zeros(1, np.int64))
+        labels = np.full(len(tokens), -100)
+        labels[places] = tags
+        rows.append({"input_ids": tokens.tolist(), "labels": labels.tolist()})
+    return rows
+
+
+def sentence_transformers_trainer(
+    folder: Path, settings: Any, max_length: int, temperature: float, mini_batch_size: int, callback: Any
+) -> Any:
+    """The trainer of sentence-transformers with the recipe's loss: cached gradients, negatives of all processes.
+
+    Args:
+        folder: see `prepare`.
+        settings: its SentenceTransformerTrainingArguments.
+        max_length: tokens of a text; further ones are cut off.
+        temperature: divides the cosines.
+        mini_batch_size: texts of one column that are embedded at a time.
+        callback: a TrainerCallback.
+    """
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
+
+    model = SentenceTransformer(str(folder), device=settings.device.type)
+    model.max_seq_length = max_length
+    loss = CachedMultipleNegativesRankingLoss(
+        model, scale=1 / temperature, mini_batch_size=mini_batch_size, gather_across_devices=True
+    )
+    pairs = Dataset.from_parquet(str(folder / "train.parquet")).select_columns(["anchor", "positive"])
+    return SentenceTransformerTrainer(model=model, args=settings, train_dataset=pairs, loss=loss, callbacks=[callback])

@@ -1,0 +1,93 @@
+"""`recipes/nlp.py --pooling`: what the head reads of a text, in the run and in transformers, packed and padded."""
+
+import families
+import pytest
+import runs
+import torch
+from refusals import refusal
+from test_nlp_packing import loss_of_each_text
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from shared.config import options
+from shared.pretrained.from_pretrained import POOLINGS
+
+pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+@pytest.fixture(scope="module")
+def prepared(nlp, texts):
+    """(labels, tokenizer) of the small data set."""
+    *_, labels, tokenizer = nlp.load_data(options.parse(nlp.Config, [*runs.TINY, *map(str, texts)]))
+    return labels, tokenizer
+
+
+@pytest.fixture(scope="module")
+def model_of(prepared, tmp_path_factory):
+    """A function that writes a tiny model of a type, with random weights, and returns its folder."""
+    labels, tokenizer = prepared
+    folder = tmp_path_factory.mktemp("models")
+
+    def write(kind):
+        sizes = families.SIZES | {"vocab_size": len(tokenizer), "num_labels": labels.num_labels}
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(kind, **sizes))
+        for each in (model, tokenizer):
+            each.save_pretrained(folder / kind)
+        return folder / kind
+
+    return write
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_the_head_reads_the_first_token_or_the_mean_over_the_real_tokens(nlp, prepared, model_of, kind, pooling):
+    labels, tokenizer = prepared
+    given = ["--model_name_or_path", str(model_of(kind)), "--pooling", pooling, "--max_length", "48"]
+    model = nlp.build_model(options.parse(nlp.Config, given), labels, tokenizer).eval()
+    ids = torch.randint(5, len(tokenizer), (3, 9), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(9) < torch.tensor([[9], [5], [1]])
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=ids, attention_mask=real.long()).last_hidden_state
+        rows = zip(hidden, real, strict=True)
+        pooled = hidden[:, 0] if pooling == "cls" else torch.stack([row[where].mean(0) for row, where in rows])
+        transformed = model.activation(model.dense(pooled)) if kind == "eurobert" else model.head(pooled)
+        expected = model.classifier(transformed)
+        for padding in (tokenizer.pad_token_id, 7):
+            batch = {"input_ids": ids.masked_fill(~real, padding), "attention_mask": real.long()}
+            assert runs.distance(model(**batch).logits, expected) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def outputs(texts, model_of, tmp_path_factory):
+    """{processes: {name: output folder}}, each the opposite of the model's own pooling."""
+    folder, tiny = tmp_path_factory.mktemp("outputs"), [*texts, *runs.TINY]
+    cls, mean = [*tiny, "--pooling", "cls"], [*tiny, "--pooling", "mean", "--model_name_or_path", model_of("eurobert")]
+    configs = {"padded": cls, "packed": [*cls, "--packing"], "loaded": [*mean, "--packing", "--learning_rate", 1e-3]}
+    jobs = {1: configs, 2: {"packed": configs["packed"]}}
+    return {world: runs.run_many(world, jobs[world], folder) for world in jobs}
+
+
+def test_transformers_reads_the_pooling_and_gives_the_reported_loss_for_each_text_alone(outputs, texts):
+    for name, pooling in {"padded": "cls", "packed": "cls", "loaded": "mean"}.items():
+        folder = outputs[1][name] / "model"
+        assert AutoConfig.from_pretrained(folder).classifier_pooling == pooling
+        found = next(line["eval_loss"] for line in runs.metrics(outputs[1][name]) if "eval_loss" in line)
+        assert found == pytest.approx(loss_of_each_text(folder, texts[3]), rel=1e-5)
+
+
+def test_the_weights_are_the_same_packed_padded_and_on_two_processes(outputs):
+    expected = runs.weights(outputs[1]["padded"])
+    for found in (outputs[1]["packed"], outputs[2]["packed"]):
+        assert runs.distance(runs.weights(found), expected) < 1e-5
+
+
+def test_a_classifier_without_a_choice_of_pooling_is_refused(train, model_of, tmp_path):
+    bert = model_of("bert")
+    for flags, given in (
+        (["--model_type", "bert"], "--model_type bert"),
+        (["--model_name_or_path", bert], f"--model_name_or_path {bert}, a bert,"),
+    ):
+        message = refusal(train, tmp_path / "run", *flags, "--pooling", "mean")
+        assert message.startswith(f"--pooling mean: {given} has a classifier without a choice of pooling")
+        assert message.endswith("use a modernbert or eurobert or ultrabert")
+        assert not (tmp_path / "run/config.yaml").exists()

@@ -1,0 +1,95 @@
+"""Small data sets for the recipes that train on other texts than runs.write_texts, and encoders with dropout."""
+
+import csv
+import json
+import sysconfig
+from pathlib import Path
+
+import runs
+import torch
+
+from shared.config import options
+from shared.tagging import demo_sources
+
+RECIPES = ("nlp", "token_classification", "embeddings")  # those of the campaigns
+
+
+def tagged_rows(count=100, shortest=4, longest=39):
+    """{tokens, tags} of functions of the standard library, whose names have roles, cut to lengths in words."""
+    found = []
+    for file in sorted((Path(sysconfig.get_paths()["stdlib"]) / "email").glob("*.py")):
+        found += demo_sources.tagged_functions(file.read_bytes())
+    assert len(found) >= count
+    lengths = [shortest + 7 * i % (longest + 1 - shortest) for i in range(count)]
+    return [{"tokens": w[:length], "tags": t[:length]} for (w, t), length in zip(found, lengths, strict=False)]
+
+
+def write_tagged(folder, rows, validation_rows=30):
+    """Write train.jsonl and validation.jsonl, the last rows of `rows`; return their flags."""
+    flags = []
+    for name, part in (("train", rows[:-validation_rows]), ("validation", rows[-validation_rows:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        flags += [f"--{name}_file", folder / f"{name}.jsonl"]
+    return flags
+
+
+def write_triplets(texts, folder):
+    """Write the texts of `texts` as triplets: every other word, the remaining words, the next text; return the flags.
+
+    Half of the rows have the same anchor as other rows, the other half the same positive.
+    """
+    flags = []
+    for flag, file in zip(texts[::2], texts[1::2], strict=True):
+        with Path(file).open(newline="") as opened:
+            words = [text.split() for text, _ in list(csv.reader(opened))[1:]]
+        rows = [[" ".join(each[::2]), " ".join(each[1::2])] for each in words]
+        for i in range(8, len(rows), 2):
+            rows[i][0], rows[i - 1][1] = rows[i % 8][0], rows[i % 8][1]
+        negatives = [" ".join(each) for each in (*words[1:], words[0])]
+        path = folder / Path(file).with_suffix(".triplets.csv").name
+        with path.open("w", newline="") as opened:
+            named = (("anchor", "positive", "negative"), *((*row, n) for row, n in zip(rows, negatives, strict=True)))
+            csv.writer(opened).writerows(named)
+        flags += [flag, path]
+    return flags
+
+
+def write_data(recipe, texts, folder):
+    """Write the small data set of a text recipe; return its flags. `texts` are those of runs.write_texts."""
+    if recipe == "token_classification":
+        return write_tagged(folder, tagged_rows())
+    return write_triplets(texts, folder) if recipe == "embeddings" else texts
+
+
+def write_numbered(recipe, folder, count):
+    """As `write_data`, with `count` training samples whose texts begin with the number of the sample; return the flags.
+
+    So no two rows of the model are equal.
+    """
+    if recipe == "token_classification":
+        rows = tagged_rows(count + 30, 3, 6)  # so short that each text is one window
+        for number, row in enumerate(rows):
+            row["tokens"][0] = str(number)
+        return write_tagged(folder, rows)
+    flags = write_data(recipe, runs.write_texts(folder, rows=count), folder)
+    with flags[1].open(newline="") as file:
+        heading, *rows = csv.reader(file)
+    with flags[1].open("w", newline="") as file:  # the last column has labels, or negatives, which no run uses
+        numbered = ([*(f"{i} {text}" for text in texts), last] for i, (*texts, last) in enumerate(rows))
+        csv.writer(file).writerows([heading, *numbered])
+    return flags
+
+
+def write_encoder_with_dropout(folder, recipe, data):
+    """Write a BERT with random weights and dropout 0.1, without a head, and the tokenizer of a recipe's tiny runs."""
+    from transformers import BertConfig, BertModel
+
+    if recipe == "nlp":
+        return runs.write_bert_with_dropout(folder, data)  # with a head
+    module = runs.load_recipe(recipe)
+    *_, tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -2,6 +2,7 @@
 
 import sys
 import urllib.request
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -57,11 +58,17 @@ def test_errors_that_pass_are_retried_with_one_message(folder, capsys, status):
     assert capsys.readouterr().err == expected
 
 
-def test_errors_that_do_not_pass_in_time_end_the_reading(folder):
+def test_errors_that_do_not_pass_in_time_end_the_reading(folder, monkeypatch):
+    clock = [0.0]  # moved by the pauses alone, so that a busy machine changes nothing
+
+    def sleep(seconds):
+        clock[0] += seconds
+
+    monkeypatch.setattr(object_store, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     with RangeServer(folder, answer=lambda *_: 503) as server:
         found = refusal(server.url, "a", range(5), patience=0.01)
         assert found.endswith("/a cannot be read (HTTP 503): check the URL, the server and the network")
-        assert 1 < server.requests["a"] < 20
+        assert server.requests["a"] == 4  # after pauses of 1, 2 and 4 ms, each up to half shorter or longer
     nothing = f"http://127.0.0.1:{runs.free_port()}"
     assert "cannot be read (ClientConnectorError" in refusal(nothing, "a", patience=0.01)
 

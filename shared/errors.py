@@ -16,6 +16,12 @@ def listed(words: Sequence[str]) -> str:
     return ", ".join(words[:5]) + (f" and {len(words) - 5:,} more" if len(words) > 5 else "")
 
 
+def count_of(number: float, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: "1 epoch", "1.5 epochs", "2,000 rows". `plural` is the noun plus "s" by default."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {noun if number == 1 else plural or noun + 's'}"
+
+
 class UserError(Exception):
     """An error that the user can fix; `shared.run.command` prints it once and ends every process with exit code 2.
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from shared.checkpoints.progress import Progress
 from shared.config import command_line
 from shared.config.limits import CanBeZero
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.launch import starting
 from shared.plan.loading import current_batch
 from shared.predictions import parts
@@ -136,7 +136,7 @@ def predict(settings: PredictionOptions) -> dict[str, float]:
             raise UserError(out_of_memory(settings)) from error
     scores = {name: float(value) for name, value in record["scores"].items()}  # the record has NaN as a name
     shown = "".join(f"  {name} {value:.4g}" for name, value in scores.items())
-    accelerator.print(f"{settings.predictions_file}: {record['rows']:,} rows{shown}")
+    accelerator.print(f"{settings.predictions_file}: {count_of(record['rows'], 'row')}{shown}")
     return scores
 
 

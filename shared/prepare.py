@@ -27,7 +27,7 @@ from pathlib import Path
 
 from shared.config import options
 from shared.datasets.prepared import cache_dir
-from shared.errors import UserError, say
+from shared.errors import UserError, count_of, say
 from shared.processes import ending, exit_reasons, signals
 from shared.run.command import load_recipe, require_numbers
 from shared.text.prepared_folder import write_prepared
@@ -113,16 +113,16 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
 def samples(data: object) -> str:
     """The numbers of samples and tokens of a data set."""
     lengths = getattr(data, "lengths", None)
-    tokens = "" if lengths is None else f", {int(lengths.sum(dtype=int)):,} tokens with special tokens"
-    return f"{len(data):,} samples{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
+    tokens = "" if lengths is None else f", {count_of(int(lengths.sum(dtype=int)), 'token')} with special tokens"
+    return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
 
 
 def stored(file: TokenFile) -> str:
     """The numbers of documents, tokens, bytes and files of a corpus."""
     folders = {file.folder, *(path.parent for path in file.tokens.files)}
     sizes = [path.stat().st_size for folder in folders for path in folder.iterdir()]
-    counts = f"{len(file.offsets) - 1:,} documents, {len(file.tokens):,} tokens"
-    return f"{counts}, {sum(sizes) / 1e6:,.1f} MB in {len(sizes):,} files"
+    counts = f"{count_of(len(file.offsets) - 1, 'document')}, {count_of(len(file.tokens), 'token')}"
+    return f"{counts}, {sum(sizes) / 1e6:,.1f} MB in {count_of(len(sizes), 'file')}"
 
 
 if __name__ == "__main__":

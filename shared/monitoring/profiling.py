@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.config.options import Options
+from shared.errors import count_of
 
 WARMUP = 2  # steps of this process before the profile: allocators and caches settle
 MOST_EXPENSIVE = 10
@@ -45,7 +46,9 @@ class Profiler:
         missing = min(self.steps, WARMUP + self.steps - done)
         self.running.stop()
         self.running = None
-        self.accelerator.print(f"--profile: the run ended after {done} steps, {missing} of the profile are missing")
+        self.accelerator.print(
+            f"--profile: the run ended after {count_of(done, 'step')}, {missing} of the profile are missing"
+        )
 
     def write(self, profile: Any) -> None:
         """Write the files of a profile that has stopped."""
@@ -55,4 +58,4 @@ class Profiler:
         by = "self_cuda_time_total" if self.accelerator.device.type == "cuda" else "self_cpu_time_total"
         table = profile.key_averages().table(sort_by=by, row_limit=MOST_EXPENSIVE, max_name_column_width=60)
         (self.folder / f"operators-{rank}.txt").write_text(table + "\n")
-        self.accelerator.print(f"profile of {profile.step_num - WARMUP} steps in {self.folder}")
+        self.accelerator.print(f"profile of {count_of(profile.step_num - WARMUP, 'step')} in {self.folder}")

@@ -66,8 +66,9 @@ class Tracker:
         """
         self.accelerator, self.acts = accelerator, accelerator.is_main_process
         self.metrics_file = output_dir / "metrics.jsonl"
-        self.compressed = config.get("gradient_compression", "none") != "none"
-        self.compiled = bool(config.get("torch_compile"))
+        # Flags that are already set, or that FSDP refuses, are no advice.
+        self.compressed = config.get("gradient_compression", "none") != "none" or accelerator.is_fsdp2
+        self.compiled = bool(config.get("torch_compile")) or accelerator.is_fsdp2
 
         def start() -> tuple[str, str]:
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.

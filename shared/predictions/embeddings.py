@@ -14,7 +14,7 @@ from shared.contrastive.tuples import FLAG, load_tuples, pack_or_pad_tuples, tok
 from shared.datasets.rows import ROW_COLUMN, column_of, source_of
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.plan.batches import evaluation_batches
 from shared.predictions.prediction import Outputs, Prediction, load_trained
 from shared.predictions.settings import EmbeddingSettings
@@ -81,7 +81,7 @@ def predict_embeddings(accelerator: Any, settings: EmbeddingSettings) -> Predict
     if not scored:
         reason = "because there are no pairs of texts" if settings.scores else "as requested"
         notes["scores"] = f"none, {reason}"
-    texts = f"{len(data):,} rows with the texts {', '.join(columns)}"
+    texts = f"{count_of(len(data), 'row')} with the texts {', '.join(columns)}"
     return Prediction(
         table=table.drop_columns([ROW_COLUMN]) if ROW_COLUMN in table.column_names else table,
         source=source_of(table),

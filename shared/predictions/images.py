@@ -13,7 +13,7 @@ from shared.augmentation.augmentation import Augmentation
 from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN
 from shared.datasets.tables import read_file, skip_incomplete
-from shared.errors import UserError, listed
+from shared.errors import UserError, count_of, listed
 from shared.images.images import Images, collate, prepare
 from shared.images.paths import Paths
 from shared.images.sources import (
@@ -76,7 +76,7 @@ def predict_images(accelerator: Any, settings: ImageSettings) -> Prediction:
         width=task.width,
         columns=lambda _, outputs: task.columns(outputs),
         score=score,
-        notes={"model": f"{folder}: {task}", "data": f"{source.name}: {len(data):,} images"} | notes,
+        notes={"model": f"{folder}: {task}", "data": f"{source.name}: {count_of(len(data), 'image')}"} | notes,
     )
 
 

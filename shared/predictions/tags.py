@@ -16,7 +16,7 @@ from shared.datasets.tables import skip_incomplete
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import UserError, say
+from shared.errors import UserError, count_of, say
 from shared.plan.batches import evaluation_batches
 from shared.predictions.prediction import Ints, Outputs, OutputsOfWords, Prediction, load_trained
 from shared.predictions.settings import TagSettings
@@ -121,7 +121,8 @@ def predict_tags(accelerator: Any, settings: TagSettings) -> Prediction:
         words=OutputsOfWords(bounds, lambda samples: pieces.words[data.words_of(samples)]),
         notes={
             "model": f"{folder}: {tags}",
-            "data": f"{source}: {table.num_rows:,} rows, {bounds[-1]:,} words in {len(data):,} windows; {how}",
+            "data": f"{source}: {count_of(table.num_rows, 'row')}, {count_of(int(bounds[-1]), 'word')} in "
+            f"{count_of(len(data), 'window')}; {how}",
         }
         | notes,
     )

@@ -11,7 +11,7 @@ from shared.datasets.rows import ROW_COLUMN, column_of, source_of
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import Task, scorer, targets_of
 from shared.predictions.prediction import Prediction, load_trained
@@ -56,7 +56,7 @@ def predict_texts(accelerator: Any, settings: TextSettings) -> Prediction:
         width=task.width,
         columns=lambda _, outputs: task.columns(outputs),
         score=score,
-        notes={"model": f"{folder}: {task}", "data": f"{source_of(table)}: {len(data):,} texts{how}"} | notes,
+        notes={"model": f"{folder}: {task}", "data": f"{source_of(table)}: {count_of(len(data), 'text')}{how}"} | notes,
     )
 
 

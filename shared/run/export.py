@@ -19,7 +19,7 @@ from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.disk import usual_permissions
 from shared.encoders.adapters import merge_adapters
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.processes.collectives import on_main_process
 
 CARD = "README.md"  # the file name of a model card
@@ -141,8 +141,8 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
             "",
             f"# {config.run_name or Path(config.output_dir).resolve().name}",
             "",
-            f"Trained with accelerate-recipes on {data}: {step} steps of {config.global_batch_size} samples, seed "
-            f"{config.seed}.",
+            f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
+            f"samples, seed {config.seed}.",
             "",
             *([note, ""] if note else []),
             "| metric on the validation data | value |",

@@ -10,6 +10,7 @@ import torch
 
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options, shown
+from shared.errors import count_of
 from shared.optimization.optimizers import peak_learning_rate, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
@@ -44,10 +45,10 @@ def launch_card(
         **gradients(config.gradient_compression, accelerator.num_processes),
         "batch": batch_equation(plan, progress.step),
         **({"filling": filling(plan, progress.step)} if plan.fixed_shapes else {}),
-        "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ({plan.total_samples / plan.num_samples:g} "
-        f"epochs of {plan.num_samples:,}), seed {plan.seed}",
+        "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
+        f"{count_of(plan.total_samples / plan.num_samples, 'epoch')} of {plan.num_samples:,}), seed {plan.seed}",
         "learning rate": f"{peak_learning_rate(config):g} at its peak, {config.lr_scheduler_type}, "
-        f"{warmup_steps(config, plan.total_steps):,} steps of warm-up",
+        f"{count_of(warmup_steps(config, plan.total_steps), 'step')} of warm-up",
         "parameters": f"{trained:,} trained by {config.optim}",
         **rows,
         "tracker": shown(config.report_to),
@@ -127,8 +128,8 @@ def filling(plan: Plan, step: int) -> str:
 
 def product(size: int, processes: int, each: float | None, max_tokens: int | None, max_samples: int | None) -> str:
     """The same equation from its factors; `each`: micro-batches per process, None while the data is not known."""
-    limits = [f"{max_tokens:,} tokens"] if max_tokens else []
-    limits += [f"{max_samples} samples"] if max_samples else []
+    limits = [count_of(max_tokens, "token")] if max_tokens else []
+    limits += [count_of(max_samples, "sample")] if max_samples else []
     within = f" of <= {' and '.join(limits)}" if limits else ""
     pieces = "micro-batches" if each is None else f"~{each:g} micro-batch{'es' * (each != 1)}"
-    return f"global batch {size} = {processes} process{'es' * (processes > 1)} x {pieces}{within}"
+    return f"global batch {size} = {count_of(processes, 'process', 'processes')} x {pieces}{within}"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
 
@@ -140,7 +140,8 @@ class TaggedWords(Dataset):
         return content.hexdigest()
 
     def __str__(self) -> str:
-        return f"{int(self.begins.sum()):,} texts ({len(self):,} windows, {len(self.tags):,} words)"
+        windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
+        return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:

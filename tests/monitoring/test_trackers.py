@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 from training_line import TRAINING
 
@@ -52,6 +53,13 @@ def test_a_tracker_gets_the_numbers_and_is_finished_once(start, accelerator):
     accelerator.end_training()
     assert recorder.seen == [(1, {"loss": 0.5}), (1, {"train_runtime": 3.0})]
     assert recorder.finished == 1
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_the_advice_at_the_end_leaves_out_flags_that_fsdp_refuses(start, monkeypatch, fsdp):
+    monkeypatch.setattr(Accelerator, "is_fsdp2", fsdp)
+    tracker = start()
+    assert (tracker.compressed, tracker.compiled) == (fsdp, fsdp)
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tmp_path, capsys):

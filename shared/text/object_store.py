@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from shared.errors import UserError
 
@@ -56,6 +57,16 @@ class RemoteFolder:
 
     url: str
     flag: str  # the flag that names it, for messages
+
+    def __post_init__(self) -> None:
+        """Refuse a password in the URL: config.yaml would store it, and messages would print it."""
+        found = urlsplit(self.url)
+        if found.password is not None:
+            shown = found._replace(netloc=found.netloc.rpartition("@")[2]).geturl()
+            raise UserError(
+                f"{self.flag} {shown} is given with a password, which config.yaml would store: leave it out, and give "
+                "it to the client (docs/pretraining.md, Passwords)"
+            )
 
     def read(
         self,

@@ -46,6 +46,16 @@ def test_ranges_and_whole_files_are_read_over_http_and_from_a_folder(folder):
     assert RemoteFolder("memory://here", "--prepared_data").read("a", range(250, 256)) == CONTENT[250:]
 
 
+@pytest.mark.parametrize("url", ["https://me:secret@host:8/a?b", "s3://me:secret@host:8/a?b"])
+def test_a_password_in_the_url_is_refused_and_not_printed(url):
+    with pytest.raises(UserError, match="is given with a password") as error:
+        RemoteFolder(url, "--prepared_data")
+    assert "secret" not in str(error.value)
+    assert "://host:8/a?b" in str(error.value)
+    assert "Passwords" in (runs.ROOT / "docs" / "pretraining.md").read_text()
+    RemoteFolder("hf://datasets/me/repository@main/a", "--prepared_data")
+
+
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_errors_that_pass_are_retried_with_one_message(folder, capsys, status):
     with RangeServer(folder, answer=lambda _, count: status if count < 2 else None) as server:

@@ -25,6 +25,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 from shared.config import options
 from shared.config.command_line import field_types
+from shared.predictions.settings import EmbeddingSettings, ImageSettings, TagSettings, TextSettings
 
 PAGES = [runs.ROOT / "README.md", *sorted(runs.ROOT.glob("docs/**/*.md")), runs.ROOT / "accelerate_configs/README.md"]
 PROGRAMS = "accelerate|torchrun|python3?|make|pip|cp|cd|source|export|wait|sbatch|kubectl|docker|sh|bash"
@@ -96,6 +97,12 @@ def recipe_file(word):
 
 def config_class(recipe):
     return runs.load_recipe(recipe.stem).Config
+
+
+def flags_of_recipes():
+    """The flags of all recipes, which some benchmarks pass on."""
+    recipes = (runs.ROOT / "recipes").glob("*.py")
+    return {f"--{name}" for recipe in recipes for name in field_types(config_class(recipe))}
 
 
 def make_files(flags, folder):
@@ -194,11 +201,16 @@ def prepared(command, folder):
         subprocess.run(["make", "--dry-run", "--silent", *words[1:]], cwd=folder, check=True, capture_output=True)
         return None
     if script := next((word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None):
-        known = re.findall(
-            r'add_argument\(\s*"(--[\w-]+)"', "".join(p.read_text() for p in Path(script).parent.rglob("*.py"))
-        )
+        text = "".join(path.read_text() for path in Path(script).parent.rglob("*.py"))
+        known = {*re.findall(r'add_argument\(\s*"(--[\w-]+)"', text), *flags_of_recipes()}
         assert (runs.ROOT / script).is_file()
-        assert not {word for word in words if word.startswith("--")} - {*known}
+        assert not {word for word in words[words.index(script) :] if word.startswith("--")} - known
+        return None
+    if module and module[1] == "shared.predict" and not (folder / words[words.index("shared.predict") + 1]).exists():
+        settings = (TextSettings, TagSettings, EmbeddingSettings, ImageSettings)
+        known = {f"--{name}" for of_task in settings for name in field_types(of_task)}
+        assert not {word for word in words if word.startswith("--")} - known
+        print(f"only checked, because it needs the folder of a run: {command}")
         return None
     if words[0] in CHECKED_ONLY or words[0].startswith(("clusters/", ".venv/")) or "venv" in words:
         check_paths(words)

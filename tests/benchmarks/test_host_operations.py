@@ -33,15 +33,19 @@ def count(texts, tmp_path, one_cpu_process_without_a_picture):
     return call
 
 
+def check(ours, bare):
+    for figure, value in bare.items():
+        most = MOST_PYTHON if figure == "python_per_micro_batch" else MOST
+        assert 0 < ours[figure] <= most * value, figure
+
+
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("name", FLAGS)
 def test_a_recipe_calls_at_most_a_tenth_more_operators_than_a_bare_loop(count, name, precision, monkeypatch):
     # On a CPU in bf16, attention takes several operators, because they are faster than the fused one; on a GPU one.
     monkeypatch.setattr(text_models, "attend_by_products", text_models.mask_on_device)
     ours, bare = count(name, precision)
-    for figure, value in bare.items():
-        most = MOST_PYTHON if figure == "python_per_micro_batch" else MOST
-        assert 0 < ours[figure] <= most * value, figure
+    check(ours, bare)
     assert bare["all_per_micro_batch"] > bare["operators_per_micro_batch"] > bare["operators_per_step"]
 
 
@@ -49,8 +53,7 @@ def test_a_recipe_calls_at_most_a_tenth_more_operators_than_a_bare_loop(count, n
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_mixed_images_and_smoothed_labels_cost_no_more_operators_than_in_a_bare_loop(count, precision):
     ours, bare = count("images", precision, *AUGMENTED)
-    for figure, value in bare.items():
-        assert 0 < ours[figure] <= MOST * value, figure
+    check(ours, bare)
 
 
 @pytest.mark.docs  # docs/performance.md has the command that counts

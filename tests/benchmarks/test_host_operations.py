@@ -39,8 +39,18 @@ def check(ours, bare):
         assert 0 < ours[figure] <= most * value, figure
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("name", FLAGS)
+DOCS = pytest.mark.docs
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("nlp", "bf16"),
+        ("images", "no"),
+        pytest.param("nlp", "no", marks=DOCS),
+        pytest.param("images", "bf16", marks=DOCS),
+    ],
+)
 def test_a_recipe_calls_at_most_a_tenth_more_operators_than_a_bare_loop(count, name, precision, monkeypatch):
     # On a CPU in bf16, attention takes several operators, because they are faster than the fused one; on a GPU one.
     monkeypatch.setattr(text_models, "attend_by_products", text_models.mask_on_device)

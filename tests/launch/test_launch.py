@@ -4,7 +4,6 @@ import hashlib
 import os
 import re
 import signal
-import sys
 import time
 
 import psutil
@@ -57,11 +56,11 @@ def test_two_launched_processes_give_the_same_run_as_one_and_exit_with_0(launche
 
 
 def test_a_dry_run_without_a_launcher_is_one_process_and_writes_no_file(texts, tmp_path):
-    flags = [*runs.TINY, *texts, "--expect_processes", 1, "--output_dir", tmp_path, "--dry_run"]
-    command = [sys.executable, "-m", "recipes.nlp", *flags]
-    printed = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
+    flags = [*runs.TINY, *texts, "--expect_processes", 1, "--output_dir", tmp_path / "run", "--dry_run"]
+    codes, printed = runs.run_forked(1, "recipes/nlp.py", flags, tmp_path)
+    assert codes == [0], printed
     assert printed_processes(printed) == "1"
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "run").exists()
 
 
 def test_processes_without_a_launcher_give_the_same_run_and_exit_with_0(texts, alone, tmp_path):
@@ -123,13 +122,16 @@ REFUSALS = {
 }
 
 
+@pytest.mark.parametrize("launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.clusters)])
 @pytest.mark.parametrize("found", REFUSALS)
-def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file(found, texts, alone, tmp_path):
+def test_a_refusal_is_printed_once_ends_every_process_with_2_and_changes_no_file(
+    found, launcher, texts, alone, tmp_path
+):
     output = alone if found == "on the main process" else tmp_path / "run"
     before = digests(alone)
     flags, message = REFUSALS[found]
     flags = [*runs.TINY, *texts, *flags, "--output_dir", output]
-    if found == "on every process":
+    if launcher == "torchrun":
         done = runs.run([*runs.torchrun(2, "recipes/nlp.py"), *flags], timeout=60, CUDA_VISIBLE_DEVICES="")
         assert done.returncode != 0
         printed = done.stdout + done.stderr

@@ -153,7 +153,7 @@ def test_norms_compute_in_float32_inside():
 
 
 @pytest.mark.parametrize("how", ["recomputed", "compiled"])
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("kind", [pytest.param("bert", marks=pytest.mark.docs), "modernbert"])
 def test_it_goes_with_recomputation_and_compiling(how, kind, monkeypatch):
     accelerator = SimpleNamespace(
         device=torch.device("cpu"), num_processes=1, is_fsdp2=False, mixed_precision="no", print=print

@@ -75,7 +75,7 @@ def test_logits_and_gradients_equal_those_of_the_whole_layer(kind, padded):
     assert runs.distance(again[0], found[0]) > 1e-3, "a copy computes its own inputs, and the mask matters"
 
 
-@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+@pytest.mark.parametrize("kind", ["bert", pytest.param("distilbert", marks=pytest.mark.docs)])
 @pytest.mark.parametrize("how", ["recomputed", "by products in bf16", "compiled"])
 def test_the_short_layer_works_with_recomputation_bf16_and_compilation(how, kind, monkeypatch):
     model, inputs = tiny(kind), batch(padded=True)

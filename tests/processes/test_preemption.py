@@ -282,6 +282,7 @@ def test_torchrun_restarts_all_processes_if_only_one_gets_the_signal(texts, tmp_
     assert left == {"config.yaml", "metrics.jsonl", "curves.png", "checkpoints", "model"}
 
 
+@pytest.mark.clusters
 def test_terminating_accelerate_launch_sends_its_process_a_signal(texts, tmp_path):
     flags = [*texts, *FLAGS, "--max_train_steps", 100_000, "--output_dir", tmp_path]
     launcher = runs.start(runs.accelerate_launch("cpu", "recipes/nlp.py", *flags), OMP_NUM_THREADS="1")

@@ -1,4 +1,4 @@
-"""Short forms of two campaigns of `make campaign`; docs/checkpoints.md lists the tests in `make test`."""
+"""Short forms of three campaigns of `make campaign`."""
 
 import sys
 

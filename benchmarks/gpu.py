@@ -7,7 +7,7 @@ Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main`
 process whose time is over is ended, and the lines of its metrics.jsonl count. The part "tests" runs the tests that need
 a GPU. Each part adds an entry to the GPU's file, benchmarks/results/gpu/NAME.json, and the entry is written after each
 benchmark, so that an interrupted run keeps its results. Without a GPU everything has toy size: that tests the script,
-and the figures mean nothing. --table writes the tables of docs/performance.md from these files.
+and the figures mean nothing. --table writes the tables of docs/performance.md and docs/faster_runs.md from these files.
 """
 
 import argparse
@@ -46,14 +46,13 @@ from benchmarks.harness.gpu_benchmarks import (
 from benchmarks.harness.launching import HARNESS, ROOT, python_path
 from shared.monitoring.flops import measure_peak
 
-RESULTS, PAGE = ROOT / "benchmarks/results/gpu", ROOT / "docs/performance.md"
+RESULTS = ROOT / "benchmarks/results/gpu"
 START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 TIME_LIMIT = 110  # seconds for a benchmark, with its start and its compiling
 TIME_LIMIT_OF_PASSES = 220  # which compile twelve times
 GPU_TESTS = ("tests/recipes/test_gpu.py", "tests/recipes/test_gpu_images.py")
 LAST_LINES = 8  # of the log of a benchmark that failed
-SHOWN_KERNELS = 8
 Row = dict[str, Any]
 Entry = dict[str, Any]
 
@@ -256,77 +255,103 @@ def newest(entries: list[Entry], benchmark: str, key: str = "rate") -> tuple[Row
     return max(found, key=lambda pair: pair[1]["date"], default=None)
 
 
-def not_measured(entries: list[Entry], benchmark: str) -> str:
-    """Why a benchmark has no figure."""
+def problem(entries: list[Entry], benchmark: str) -> str:
+    """Why a benchmark has no figure; nothing if it did not run."""
     found = newest(entries, benchmark, "problem")
-    return f"not measured: {found[0]['problem']}" if found else "not measured"
+    return found[0]["problem"] if found else ""
 
 
 def tables(entries: list[Entry]) -> str:
-    """All entries of a GPU as Markdown."""
+    """The rates of a GPU and their ratios as Markdown, with the commands of all its entries."""
     measured = [entry for entry in entries if entry["rows"]]
     device = measured[-1]["machine"]["device"]
-    parts = [f"### {device}", main_table(measured, device), ratio_table(measured)]
-    parts += [variant_table(measured), pass_table(measured), kernel_table(measured)]
-    return "\n\n".join([*filter(None, parts), facts(measured) + "\n" + commands(measured)])
+    parts = [f"### {device}", *main_table(measured, device), *ratio_table(measured)]
+    return "\n\n".join([*parts, facts(measured) + "\n" + commands(measured)])
 
 
-def main_table(entries: list[Entry], device: str) -> str:
-    lines = [
+def technique_tables(entries: list[Entry]) -> str:
+    """What single techniques change on a GPU, as Markdown."""
+    measured = [entry for entry in entries if entry["rows"]]
+    parts = [f"### {measured[-1]['machine']['device']}", *variant_table(measured)]
+    return "\n\n".join(filter(None, [*parts, pass_table(measured)]))
+
+
+def main_table(entries: list[Entry], device: str) -> list[str]:
+    """Rate, MFU, waits and memory of each benchmark; then those that were not measured."""
+    head = [
         "| benchmark | per second | minimum | target | MFU | of the product | host waits per step | data wait | "
         "peak memory | date |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     peak = next((value for name, value in DATASHEET.items() if name in device), None)
+    lines, missing = [], []
     for name, benchmark in MAIN.items():
-        found = newest(entries, name)
-        row, entry = found or ({}, {})
-        done, product = row.get("rate", 0) * row.get("operations", 0), entry.get("ceilings", {}).get("product")
+        limits = (benchmark.minimum, benchmark.target)
+        if not (found := newest(entries, name)):
+            missing.append(f"- `{name}`: {benchmark.about}{remarks(problem(entries, name), limits)}")
+            continue
+        row, entry = found
+        done, product = row["rate"] * row.get("operations", 0), entry.get("ceilings", {}).get("product")
         waits = row.get("host_waits_per_step")
         cells = [
-            f"{row['rate']:,.0f} {row['unit']}" if found else not_measured(entries, name),
-            *(verdict(row.get("rate"), limit) for limit in (benchmark.minimum, benchmark.target)),
+            f"{row['rate']:,.0f} {row['unit']}",
+            *(verdict(row["rate"], limit) for limit in limits),
             percent(done / peak if done and peak else None),
             percent(done / product if done and product else None),
             "" if waits is None else f"{waits:.2f}",
             percent(row.get("data_wait")),
             gib(row),
-            entry.get("date", "")[:10],
+            entry["date"][:10],
         ]
         lines.append(f"| `{name}`: {benchmark.about} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return rows_below(head, lines) + ["Not measured:\n\n" + "\n".join(missing)] * bool(missing)
 
 
-def ratio_table(entries: list[Entry]) -> str:
-    """Rates beside those of peers and of each other."""
-    lines = ["| rate of | | beside | | ratio | minimum | target |", "|---|---:|---|---:|---:|---:|---:|"]
+def ratio_table(entries: list[Entry]) -> list[str]:
+    """Rates beside those of peers and of each other; then the pairs with a peer or a limit that have no ratio yet."""
+    head = ["| rate of | | beside | | ratio | minimum | target |", "|---|---:|---|---:|---:|---:|---:|"]
+    lines, missing = [], []
     for one, other in [*((peer.beside, name) for name, peer in PEERS.items()), *PAIRS]:
         pair = [newest(entries, name) for name in (one, other)]
-        rates = [each[0]["rate"] if each else None for each in pair]
-        ratio = rates[0] / rates[1] if rates[0] and rates[1] else None
-        about = f"`{other}`: {BENCHMARKS[other].about}" if other in PEERS else f"`{other}`"
-        cells = [f"`{one}`", shown(rates[0]), about, shown(rates[1]), "-" if ratio is None else f"{ratio:.2f}"]
-        cells += [verdict(ratio, limit) for limit in LIMITS.get((one, other), (None, None))]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        limits = LIMITS.get((one, other), (None, None))
+        if pair[0] and pair[1]:
+            rates = [each[0]["rate"] for each in pair if each]
+            ratio = rates[0] / rates[1]
+            about = f"`{other}`: {BENCHMARKS[other].about}" if other in PEERS else f"`{other}`"
+            cells = [f"`{one}`", f"{rates[0]:,.0f}", about, f"{rates[1]:,.0f}", f"{ratio:.2f}"]
+            lines.append(f"| {' | '.join([*cells, *(verdict(ratio, limit) for limit in limits)])} |")
+        elif other in PEERS or any(limits):
+            missing.append(f"`{one}` beside `{other}`{remarks('', limits)}")
+    return rows_below(head, lines) + [f"Not measured: {'; '.join(missing)}."] * bool(missing)
 
 
-def variant_table(entries: list[Entry]) -> str:
-    """Each technique switched on or off, beside the benchmark that it changes."""
-    lines = [
+def variant_table(entries: list[Entry]) -> list[str]:
+    """Each technique switched on or off, beside the benchmark that it changes; then why others have no figure."""
+    head = [
         "| variant | of | per second | ratio | kernels per step | first to last kernel of a step | peak memory |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
+    lines, problems = [], []
     for name, variant in (VARIANTS | KERNELS | IMAGE_VARIANTS).items():
         if not variant.beside:
             continue
         found, other = newest(entries, name), newest(entries, variant.beside)
-        row = (found or newest(entries, name, "busy_ms") or ({},))[0]
+        kernels = newest(entries, name, "busy_ms")
+        if not (row := (found or kernels or ({},))[0]):
+            problems.append(problem(entries, name) and f"{variant.about}, `{variant.beside}`: {problem(entries, name)}")
+            continue
         ratio = f"{row['rate'] / other[0]['rate']:.2f}" if found and other else "-"
         times = [f"{row[key]:.1f} ms" if row.get(key) else "" for key in ("busy_ms", "span_ms")]
-        rate = f"{row['rate']:,.0f} {row['unit']}" if found else not_measured(entries, name)
+        rate = f"{row['rate']:,.0f} {row['unit']}" if found else "not measured"
         lines.append(f"| {' | '.join([variant.about, f'`{variant.beside}`', rate, ratio, *times, gib(row)])} |")
-    return "\n".join(lines)
+    reasons = "; ".join(filter(None, problems))
+    count = f"{len(problems)} variants in [gpu_benchmarks.py](../benchmarks/harness/gpu_benchmarks.py)"
+    return rows_below(head, lines) + [f"Not measured: {count}{f' ({reasons})' * bool(reasons)}."] * bool(problems)
+
+
+def rows_below(head: list[str], lines: list[str]) -> list[str]:
+    """A table, if it has rows."""
+    return ["\n".join([*head, *lines])] if lines else []
 
 
 def pass_table(entries: list[Entry]) -> str:
@@ -340,23 +365,6 @@ def pass_table(entries: list[Entry]) -> str:
     for each in found[0]["passes"]:
         time_ = f"{each['ms']:.1f} ms" if "ms" in each else each["problem"].replace("|", "/")
         lines.append(f"| {each['name']} | {time_} | {shown(each.get('rate'))} | {gib(each)} |")
-    return "\n".join(lines)
-
-
-def kernel_table(entries: list[Entry]) -> str:
-    """The kernels that take most time in a step of BERT-base; the files have all of them."""
-    found = newest(entries, "bert_base_profiled", "kernels")
-    if not found or not found[0]["kernels"]:
-        return ""
-    row = found[0]
-    lines = [
-        f"| kernel of a step of `bert_base` ({row['busy_ms']:.1f} ms in all) | time | number |",
-        "|---|---:|---:|",
-    ]
-    lines += [
-        f"| `{each['name'].split('<')[0][:90]}` | {each['ms']:.2f} ms | {each['count']:.0f} |"
-        for each in row["kernels"][:SHOWN_KERNELS]
-    ]
     return "\n".join(lines)
 
 
@@ -403,6 +411,13 @@ def commands(entries: list[Entry]) -> str:
     return "\n".join(dict.fromkeys(f"- {entry['date'][:10]}: `{entry['command']}`" for entry in entries))
 
 
+def remarks(why: str, limits: tuple[float | None, float | None]) -> str:
+    """` (no memory, minimum 2, target 3)`; nothing where there is none of these."""
+    named = zip(("minimum", "target"), limits, strict=True)
+    known = [why] * bool(why) + [f"{name} {verdict(None, limit)}" for name, limit in named if limit]
+    return f" ({', '.join(known)})" if known else ""
+
+
 def verdict(value: float | None, limit: float | None) -> str:
     """The minimum or target, and whether `value` reaches it."""
     if limit is None:
@@ -426,15 +441,19 @@ def gib(row: Row) -> str:
     return f"{row['peak_memory_bytes'] / 2**30:.1f} GiB" if row.get("peak_memory_bytes") else ""
 
 
+# The pages with tables of GPUs.
+PAGES = {ROOT / "docs/performance.md": tables, ROOT / "docs/faster_runs.md": technique_tables}
+
+
 def write_tables() -> None:
-    """Write the tables of all GPUs into docs/performance.md, between the marks."""
-    files = sorted(RESULTS.glob("*.json"))
-    text = "\n\n".join(tables(json.loads(file.read_text())) for file in files)
-    before, _, rest = PAGE.read_text().partition(START)
-    _, _, after = rest.partition(END)
-    assert after, f"{PAGE} lacks the line {START} or the line {END}"
-    PAGE.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
-    print(text)
+    """Write the tables of all GPUs into their pages, between the marks."""
+    for page, make in PAGES.items():
+        text = "\n\n".join(make(json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json")))
+        before, _, rest = page.read_text().partition(START)
+        _, _, after = rest.partition(END)
+        assert after, f"{page} lacks the line {START} or the line {END}"
+        page.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+        print(text)
 
 
 def main() -> None:
@@ -443,7 +462,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=500, help="limit for each part; what is left is left out")
     parser.add_argument("--benchmarks", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS))
     parser.add_argument("--output_dir", type=Path, help="default: benchmarks/results/gpu; without a GPU out/gpu")
-    parser.add_argument("--table", action="store_true", help="write the tables of docs/performance.md and do no more")
+    parser.add_argument("--table", action="store_true", help="write the tables of the documentation and do no more")
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(PARTS)}")

@@ -92,7 +92,7 @@ def ceiling(name: str) -> float:
 
 def bert_base(micro_batches: int) -> Model:
     """BERT-base with so many micro-batches of 64 x 512 tokens per GPU and step."""
-    step, update = measured("bert_base", "step_seconds"), 1.7e-3  # its optimizer's kernels: docs/performance.md
+    step, update = measured("bert_base", "step_seconds"), 1.7e-3  # its optimizer's kernels: docs/faster_runs.md
     tokens = step * measured("bert_base", "rate")
     computation = micro_batches * (step - update) + update
     about = f"BERT-base, masked LM, compiled, {64 * micro_batches} x 512 tokens per GPU and step"

@@ -301,7 +301,7 @@ class Monitor:
 def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, float | str]:
     """What the steps since the last reading cost, from the figures of all processes (each [processes]).
 
-    Shares are parts of the time of the steps, averaged over processes; docs/performance.md has the definitions.
+    Shares are parts of the time of the steps, averaged over processes; docs/outputs.md has the definitions.
     """
     mean = dict(zip(rows, np.mean([*rows.values()], axis=1).tolist(), strict=True))
     seconds = mean["seconds"]

@@ -1,6 +1,6 @@
 """Gradients between the loss and the optimizer: summed over processes, clipped, set to None.
 
-Results equal those of Accelerate's methods to the bit, at less cost per step (docs/performance.md has the figures).
+Results equal those of Accelerate's methods to the bit, at less cost per step (docs/faster_runs.md has the figures).
 """
 
 import math

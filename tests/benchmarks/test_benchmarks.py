@@ -76,7 +76,7 @@ def test_the_embeddings_recipe_is_started_with_flags_that_it_knows():
     assert (config.train_file, config.max_length, config.temperature) == (("folder/train.parquet",), 128, 0.05)
 
 
-@pytest.mark.docs  # its command is in docs/performance.md
+@pytest.mark.docs  # its command is in docs/images.md
 def test_the_image_recipe_and_a_bare_loop_train_step_by_step(tmp_path):
     flags = {"processes": 1, "rounds": 1, "steps": 12, "global_batch_size": 32, "output_dir": tmp_path}
     script = [sys.executable, runs.ROOT / "benchmarks/image_peers.py"]
@@ -112,7 +112,7 @@ def test_all_ways_to_compute_the_loss_of_a_masked_language_model_measure_the_sam
         assert mlm_head.compare(rows, kinds[0], kind)["loss_difference"] < 1e-6
 
 
-@pytest.mark.docs  # its command is in docs/performance.md
+@pytest.mark.docs  # its command is in docs/faster_runs.md
 def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_path):
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     made = packing.passes_of_steps(tmp_path, (6,), texts=24, **sizes)
@@ -167,7 +167,7 @@ def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
     assert min(row["cpu_ms"] for row in report["rows"]) > 0
 
 
-@pytest.mark.docs  # its command is in docs/performance.md
+@pytest.mark.docs  # its command is in benchmarks/results/techniques.md
 def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
     monkeypatch.setattr(encoder_and_texts, "SIZES", sizes)

@@ -42,7 +42,7 @@ def compare(_, folder):
     return found
 
 
-DOCS = pytest.mark.docs  # docs/performance.md has the command of the script
+DOCS = pytest.mark.docs  # benchmarks/collectives.py has the command of the script
 
 
 @pytest.fixture(scope="module")

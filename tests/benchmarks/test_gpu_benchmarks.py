@@ -94,13 +94,21 @@ def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reac
         f"| `resnet50`: ResNet-50, compiled | 4,500 images | 4,000 ✓ | 5,600 ✗ | {4500 * 24.5e9 / 989.4e12:.1%} |"
         in found
     )
-    assert "tokens, compiled | not measured: no memory | 590,000 | 757,000 |" in found
+    assert "64 x 512 tokens, compiled (no memory, minimum 590,000, target 757,000)\n" in found
     ratio = rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
     line = next(line for line in found.splitlines() if line.startswith("| `fine_tuning` |") and "trainer" in line)
     assert f"| {ratio:.2f} | 2 " in line
-    assert "logits of all tokens | `bert_base` |" in found
+    of_techniques = gpu.technique_tables(entries(rows.values()))
+    assert "logits of all tokens | `bert_base` |" in of_techniques
+    assert "--fixed_shapes, `bert_base`: no memory; --fixed_shapes, `bert_base_real`: no memory;" in of_techniques
     assert "A save of" in found
     assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
+
+
+def test_the_pages_have_the_tables_made_from_the_results():
+    for page, make in gpu.PAGES.items():
+        for file in gpu.RESULTS.glob("*.json"):
+            assert make(json.loads(file.read_text())) in page.read_text(), "run python benchmarks/gpu.py --table"
 
 
 def test_kernels_of_a_trace_are_summed_by_name_and_given_per_step(tmp_path):
@@ -215,6 +223,6 @@ def test_a_benchmark_that_fails_or_takes_too_long_is_a_row_with_its_problem(tmp_
     printed = capsys.readouterr().out
     assert "a line before" in printed
     assert "ZeroDivisionError: division by zero" in printed
-    assert "compiled | not measured: ZeroDivisionError: division by zero |" in gpu.tables([entry])
+    assert "tokens, compiled (ZeroDivisionError: division by zero, minimum" in gpu.tables([entry])
     gpu.run_part("text", [], 60, file)
     assert len(json.loads(file.read_text())) == 1, "an entry without a row is not written"

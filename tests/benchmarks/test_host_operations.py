@@ -66,7 +66,7 @@ def test_mixed_images_and_smoothed_labels_cost_no_more_operators_than_in_a_bare_
     check(ours, bare)
 
 
-@pytest.mark.docs  # docs/performance.md has the command that counts
+@pytest.mark.docs  # docs/faster_runs.md has the command that counts
 def test_an_operator_more_in_a_micro_batch_or_a_step_is_counted(count, monkeypatch):
     before, bare = count("images", "no")
     add, end_step = TrainingRun.count, TrainingRun.end_step

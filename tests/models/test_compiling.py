@@ -168,5 +168,5 @@ def test_generated_code_trains_the_same_on_one_process_and_on_two(texts, tmp_pat
     outputs |= runs.run_many(2, {"two": [*base, "--torch_compile"]}, tmp_path, path)
     eager = runs.weights(outputs["eager"])
     found = {name: runs.distance(runs.weights(outputs[name]), eager) for name in ("compiled", "two")}
-    print(found)  # for docs/performance.md
+    print(found)  # for docs/faster_runs.md
     assert max(found.values()) < 1e-5

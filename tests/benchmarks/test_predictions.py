@@ -10,30 +10,35 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-import transformers
+from transformers import TextClassificationPipeline
 
 sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import gpu, predictions
+from benchmarks.harness import encoder_and_texts
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PREDICTIONS
 from shared import predict
 from shared.datasets import demo_texts
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 FEW = 20  # fewer than the toy size, so that texts are repeated
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """The output folder of two rounds, the settings of the pipeline, and rows and settings of each prediction."""
-    folder, made, predicted = tmp_path_factory.mktemp("predictions"), [], []
+    """The output folder of two rounds; dtype, batch size and workers of each call of the pipeline; what we predict.
+
+    For each call of `shared.predict`: the rows of its file, and its settings.
+    """
+    folder, called, predicted = tmp_path_factory.mktemp("predictions"), [], []
     lines = [line for line in (runs.ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
     table = pa.table({"text": lines[:FEW], "label": [str(i % 2) for i in range(FEW)]})
-    make, predict_file = transformers.pipeline, predict.predict
+    call, predict_file = TextClassificationPipeline.__call__, predict.predict
 
-    def make_and_note(task, **given):
-        made.append(given)
-        return make(task, **given)
+    def call_and_note(pipeline, texts, **given):
+        called.append((pipeline.model.dtype, given["batch_size"], given["num_workers"]))
+        return call(pipeline, texts, **given)
 
     def predict_and_note(settings):
         found = predict_file(settings)
@@ -43,11 +48,12 @@ def measured(tmp_path_factory):
     flags = [*gpu.script_flags(BENCHMARKS["predictions"]), "--rounds", "2", "--output_dir", str(folder)]
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
         patch.setattr(demo_texts, "load", lambda: (table, table))
-        patch.setattr(transformers, "pipeline", make_and_note)
+        patch.setattr(encoder_and_texts, "SIZES", SMALL)
+        patch.setattr(TextClassificationPipeline, "__call__", call_and_note)
         patch.setattr(predict, "predict", predict_and_note)
         patch.setattr(sys, "argv", ["benchmarks/predictions.py", *flags])
         predictions.main()
-    return folder, made, predicted
+    return folder, called, predicted
 
 
 def test_each_contestant_predicts_its_texts_in_each_round(measured):
@@ -66,8 +72,8 @@ def test_each_contestant_predicts_its_texts_in_each_round(measured):
 
 
 def test_the_contestants_have_the_same_precision(measured):
-    _, (made,), predicted = measured
-    assert (made["dtype"], made["device"]) == (torch.bfloat16, "cpu")
+    _, called, predicted = measured
+    assert sorted(called, key=lambda each: each[1]) == [(torch.bfloat16, size, 0) for size in (1, 1, 4, 4)]
     assert [settings.mixed_precision for _, settings in predicted] == ["bf16"] * 2
 
 

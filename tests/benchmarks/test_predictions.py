@@ -21,7 +21,7 @@ from shared import predict
 from shared.datasets import demo_texts
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
-FEW = 20  # fewer than the toy size, so that texts are repeated
+FEW = 10  # fewer than the toy size, so that texts are repeated
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
@@ -59,11 +59,11 @@ def measured(tmp_path_factory):
 def test_each_contestant_predicts_its_texts_in_each_round(measured):
     folder, _, predicted = measured
     rows = json.loads((folder / "predictions.json").read_text())["rows"]
-    texts = {"ours": 24, "pipeline, 1": 8, "pipeline, 4": 8}
+    texts = {"ours": 12, "pipeline, 1": 4, "pipeline, 4": 4}
     assert {(row["round"], row["contestant"], row["texts"]) for row in rows} == {
         (round_, *each) for round_ in range(2) for each in texts.items()
     }
-    assert [count for count, _ in predicted] == [24, 24]
+    assert [count for count, _ in predicted] == [12, 12]
     for row in rows:
         assert row["rate"] == pytest.approx(row["texts"] / row["cpu_seconds"])
         without_load = row["cpu_seconds"] - row["load_seconds"]

@@ -12,7 +12,7 @@ from shared.datasets.tables import SUBSET
 from shared.plan.hashing import Ints, hash64
 from shared.plan.splits import hash_limit, share_of_each
 
-BLOCK = 1 << 18  # images whose numbers are read at once
+BLOCK = 1 << 16  # images whose numbers are read at once
 
 Chosen = Callable[[int, int], NDArray[np.bool_]]  # bool [end - first]: whether the images first ... end - 1 are chosen
 

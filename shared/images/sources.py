@@ -38,7 +38,7 @@ from shared.pretrained.from_pretrained import label_order
 class Source:
     """Labelled images: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths).
 
-    The arrays of many images are memory-mapped, so that their size does not matter: see `shared_array`.
+    The arrays of many images are memory-mapped: see `shared_array`.
     """
 
     name: str  # the start of its error messages: "--train_dir photos"

@@ -1,4 +1,4 @@
-"""Large data sets of `datasets` stay on disk, with all selections of their rows: the same rows and targets as in memory."""
+"""Large data sets of `datasets` stay on disk, with all selections of their rows, and are the same as in memory."""
 
 from types import SimpleNamespace
 
@@ -37,8 +37,9 @@ def save(folder, labels, **features):
     ],
 )
 def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_path, monkeypatch, labels, features):
-    config = Options(dataset_name=save(tmp_path / "saved", labels, **features), skip_incomplete_rows=True)
-    config = Options(**{**vars(config), "max_train_samples": 20, "max_eval_samples": 3})
+    limits = {"max_train_samples": 20, "max_eval_samples": 3}
+    folder = save(tmp_path / "saved", labels, **features)
+    config = Options(dataset_name=folder, skip_incomplete_rows=True, **limits)
 
     def read():
         def learn(table):

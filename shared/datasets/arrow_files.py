@@ -120,7 +120,8 @@ def of_arrow_files(table: pa.Table, files: Sequence[Path], *key: object) -> pa.T
     """
     if not files or table.nbytes <= IN_MEMORY:
         return table
-    return with_content(table, _digest(FORMAT, [_state_of(file) for file in files], str(table.schema), *key))
+    states, types = [_state_of(file) for file in files], str(table.schema.remove_metadata())
+    return with_content(table, _digest(FORMAT, states, types, *key))
 
 
 def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]], *key: object) -> pa.Table:

@@ -45,12 +45,12 @@ class Paths(Sequence[Path]):
         """
 
         def read(write: Callable[[NDArray[np.uint8], NDArray[np.int64]], object]) -> str:
-            digests = [hashlib.blake2b(digest_size=16) for _ in range(2)]
-            for block in _in_blocks(names()):
-                for digest, array in zip(digests, block, strict=True):
-                    digest.update(array.data)
-                write(*block)
-            return "".join(digest.hexdigest() for digest in digests)
+            of_names, of_ends = (hashlib.blake2b(digest_size=16) for _ in range(2))
+            for content, ends in _in_blocks(names()):
+                of_names.update(content.data)
+                of_ends.update(ends.data)
+                write(content, ends)
+            return of_names.hexdigest() + of_ends.hexdigest()
 
         key = read(lambda *_: None)
 

@@ -19,7 +19,7 @@ from shared.plan.splits import chosen_by_hash
 
 
 @pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])
-def test_a_million_paths_and_their_classes_take_no_memory(tmp_path, monkeypatch, each):
+def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypatch, each):
     """Made-up names in three folders; of these, a fifth is held out, and a limit keeps half of the others."""
     for label in "abc":
         (tmp_path / label).mkdir()

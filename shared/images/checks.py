@@ -96,7 +96,7 @@ def key_of_files(paths: Iterable[str]) -> str:
     """
     state = hashlib.blake2b(digest_size=16)
     for path in paths:
-        stat = os.stat(path)  # noqa: PTH116  a third of the time of Path.stat
+        stat = os.stat(path)  # noqa: PTH116  Path.stat takes longer
         entry = path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
         state.update(repr(entry).encode())
     return state.hexdigest()

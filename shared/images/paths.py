@@ -84,7 +84,7 @@ class Paths(Sequence[Path]):
         return os.fsdecode(self.names[start : int(self.ends[number])].tobytes())
 
     def absolute(self, numbers: NDArray[np.int64]) -> Iterator[str]:
-        """The absolute paths of the files `numbers`, as text: `str(self[number].absolute())` in a tenth of the time."""
+        """The absolute paths of the files `numbers`: `str(self[number].absolute())` in a quarter of the time."""
         above = str(self.root.absolute()).removesuffix("/") + "/"
         for number in numbers.tolist():
             name = self._name(number)

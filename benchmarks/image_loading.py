@@ -77,7 +77,7 @@ def main() -> None:
             if round_number:  # the first round warms up
                 rates.setdefault(name, []).append(len(source) / (time.process_time() - started))
     report = {name: {"median": statistics.median(found), "all": found} for name, found in rates.items()}
-    size = sum(path.stat().st_size for path in source.paths) / len(source)
+    size = sum(path.stat().st_size for path in source.paths or ()) / len(source)
     report |= {"settings": {"images": len(source), "size": given.size, "jpeg_bytes": round(size)}}
     (given.output_dir / "image_loading.json").write_text(json.dumps(report, indent=1))
     print("| read | images per second and core, median (min-max) |\n|---|---:|")

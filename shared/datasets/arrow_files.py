@@ -75,11 +75,7 @@ def in_memory(
 
 
 def _stored_files(files: Sequence[Path], sources: Sequence[str], source: str, csv_delimiter: str | None) -> pa.Table:
-    """The rows of all files, memory-mapped.
-
-    The Arrow file is found by paths, inodes, sizes and times. st_ctime is included because rsync -t and cp -p can
-    restore st_mtime with different content.
-    """
+    """The rows of all files, memory-mapped. The Arrow file is found by the files' states."""
     if len(kinds := sorted({kind_of(file) for file in files})) > 1:
         raise UserError(
             f"{source}: files of several kinds ({', '.join(kinds)}) can be read together only if their rows take at "
@@ -88,8 +84,7 @@ def _stored_files(files: Sequence[Path], sources: Sequence[str], source: str, cs
     states = []
     for file, name in zip(files, sources, strict=True):
         with opened(file, name):
-            status = file.stat()
-        states.append((str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            states.append(_state_of(file))
     how = csv_delimiter if kinds[0] in (".csv", ".tsv") else None
 
     def build(folder: Path) -> None:
@@ -111,6 +106,22 @@ def _stored_files(files: Sequence[Path], sources: Sequence[str], source: str, cs
     table = _mapped(folder)
     metadata = {**(table.schema.metadata or {}), PARTS_KEY: parts.encode()}
     return with_content(named(table.replace_schema_metadata(metadata), source), facts["content"])
+
+
+def of_arrow_files(table: pa.Table, files: Sequence[Path], *key: object) -> pa.Table:
+    """A table that another library has memory-mapped, with a digest in its metadata. A small table is unchanged.
+
+    The digest is that of the files' states, because reading all bytes of a data set takes long.
+
+    Args:
+        table: the rows.
+        files: their Arrow files; none if the rows are in memory.
+        key: which part of the files the table is.
+    """
+    if not files or table.nbytes <= IN_MEMORY:
+        return table
+    states, types = [_state_of(file) for file in files], str(table.schema.remove_metadata())
+    return with_content(table, _digest(FORMAT, states, types, *key))
 
 
 def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]], *key: object) -> pa.Table:
@@ -187,6 +198,12 @@ def _without_dictionaries(block: pa.Table) -> pa.Table:
             plain = field.type.value_type
             block = block.set_column(place, field.with_type(plain), block[field.name].cast(plain))
     return block
+
+
+def _state_of(file: Path) -> tuple[str, int, int, int, int]:
+    """The path, inode, size and times of a file: st_ctime, too, because rsync -t and cp -p restore only st_mtime."""
+    status = file.stat()
+    return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _digest(*words: object) -> str:

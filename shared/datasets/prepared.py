@@ -7,19 +7,21 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from shared.disk import sync, usual_permissions
 from shared.errors import UserError
 
 RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
 EDGE_BYTES = 1 << 16  # how much of each end of a file is compared at each start: cheap for files of any size
+IN_MEMORY = 1 << 20  # maximum number of bytes of an array of `shared_array` that stays in memory
 
 
 def cache_dir() -> Path:
@@ -151,3 +153,42 @@ def read_array(path: Path) -> np.ndarray:
 def mapped_file(array: np.ndarray) -> Path | None:
     """The file of an array from `read_array`; None for an array in memory."""
     return Path(array.base.filename) if isinstance(array.base, np.memmap) else None  # type: ignore[arg-type]
+
+
+def shared_array(blocks: Callable[[], Iterable[np.ndarray]], dtype: Any) -> np.ndarray:
+    """The concatenated blocks as one array [N]: memory-mapped, or in memory if it is small.
+
+    The file has a digest of the content in its name, and the first process of a machine writes it.
+
+    Args:
+        blocks: returns the blocks [n]. It is called a second time if the file does not exist, so that no process holds
+            all of them.
+        dtype: of the array.
+    """
+    digest, small, size = hashlib.blake2b(np.dtype(dtype).str.encode(), digest_size=16), [], 0
+    for block in blocks():
+        array = np.ascontiguousarray(block, dtype)
+        digest.update(array.data)
+        size += array.nbytes
+        if size <= IN_MEMORY:
+            small.append(array)
+    if size <= IN_MEMORY:
+        return np.concatenate([np.empty(0, dtype), *small])
+
+    def build(folder: Path) -> None:
+        with array_writer(folder / "array.npy", dtype) as append:
+            for block in blocks():
+                append(block)
+
+    return read_array(build_once(f"array-{digest.hexdigest()}", build) / "array.npy")
+
+
+def mask_once(name: str, rows: int, fill: Callable[[NDArray[np.bool_]], object]) -> NDArray[np.bool_]:
+    """bool [rows], memory-mapped, in the folder `name` (see `build_once`); `fill` sets the values, once per machine."""
+
+    def build(folder: Path) -> None:
+        mask = np.lib.format.open_memmap(folder / "held_out.npy", "w+", np.bool_, (rows,))
+        fill(mask)
+        mask.flush()
+
+    return read_array(build_once(name, build) / "held_out.npy")

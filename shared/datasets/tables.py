@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from shared.compat import of_datasets
 from shared.config.options import Options
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.prepared import build_once, mapped_file, read_array
+from shared.datasets.prepared import mapped_file, mask_once
 from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
 from shared.errors import UserError, say
 from shared.plan.hashing import hash64
@@ -281,13 +282,8 @@ def split_off(
         assert file is not None, "the targets of a memory-mapped table are memory-mapped"
         key = ("share of each", file.parent.name, percentage, seed)
         name = hashlib.blake2b(repr((content_of(table), *key)).encode(), digest_size=16).hexdigest()
-
-        def build(folder: Path) -> None:
-            mask = np.lib.format.open_memmap(folder / "held_out.npy", "w+", np.bool_, (rows,))
-            _share_of_each(table, targets, percentage, seed, mask)
-            mask.flush()
-
-        mask = read_array(build_once(f"held-out-rows-{name}", build) / "held_out.npy")
+        fill = partial(_share_of_each, table, targets, percentage, seed)
+        mask = mask_once(f"held-out-rows-{name}", rows, fill)
         held_out, train = _divided(table, lambda first, block: mask[first : first + block.num_rows], *key)
     return train, held_out
 
@@ -370,5 +366,7 @@ def _import_datasets(name: str) -> Any:
 
 def _to_table(dataset: Any, source: str) -> pa.Table:
     """The rows of a `datasets.Dataset`, still memory-mapped, with the features (label names) in the metadata."""
-    rows = dataset.with_format("arrow")[:] if len(dataset) else dataset.features.arrow_schema.empty_table()
-    return named(rows, source)
+    if not len(dataset):
+        return named(dataset.features.arrow_schema.empty_table(), source)
+    files = [Path(file["filename"]) for file in dataset.cache_files]
+    return arrow_files.of_arrow_files(named(dataset.with_format("arrow")[:], source), files, str(dataset.split))

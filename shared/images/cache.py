@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from shared.datasets.prepared import build_once, read_array
+from shared.images.checks import in_threads
 from shared.images.decoding import CorruptImage, Pixels, decode
+from shared.images.selection import blocks
 from shared.images.sources import Source
 
 FORMAT = 2  # part of the cache's name: increase it when the files written for the same images change
@@ -28,7 +29,9 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
     def write(folder: Path) -> None:
         shape = (len(source), size, size, 3)
         pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape) if keep_pixels else None
-        aspects, corrupt = np.ones(len(source), np.float32), []
+        aspects = np.lib.format.open_memmap(folder / "aspects.npy", "w+", np.float32, (len(source),))
+        aspects[:] = 1
+        corrupt: list[tuple[int, str]] = []
 
         def decode_one(i: int) -> tuple[int, str] | None:
             try:
@@ -39,18 +42,19 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
                 pixels[i] = square
             return None
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            decoded = threads.map(decode_one, range(len(source)))
-            for problem in tqdm(decoded, f"decoding {source.name}", len(source), unit=" images", mininterval=0.5):
-                corrupt += [problem] if problem else []
+        decoded = in_threads(decode_one, len(source), len(os.sched_getaffinity(0)))
+        for problem in tqdm(decoded, f"decoding {source.name}", len(source), unit=" images", mininterval=0.5):
+            corrupt += [problem] if problem else []
         if pixels is not None:
             pixels.flush()
-        np.save(folder / "aspects.npy", aspects)
+        aspects.flush()
         (folder / "corrupt.json").write_text(json.dumps(corrupt))
 
     settings = (FORMAT, PIL.__version__, size, interpolation, keep_pixels, source.key())
-    name = hashlib.blake2b(repr(settings).encode() + source.rows.tobytes(), digest_size=16).hexdigest()
-    return build_once(f"images-{name}", write)
+    name = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    for first, end in blocks(len(source)):
+        name.update(np.ascontiguousarray(source.rows[first:end]).data)
+    return build_once(f"images-{name.hexdigest()}", write)
 
 
 def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:

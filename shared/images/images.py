@@ -13,6 +13,7 @@ from shared.errors import UserError, say
 from shared.images import cache, gpu_decoding
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.pictures import Picture
+from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
 from shared.plan.batches import MicroBatch
 from shared.plan.device_transfer import to_device
@@ -219,13 +220,18 @@ def prepare(source: Source, config: Any, size: int, interpolation: str = "biline
         say(f"{source.name}: {len(corrupt):,} of {len(source):,} images are corrupt and left out:")
         for i, problem in corrupt:
             say(f"  {source.where(i)} ({problem})")
-    good = np.ones(len(source), bool)
-    good[[i for i, _ in corrupt]] = False
-    if len(np.unique(source.targets[good])) < len(np.unique(source.targets)):
+    bad = np.array([i for i, _ in corrupt], np.int64)
+    sizes = source.sizes()
+    if ((sizes > 0) & (sizes == np.bincount(source.targets[bad], minlength=len(sizes)))).any():
         raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
+
+    def good(first: int, end: int) -> NDArray[np.bool_]:
+        return ~np.isin(np.arange(first, end), bad)
+
+    kept = source.take(good) if corrupt else source
     if config.cache == "none":
-        return Images(source.take(good), size, interpolation=interpolation)
-    return Images(source.take(good), size, *cache.read(folder), np.flatnonzero(good))
+        return Images(kept, size, interpolation=interpolation)
+    return Images(kept, size, *cache.read(folder), taken(numbers(len(source)), good))
 
 
 def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:

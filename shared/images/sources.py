@@ -10,6 +10,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +22,31 @@ from numpy.typing import NDArray
 
 from shared.datasets.files import find_files
 from shared.datasets.labels import Labels
+from shared.datasets.prepared import shared_array
 from shared.datasets.readers import KINDS
 from shared.datasets.rows import FILL_IN, column_of, source_of, where
-from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, subset
+from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
 from shared.errors import UserError, count_of, say
 from shared.images.checks import Checked, check, key_of_column, key_of_files
 from shared.images.decoding import Pixels
-from shared.images.paths import Paths
-from shared.plan.splits import share_of_each
+from shared.images.paths import EXTENSIONS, Paths, images_below
+from shared.images.selection import Chosen, blocks, chosen_by_limit, held_out, numbers, taken
 from shared.pretrained.from_pretrained import label_order
-
-EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled images: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths)."""
+    """Labelled images: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths).
+
+    The arrays of many images are memory-mapped: see `shared_array`.
+    """
 
     name: str  # the start of its error messages: "--train_dir photos"
     names: tuple[str, ...]  # class names
     targets: NDArray[np.int64]  # [N] class ids
     rows: NDArray[np.int64]  # [N] the index of each image in `arrays`, `paths` or `table`
     arrays: Pixels | None = None  # uint8 [M, side, side, 3], already decoded
-    paths: Sequence[Path] = ()
+    paths: Paths | None = None
     table: pa.Table | None = None
     column: str = ""
     checked: Checked | None = None  # the check of `paths` or `table`
@@ -55,8 +59,14 @@ class Source:
         row = int(self.rows[i])
         if self.paths:
             return self.paths[row]
+        return self.cells[row].as_py()
+
+    @cached_property
+    def cells(self) -> pa.ChunkedArray:
+        """The encoded images of `table`. Finding the bytes in structs takes milliseconds if there are many chunks."""
         assert self.table is not None
-        return contents(self.table[self.column])[row].as_py()
+        column = self.table[self.column]
+        return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
     def digest(self) -> str:
         """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
@@ -65,32 +75,37 @@ class Source:
         not included: a copy of the data has the same digest.
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
-        content.update(np.ascontiguousarray(self.targets).data)
+        for first, end in blocks(len(self)):
+            content.update(np.ascontiguousarray(self.targets[first:end]).data)
         if self.arrays is not None:
             content.update(self.arrays[self.rows].tobytes())
-        if self.checked:
-            content.update(self.checked.prints[self.rows].data)
+        for first, end in blocks(len(self)):
+            if self.checked:
+                content.update(self.checked.prints[self.rows[first:end]].data)
         if self.paths:
-            assert isinstance(self.paths, Paths)
             above = len(self.paths.common_folder())
-            for number, file in enumerate(self.paths.absolute(self.rows)):
-                content.update(("\0" * (number > 0) + file[above:]).encode(errors="surrogateescape"))
+            for first, end in blocks(len(self)):
+                names = "\0".join(file[above:] for file in self.paths.absolute(self.rows[first:end]))
+                content.update(("\0" * (first > 0) + names).encode(errors="surrogateescape"))
         return content.hexdigest()
 
     def key(self) -> str:
         """A key that changes when an encoded image changes; valid on this machine only."""
         if self.paths:
-            return key_of_files(self.paths)
-        assert self.table is not None
-        return self.checked.key if self.checked else key_of_column(contents(self.table[self.column]))
+            every = (self.paths.absolute(np.arange(*block)) for block in blocks(len(self.paths)))
+            return key_of_files(chain.from_iterable(every))
+        return self.checked.key if self.checked else key_of_column(self.cells)
 
     def corrupt(self) -> list[tuple[int, str]]:
         """Return (image number, error text) of each image that `check` found corrupt."""
         if not self.checked or not self.checked.problems:
             return []
-        return [
-            (i, self.checked.problems[row]) for i, row in enumerate(self.rows.tolist()) if row in self.checked.problems
-        ]
+        problems, found = self.checked.problems, []
+        for first, end in blocks(len(self)):
+            rows = self.rows[first:end]
+            places = np.flatnonzero(np.isin(rows, [*problems]))
+            found += [(first + int(place), problems[int(rows[place])]) for place in places]
+        return found
 
     def where(self, i: int) -> str:
         """The name of image number `i` in messages."""
@@ -98,14 +113,24 @@ class Source:
         place = self.name if self.table is None else where(self.table, row)
         return f"{place}: {self.paths[row]}" if self.paths else place
 
-    def take(self, chosen: NDArray[Any]) -> "Source":
-        """The source with only the images `chosen`, given as indices or as a mask."""
-        return replace(self, targets=self.targets[chosen], rows=self.rows[chosen])
+    def take(self, chosen: Chosen | NDArray[np.int64]) -> "Source":
+        """The source with only the images `chosen`; `chosen` may be their numbers, if they are few."""
+        return replace(self, targets=taken(self.targets, chosen), rows=taken(self.rows, chosen))
 
     def ordered(self, names: tuple[str, ...]) -> "Source":
         """The same images with class ids in the order of `names`, a permutation of the class names."""
+        if names == self.names:
+            return self
         places = np.array([names.index(name) for name in self.names])
-        return replace(self, names=names, targets=places[self.targets])
+        targets = shared_array(lambda: (places[self.targets[slice(*block)]] for block in blocks(len(self))), np.int64)
+        return replace(self, names=names, targets=targets)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """int64 [classes]: the number of images of each class."""
+        sizes = np.zeros(len(self.names), np.int64)
+        for first, end in blocks(len(self)):
+            sizes += np.bincount(self.targets[first:end], minlength=len(sizes))
+        return sizes
 
 
 def digits() -> Source:
@@ -117,11 +142,6 @@ def digits() -> Source:
     names = tuple(map(str, found.target_names))
     targets = found.target.astype(np.int64)
     return Source("the embedded digits", names, targets, np.arange(len(targets)), arrays=pixels)
-
-
-def contents(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The encoded images of a column of bytes, or of structs of bytes and path."""
-    return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
 
 
 def checked(source: Source) -> Source:
@@ -204,51 +224,33 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
             f"{name} has a class {unknown[0]} that {flag.replace('validation', 'train')} does not have: remove its "
             "folder"
         )
-    found_in: list[list[str]] = []
-    prefix = len(str(root / "a")) - 1
-    hidden = [path.name.startswith(".") for path in root.iterdir()]
-    passed_over = Counter({"hidden": sum(hidden), "in no class's folder": len(hidden) - sum(hidden) - len(found)})
-    for label in found:
-        inside = images_below(root / label, name, passed_over)
-        if not inside and names is None:
-            raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
-        found_in.append([str(path)[prefix:] for path in inside])
-    if not any(found_in):
-        raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
-    if passed_over := +passed_over:
-        say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(passed_over.items()))}")
     classes = names or tuple(found)
-    targets = np.repeat([classes.index(label) for label in found], [*map(len, found_in)])
-    return checked(Source(name, classes, targets, np.arange(len(targets)), paths=Paths.of(root, found_in)))
+    counts, passed_over = Counter[str](), Counter[str]()
 
+    def files() -> Iterator[str]:
+        counts.clear()  # there may be a second call
+        passed_over.clear()
+        for label in found:
+            for file in images_below(root / label, name, passed_over):
+                counts[label] += 1
+                yield f"{label}/{file}"
+            if not counts[label] and names is None:
+                raise UserError(f"{name}: the class {label} has no image ({', '.join(EXTENSIONS)}): remove the folder")
+        if not counts:
+            raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
 
-def images_below(root: Path, name: str, passed_over: Counter[str]) -> list[Path]:
-    """The images in a folder and its subfolders, sorted; counts skipped files in `passed_over`, by reason.
+    paths = Paths.of(root, files)
+    hidden = [path.name.startswith(".") for path in root.iterdir()]
+    passed_over.update({"hidden": sum(hidden), "in no class's folder": len(hidden) - sum(hidden) - len(found)})
+    if skipped := +passed_over:
+        say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(skipped.items()))}")
 
-    Raises:
-        UserError: a folder cannot be read; the message names it and `name`.
-    """
+    def targets() -> Iterator[NDArray[np.int64]]:
+        for label in found:
+            for first, end in blocks(counts[label]):
+                yield np.full(end - first, classes.index(label))
 
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{name}: {error.filename} cannot be read ({error.strerror}): check its permissions")
-
-    found = []
-    for parent, folders, files in os.walk(root, onerror=refuse):
-        for entry in [*folders, *files]:
-            path = Path(parent, entry)
-            named_so = path.suffix.lower() in EXTENSIONS
-            if entry.startswith("."):
-                passed_over["hidden"] += 1
-            elif path.is_dir() and not path.is_symlink() and not named_so:
-                continue
-            elif path.is_dir() or (named_so and not path.is_file()):
-                passed_over["no regular file (a folder, or a link that is broken or leads to one)"] += 1
-            elif not named_so:
-                passed_over[f"not named like an image ({path.suffix.lower() or 'no extension'})"] += 1
-            else:
-                found.append(path)
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-    return sorted(found)
+    return checked(Source(name, classes, shared_array(targets, np.int64), numbers(len(paths)), paths=paths))
 
 
 def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Source:
@@ -276,8 +278,8 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
     if content.null_count:
         row = int(np.flatnonzero(content.is_null().to_numpy())[0])
         raise UserError(f"{where(table, row)} has no image in {image_column}: {FILL_IN}")
-    targets, rows = labels.encode(table), np.arange(len(table))
-    source = Source(source_of(table), labels.names, targets, rows, table=table, column=image_column)
+    targets = labels.encode(table)
+    source = Source(source_of(table), labels.names, targets, numbers(len(table)), table=table, column=image_column)
     if is_path and folder:
         source = replace(source, paths=existing(table, content, folder))
     return checked(source)
@@ -289,7 +291,7 @@ def existing(table: pa.Table, cells: pa.ChunkedArray, folder: Path) -> Paths:
     Raises:
         UserError: a file does not exist.
     """
-    paths = Paths.of(folder, (chunk.to_pylist() for chunk in cells.chunks))
+    paths = Paths.of(folder, lambda: chain.from_iterable(chunk.to_pylist() for chunk in cells.chunks))
     if missing := [row for row, path in enumerate(paths) if not path.is_file()]:
         row, such = missing[0], f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
         raise UserError(
@@ -334,8 +336,8 @@ def load_sources(config: Any) -> tuple[Source, Source]:
 def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
     """Reduce the training and validation images to --max_train_samples and --max_eval_samples."""
     for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
-        chosen = subset(len(source), getattr(config, name), config.seed, f"--{name}")
-        yield source if chosen is None else source.take(chosen)
+        most = limit(len(source), getattr(config, name), f"--{name}")
+        yield source if most is None else source.take(chosen_by_limit(len(source), most, config.seed))
 
 
 def is_folder_of_images(name: str) -> bool:
@@ -386,10 +388,11 @@ def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source
     Raises:
         UserError: there are too few images to hold out any.
     """
-    held_out = share_of_each(source.targets, percentage, seed)
-    if not held_out.any():
+    mask = held_out(source.targets, percentage, seed)
+    if not mask.any():
         raise UserError(
             f"{source.name}: {len(source):,} images are too few to hold out {percentage} % of each class: add images, "
             "or change --validation_split_percentage"
         )
-    return source.take(~held_out), source.take(held_out)
+    train, validation = (lambda first, end: ~mask[first:end]), (lambda first, end: mask[first:end])
+    return source.take(train), source.take(validation)

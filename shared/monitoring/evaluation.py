@@ -26,7 +26,7 @@ from shared.plan.batches import MicroBatch
 from shared.processes import preemption
 from shared.processes.collectives import on_main_process
 
-SCORES_AT_ONCE = 2**24  # numbers that travel in one collective call: 64 MiB
+NUMBERS_AT_ONCE = 2**24  # that travel in one collective call: 64 or 128 MiB
 LOWER_IS_BETTER = {"loss", "error", "mse", "rmse", "mae", "mape", "perplexity", "wer", "cer"}
 
 
@@ -97,29 +97,36 @@ class Rows:
 
     def gather(self, accelerator: Any) -> tuple[np.ndarray, np.ndarray]:
         """Predictions and losses of the whole dataset in its order, on every process; call this on all processes."""
-        width = 1 + math.prod(self.shape[1:])
-        mine = torch.cat(self.rows or [torch.empty(0, width, dtype=torch.float64)])
-        rows = gather_rows(accelerator, np.concatenate(self.samples), mine, self.shape[0]).cpu().numpy()
-        return rows[:, 1:].reshape(self.shape), rows[:, 0]
+        table = np.empty((self.shape[0], 1 + math.prod(self.shape[1:])))
+        self._gather_into(table, accelerator, self.rows)
+        return table[:, 1:].reshape(self.shape), table[:, 0]
 
     def gather_scores(self, accelerator: Any) -> np.ndarray | None:
         """Probabilities [samples, labels] of the whole dataset in its order, float32, on the main process.
 
-        None on the other processes, and where no metric takes probabilities. Call this on all processes. A thousand
-        classes take 4 kB per sample, so the probabilities are gathered and copied from the device in pieces.
+        None on the other processes, and where no metric takes probabilities. Call this on all processes.
         """
         if not (self.metrics and self.metrics.take_scores):
             return None
-        samples, width = np.concatenate(self.samples), self.metrics.num_labels
-        mine, parts = torch.cat(self.scores or [torch.empty(0, width)]), []
-        at_once = max(1, SCORES_AT_ONCE // width)
+        rows = self.shape[0] if accelerator.is_main_process else 0
+        table = np.empty((rows, self.metrics.num_labels), np.float32)
+        self._gather_into(table, accelerator, self.scores)
+        return table if accelerator.is_main_process else None
+
+    def _gather_into(self, table: np.ndarray, accelerator: Any, rows: list[torch.Tensor]) -> None:
+        """Fill `table` with the rows of all processes in the order of the dataset; an empty table stays empty.
+
+        A thousand classes take 4 kB per sample, so the rows are gathered and copied from the device in pieces.
+        """
+        samples, (_, width) = np.concatenate(self.samples), table.shape
+        mine = torch.cat(rows) if rows else torch.from_numpy(np.empty((0, width), table.dtype))
+        at_once = max(1, NUMBERS_AT_ONCE // width)
         for start in range(0, self.shape[0], at_once):
             inside = np.flatnonzero((start <= samples) & (samples < start + at_once))
             count = min(at_once, self.shape[0] - start)
             part = gather_rows(accelerator, samples[inside] - start, mine[torch.from_numpy(inside)], count)
-            if accelerator.is_main_process:
-                parts.append(part.cpu().numpy())
-        return np.concatenate(parts) if parts else None
+            if len(table):
+                table[start : start + count] = part.cpu().numpy()
 
 
 @torch.inference_mode()

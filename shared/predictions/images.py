@@ -15,17 +15,8 @@ from shared.datasets.rows import ROW_COLUMN
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, count_of, listed
 from shared.images.images import Images, collate, prepare
-from shared.images.paths import Paths
-from shared.images.sources import (
-    EXTENSIONS,
-    Source,
-    checked,
-    folder_of,
-    images_below,
-    limited,
-    load_sources,
-    of_table,
-)
+from shared.images.paths import EXTENSIONS, Paths, images_below
+from shared.images.sources import Source, checked, folder_of, limited, load_sources, of_table
 from shared.models.image_models import adapt_to_device, load_processor
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import Task, scorer, targets_of
@@ -119,12 +110,11 @@ def of_folder(settings: ImageSettings, task: Task) -> tuple[Source, pa.Table, Fo
     If the folder has a subfolder for each class, these are the labels.
     """
     root, name, passed_over = Path(str(settings.input_file)), f"FILE {settings.input_file}", Counter[str]()
-    paths = images_below(root, name, passed_over)
-    if not paths:
+    inside = [*images_below(root, name, passed_over)]
+    if not inside:
         raise UserError(f"{name} has no image ({', '.join(EXTENSIONS)}): give a folder of images")
-    inside = [path.relative_to(root) for path in paths]
-    columns, found = {FILE_COLUMN: pa.array([path.as_posix() for path in inside])}, None
-    classes = [path.parts[0] if len(path.parts) > 1 else "" for path in inside]
+    columns, found = {FILE_COLUMN: pa.array(inside)}, None
+    classes = [path.partition("/")[0] if "/" in path else "" for path in inside]
     if {*classes} & {*task.names}:
         unknown = sorted({*classes} - {*task.names})
         if unknown and settings.scores:
@@ -135,9 +125,9 @@ def of_folder(settings: ImageSettings, task: Task) -> tuple[Source, pa.Table, Fo
         if not unknown:
             columns["label"] = pa.array(classes)
         if settings.scores:
-            found = np.arange(len(paths)), np.array([task.names.index(each) for each in classes])
-    zeros = np.zeros(len(paths), np.int64)
-    source = Source(name, task.names, zeros, np.arange(len(paths)), paths=Paths.of(Path(), [paths]))
+            found = np.arange(len(inside)), np.array([task.names.index(each) for each in classes])
+    zeros = np.zeros(len(inside), np.int64)
+    source = Source(name, task.names, zeros, np.arange(len(inside)), paths=Paths.of(root, lambda: inside))
     return checked(source), pa.table(columns), found
 
 

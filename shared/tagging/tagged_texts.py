@@ -18,6 +18,7 @@ from shared.datasets import arrow_files
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.label_cells import class_names
 from shared.datasets.rows import (
+    CONTENT_KEY,
     FILL_IN,
     ROW_COLUMN,
     column_of,
@@ -102,7 +103,8 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
     """
     words, tags = words_and_tags(table, text_column, label_column)
     rows = numbered(table)[ROW_COLUMN]
-    result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: rows}).replace_schema_metadata(table.schema.metadata)
+    metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
+    result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: rows}).replace_schema_metadata(metadata)
     full = have_words(words)
     if not full.any():
         raise UserError(f"{source_of(table)} has no words in {text_column}: use the column of the words as {TEXT_FLAG}")

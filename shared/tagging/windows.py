@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shared.datasets.prepared import shared_array
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
@@ -84,7 +85,7 @@ class TaggedWords(Dataset):
         stride: int,
         around: tuple[list[int], list[int]],
     ) -> None:
-        self.pieces, self.tags, self.begins = pieces, tags, begins
+        self.pieces, self.tags, self.begins = pieces, stored(tags), stored(begins)
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         special = len(self.before) + len(self.after)
         room = max_length - special
@@ -97,8 +98,9 @@ class TaggedWords(Dataset):
                 f"--stride {stride} is not smaller than the {room} tokens of text in --max_length {max_length}: lower "
                 "it, or increase --max_length"
             )
-        self.windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
-        self.lengths = (self.windows.sizes + special).astype(np.int32)  # [N] with special tokens
+        windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
+        self.windows = Windows(*map(stored, (windows.starts, windows.sizes, windows.first_words, windows.num_words)))
+        self.lengths = stored((windows.sizes + special).astype(np.int32))  # [N] with special tokens
         self.num_words = self.windows.num_words  # int64 [N]: own words of each window, which have a share in the loss
 
     def __len__(self) -> int:
@@ -142,6 +144,11 @@ class TaggedWords(Dataset):
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
         return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"
+
+
+def stored(array: NDArray[Any]) -> NDArray[Any]:
+    """The same array, memory-mapped if it is large: see `shared_array`."""
+    return shared_array(lambda: [array], array.dtype)
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import build_once
+from shared.datasets.prepared import build_once, shared_array
 from shared.datasets.tables import subset
 from shared.plan.hashing import Ints
 from shared.plan.splits import chosen_by_hash
@@ -39,10 +39,11 @@ class Selection:
         """At most `most` of the selected documents, chosen by `seed`; `flag` is the one that `most` comes from."""
         if (rows := subset(self.count(documents), most, seed, flag)) is None:
             return self
-        if not self.excluded:
-            return Selection(self.numbers[rows], excluded=False)
-        skipped = np.searchsorted(self.numbers - np.arange(len(self.numbers)), rows, side="right")
-        return Selection(rows + skipped, excluded=False)  # each row comes after so many documents that are left out
+        if self.excluded:  # each row comes after so many documents that are left out
+            numbers = rows + np.searchsorted(self.numbers - np.arange(len(self.numbers)), rows, side="right")
+        else:
+            numbers = self.numbers[rows]
+        return Selection(shared_array(lambda: [numbers], np.int64), excluded=False)
 
 
 def held_out(digest: str, documents: int, held: int, seed: int) -> Ints:

@@ -3,11 +3,14 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from runs import flip_a_bit, truncate
 
 from shared.datasets import demo_texts, prepared
 from shared.datasets.documents import of_table
+from shared.datasets.prepared import mapped_file, shared_array
 from shared.datasets.rows import named
 from shared.images.cache import build, corrupt_images, read
 from shared.images.sources import class_folders
@@ -95,3 +98,32 @@ def test_a_process_that_has_mapped_the_old_data_can_still_read_it():
     mapped = np.load(prepared.build_once("x", fill) / "a.npy", mmap_mode="r")
     (prepared.cache_dir() / "x/complete.json").unlink()
     assert np.load(prepared.build_once("x", fill) / "a.npy").tolist() == mapped.tolist() == list(range(9))
+
+
+@given(st.lists(st.lists(st.integers(0, 200), max_size=5), max_size=5), st.sampled_from(["int64", "uint8", "float32"]))
+@settings(max_examples=30)
+def test_an_array_of_blocks_is_their_concatenation_wherever_it_is_stored(parts, dtype):
+    blocks = [np.array(part, np.int64) for part in parts]
+    expected = np.concatenate([np.empty(0, np.int64), *blocks]).astype(dtype)
+    for most in (-1, 8, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prepared, "IN_MEMORY", most)
+            found = shared_array(lambda: iter(blocks), dtype)
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+        assert (mapped_file(found) is None) == (expected.nbytes <= most)
+
+
+def test_an_array_is_written_once_and_another_content_or_type_has_another_file(monkeypatch):
+    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
+    calls = []
+
+    def blocks(*values):
+        calls.append(values)
+        return [np.array(values)]
+
+    files = [mapped_file(shared_array(lambda: blocks(1, 2), np.int64)) for _ in range(3)]
+    assert len({*files}) == 1
+    assert len(calls) == 4
+    files += [mapped_file(shared_array(lambda: blocks(1, 3), np.int64))]
+    files += [mapped_file(shared_array(lambda: blocks(1, 2), np.int32))]
+    assert len({*files}) == 3

@@ -41,6 +41,11 @@ def digests(root, **changed):
     return [data.digest() for data in load_images(config(train_dir=str(root), **changed), 8)]
 
 
+def test_the_digest_is_that_of_earlier_versions_whose_runs_can_be_resumed(tmp_path):
+    expected = ["5c1715b99409ba2872009ba83f1d9771", "e1eee715c374121bba52730a20757694"]
+    assert digests(bitmaps(tmp_path / "here")) == expected
+
+
 def test_the_digest_does_not_depend_on_the_place_of_the_images_or_how_they_are_read(tmp_path, monkeypatch):
     expected = digests(bitmaps(tmp_path / "here"))
     assert digests(tmp_path / "here", cache="uint8") == expected

@@ -2,25 +2,39 @@
 
 import os
 import pickle
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shared.datasets.prepared import mapped_file
+from shared.errors import UserError
 from shared.images import paths as paths_module
-from shared.images.paths import Paths
+from shared.images.paths import EXTENSIONS, Paths, images_below
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+@given(
+    st.lists(st.text(st.sampled_from("aé\udcff./- "), min_size=1), max_size=9),
+    st.sampled_from(["photos", "/", "/a/b", ".", "../c"]),
+    st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_names_give_the_paths_of_a_list(names, root, at_once):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths_module, "AT_ONCE", at_once)
+        paths = Paths.of(Path(root), lambda: names)
+    expected = [Path(root) / name for name in names]
+    assert list(paths) == expected
+    assert [*paths.absolute(np.arange(len(names)))] == [str(path.absolute()) for path in expected]
 
 
 def test_paths_are_those_of_the_list_they_were_made_from():
-    names = [["cat/a.png", "cat/é.jpg"], [], ["/elsewhere/b.png", os.fsdecode(b"dog/\xff.png")]]
-    paths = Paths.of(Path("photos"), names)
-    expected = [Path("photos") / name for group in names for name in group]
+    names = ["cat/a.png", "cat/é.jpg", "/elsewhere/b.png", os.fsdecode(b"dog/\xff.png")]
+    paths = Paths.of(Path("photos"), lambda: names)
+    expected = [Path("photos") / name for name in names]
     assert list(paths) == expected
     assert (paths[-1], paths[1:3]) == (expected[-1], expected[1:3])
     with pytest.raises(IndexError):
@@ -36,7 +50,69 @@ def test_paths_are_those_of_the_list_they_were_made_from():
 )
 def test_the_common_folder_is_found_in_blocks(monkeypatch, names):
     monkeypatch.setattr(paths_module, "AT_ONCE", 1)
-    paths = Paths.of(Path("here"), [names])
+    paths = Paths.of(Path("here"), lambda: names)
     expected = os.path.commonpath([path.absolute().parent for path in paths])
     assert paths.common_folder() == expected
     assert [*paths.absolute(np.array([1]))] == [str((Path("here") / names[1]).absolute())]
+
+
+def test_files_that_change_while_they_are_listed_are_refused():
+    lists = [["a.png"], ["a.png", "b.png"], ["a.png"], ["a.png"]]
+    with pytest.raises(UserError, match="the files in photos changed while they were listed"):
+        Paths.of(Path("photos"), lambda: lists.pop(0))
+    assert len(Paths.of(Path("photos"), lambda: lists.pop(0))) == 1
+
+
+def listed_at_once(root):
+    """The images below a folder, and the reasons for skipping others, from a list of all files."""
+    found, passed_over = [], Counter()
+    for parent, folders, files in os.walk(root):
+        for entry in [*folders, *files]:
+            path = Path(parent, entry)
+            named_so = path.suffix.lower() in EXTENSIONS
+            if entry.startswith("."):
+                passed_over["hidden"] += 1
+            elif path.is_dir() and not path.is_symlink() and not named_so:
+                continue
+            elif path.is_dir() or (named_so and not path.is_file()):
+                passed_over["no regular file (a folder, or a link that is broken or leads to one)"] += 1
+            elif not named_so:
+                passed_over[f"not named like an image ({path.suffix.lower() or 'no extension'})"] += 1
+            else:
+                found.append(path)
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+    return sorted(found), passed_over
+
+
+def test_a_folder_is_listed_in_the_order_of_the_paths_and_skipped_files_are_counted(tmp_path):
+    root = tmp_path / "photos"
+    for folder in ("a", "a/b", "a-b", "a.b", "B/é", "named.png", ".hidden", "a/.hidden"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        for file in ("z.png", "A.JPG", "a", "b.txt", "b-.gif", ".c.png", "b!.png", "é.png", os.fsdecode(b"\xff.png")):
+            (root / folder / file).touch()
+    links = {"to_file.png": "a/z.png", "to_folder.png": "a", "to_folder": "a", "to_text": "a/b.txt"}
+    for name, target in {**links, "broken.png": "gone", "loop.png": "loop.png"}.items():
+        (root / name).symlink_to(target)
+    os.mkfifo(root / "pipe.png")
+    passed_over = Counter()
+    found = [root / name for name in images_below(root, "--train_dir photos", passed_over)]
+    assert (found, passed_over) == listed_at_once(root)
+    assert len(found) > 30
+    assert len(passed_over) >= 4
+    linked = tmp_path / "linked"
+    linked.symlink_to(root)
+    assert [*images_below(linked, "", Counter())] == [str(path.relative_to(root)) for path in found]
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    (tmp_path / "cat/deep").mkdir(parents=True)
+    scan = os.scandir
+
+    def fail(folder):
+        if Path(folder).name == "deep":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(UserError, match=r"--train_dir a: .*cat/deep cannot be read \(Permission denied\)"):
+        [*images_below(tmp_path, "--train_dir a", Counter())]

@@ -312,10 +312,10 @@ def test_probabilities_that_are_not_finite_have_no_roc_auc() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_the_main_process_gets_the_probabilities_of_all_processes_in_dataset_order(
+def test_the_rows_and_probabilities_of_all_processes_are_gathered_in_pieces_in_dataset_order(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "SCORES_AT_ONCE", 4 * 3)  # four samples
+    monkeypatch.setattr(evaluation, "NUMBERS_AT_ONCE", 4 * 3)  # four samples with probabilities, six without
     total = 10
     metrics = resolve("classification", "roc_auc", classes=3)
     logits = torch.randn(total, 3)
@@ -336,13 +336,16 @@ def test_the_main_process_gets_the_probabilities_of_all_processes_in_dataset_ord
         for counted in (True, False):  # a repeat that is not counted changes nothing
             mine = logits[shares[rank]]
             rows.add(MicroBatch(0, 0, shares[rank], shares[rank], total, counted), mine.argmax(1), mine[:, 0], mine)
-        return rows.gather_scores(main)
+        return rows.gather(main), rows.gather_scores(main)
 
     with ThreadPoolExecutor(world) as pool:
-        first, *others = pool.map(process, range(world))
+        everywhere, (first, *others) = zip(*pool.map(process, range(world)), strict=True)
     assert first.dtype == np.float32
     assert np.array_equal(first, logits.softmax(1).numpy())
     assert others == [None] * (world - 1)
+    for predictions, losses in everywhere:
+        assert np.array_equal(predictions, logits.argmax(1).double().numpy())
+        assert np.array_equal(losses, logits[:, 0].double().numpy())
 
 
 @pytest.mark.parametrize(

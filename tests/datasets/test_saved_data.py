@@ -1,0 +1,93 @@
+"""Large data sets of `datasets` stay on disk, with all selections of their rows, and are the same as in memory."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from shared.config.options import Options
+from shared.datasets import arrow_files
+from shared.datasets.labels import Labels
+from shared.datasets.prepared import mapped_file
+from shared.datasets.rows import content_of, where
+from shared.datasets.tables import limited, load_tables, read_saved
+from shared.tagging.tagged_texts import load_tagged
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+
+
+def save(folder, labels, **features):
+    """Write a data set of numbered texts with these labels, in two files."""
+    rows = {"text": [f"text {i}" if i % 7 else " " for i in range(len(labels))], "label": labels}
+    described = datasets.Features({"text": datasets.Value("string"), **features}) if features else None
+    datasets.Dataset.from_dict(rows, features=described).save_to_disk(folder, num_shards=2)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("labels", "features"),
+    [
+        ([i % 3 - (i % 11 == 0) for i in range(60)], {"label": datasets.ClassLabel(names=["a", "b", "c"])}),
+        ([["x"] * (i % 2) + ["y"] * (i % 3 == 0) for i in range(60)], {}),
+        ([i / 4 for i in range(60)], {}),
+    ],
+)
+def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_path, monkeypatch, labels, features):
+    limits = {"max_train_samples": 20, "max_eval_samples": 3}
+    folder = save(tmp_path / "saved", labels, **features)
+    config = Options(dataset_name=folder, skip_incomplete_rows=True, **limits)
+
+    def read():
+        def learn(table):
+            return Labels.from_table(table, "label")
+
+        tables = load_tables(config, ["text"], ["label"], None, lambda table: learn(table).encode(table))
+        learned = learn(tables[0])
+        tables = limited(tables, config)
+        targets = [learned.encode(table) for table in tables]
+        mapped.append({bool(content_of(t)) for t in tables} | {mapped_file(part) is not None for part in targets})
+        rows = [(table.to_pylist(), table.schema, where(table, 2)) for table in tables]
+        return learned, rows, [(part.tolist(), part.dtype) for part in targets]
+
+    mapped = []
+    small = read()
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    learned, rows, targets = read()
+    assert (learned, targets) == (small[0], small[2])
+    assert [row[0] for row in rows] == [row[0] for row in small[1]]
+    assert [row[2] for row in rows] == [row[2] for row in small[1]]
+    assert all(large.equals(other) for (_, large, _), (_, other, _) in zip(rows, small[1], strict=True))
+    assert mapped == [{False}, {True}]
+
+
+def test_a_saved_data_set_that_is_written_again_has_another_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
+    folder = save(tmp_path / "saved", [0, 1] * 9)
+    first = read_saved(folder)["train"]
+    assert content_of(read_saved(folder)["train"]) == content_of(first)
+    save(tmp_path / "other", [1, 0] * 9)
+    (tmp_path / "saved").rename(tmp_path / "before")
+    (tmp_path / "other").rename(tmp_path / "saved")
+    assert content_of(read_saved(folder)["train"]) != content_of(first)
+
+
+def test_tagged_texts_of_a_large_saved_data_set_are_those_of_a_small_one(tmp_path, monkeypatch):
+    rows = {"words": [[f"w{i}", "x"] if i % 5 else None for i in range(60)], "tags": [["B-A", "O"]] * 60}
+    rows["kinds"] = [["B-A", "B-C"]] * 60
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
+    plain = vars(Options(dataset_name=str(tmp_path / "saved"), skip_incomplete_rows=True, max_train_samples=9))
+    found = []
+    for most in (1 << 24, -1):
+        monkeypatch.setattr(arrow_files, "IN_MEMORY", most)
+        for column in ("tags", "kinds"):
+            config = SimpleNamespace(**{**plain, "text_column_name": "words", "label_column_name": column})
+            config.model_name_or_path = None
+            train, validation, tags = load_tagged(config)
+            assert content_of(train) is None
+            found.append((train.to_pylist(), validation.to_pylist(), tags))
+    assert found[:2] == found[2:]
+    assert found[0] != found[1]

@@ -1,0 +1,130 @@
+"""Nothing with an entry for each image is in the memory of a process, and the images are those of a small data set."""
+
+import tracemalloc
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from small_images import config, encoded, folders, tables
+
+from shared.datasets import arrow_files, prepared
+from shared.datasets.prepared import mapped_file
+from shared.images import checks, paths, selection, sources
+from shared.images.images import load_images
+from shared.images.selection import chosen_by_limit, held_out, numbers, taken
+from shared.images.sources import class_folders, hold_out, load_sources
+from shared.plan import splits
+from shared.plan.splits import chosen_by_hash
+
+
+@pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])
+def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypatch, each):
+    """Made-up names in three folders; of these, a fifth is held out, and a limit keeps half of the others."""
+    for label in "abc":
+        (tmp_path / label).mkdir()
+    monkeypatch.setattr(sources, "images_below", lambda *_: (f"n0144_{i}.JPEG" for i in range(each)))
+    monkeypatch.setattr(sources, "checked", lambda source: source)
+    at_once = each // 20
+    for module, name in ((splits, "BLOCK"), (splits, "SORTED"), (selection, "BLOCK"), (paths, "AT_ONCE")):
+        monkeypatch.setattr(module, name, at_once)
+    monkeypatch.setattr(prepared, "IN_MEMORY", at_once)
+    tracemalloc.start()
+    try:
+        source = class_folders(str(tmp_path), "--train_dir")
+        train, validation = hold_out(source, 20, 0)
+        half = train.take(chosen_by_limit(len(train), len(train) // 2, 0))
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 17
+    assert peak < (3 << 19) + 8 * each  # row numbers and classes alone would take 48 * each
+    assert source.stored(2 * each + 7) == tmp_path / "c/n0144_7.JPEG"
+    assert source.sizes().tolist() == [each] * 3
+    assert train.sizes().tolist() == [each * 4 // 5] * 3
+    assert (len(half), len(train) + len(validation)) == (len(train) // 2, 3 * each)
+    assert np.array_equal(np.union1d(train.rows, validation.rows), np.arange(3 * each))
+    assert np.array_equal(half.targets, half.rows // each)
+
+
+@pytest.mark.parametrize("settings", [{}, {"cache": "uint8"}, {"max_train_samples": 9, "max_eval_samples": 3}])
+@pytest.mark.parametrize("kind", ["folders", "paths", "parquet", "saved"])
+def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
+    root = folders(tmp_path / "photos", corrupt=[4])
+    files = sorted(root.rglob("*.png"))
+    columns = {"image": [str(file) for file in files], "label": [file.parent.name for file in files]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "paths.parquet")
+    given = config(skip_corrupt_images=True, **settings)
+    if kind == "folders":
+        given.train_dir = str(root)
+    elif kind == "saved":
+        datasets = pytest.importorskip("datasets")
+        rows = {"image": [file.read_bytes() for file in files], "label": columns["label"]}
+        datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved", num_shards=3)
+        given.dataset_name = str(tmp_path / "saved")
+    else:
+        given.train_file = str(tmp_path / "paths.parquet") if kind == "paths" else tables(tmp_path, rows=20)
+
+    def read():
+        found = []
+        for data in load_images(given, 8):
+            micro_batch = data.read_micro_batch(np.arange(len(data)), np.zeros(len(data), int))
+            pixels, _, targets = zip(*micro_batch, strict=True) if isinstance(micro_batch, list) else micro_batch
+            found.append((data.digest(), data.source.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))
+            mapped.append({mapped_file(array) is not None for array in (data.source.rows, data.targets, data.places)})
+        return found
+
+    mapped = []
+    few = read()
+    assert mapped == [{False}] * 2
+    for module, name, value in (
+        (prepared, "IN_MEMORY", -1),
+        (arrow_files, "IN_MEMORY", -1),
+        (selection, "BLOCK", 3),
+        (checks, "AT_ONCE", 2),
+    ):
+        monkeypatch.setattr(module, name, value)
+    assert read() == few
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "another"))
+    mapped.clear()
+    assert read() == few
+    assert mapped == [{True}] * 2
+
+
+def test_classes_in_the_order_of_a_model_are_renumbered_in_blocks(tmp_path, monkeypatch):
+    source = class_folders(str(folders(tmp_path, ("ant", "bee", "cow"), count=4)), "--train_dir")
+    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
+    monkeypatch.setattr(selection, "BLOCK", 5)
+    ordered = source.ordered(("cow", "ant", "bee"))
+    assert ordered.targets.tolist() == [1] * 4 + [2] * 4 + [0] * 4
+    assert mapped_file(ordered.targets) is not None
+    assert source.ordered(source.names) is source
+
+
+def test_choices_in_blocks_are_those_of_the_whole(monkeypatch):
+    targets = np.random.default_rng(0).integers(0, 5, 1000)
+    whole = held_out(targets, 30, 1)
+    limited = chosen_by_hash(1000, 333, 7, selection.SUBSET)
+    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
+    monkeypatch.setattr(selection, "BLOCK", 64)
+    stored = taken(targets, lambda first, end: np.ones(end - first, bool))
+    assert np.array_equal(held_out(stored, 30, 1), whole)
+    assert not np.array_equal(held_out(stored, 30, 2), whole)
+    assert np.array_equal(taken(numbers(1000), chosen_by_limit(1000, 333, 7)), limited)
+
+
+def test_few_images_wait_for_a_thread(monkeypatch):
+    monkeypatch.setattr(checks, "AT_ONCE", 8)
+    begun = []
+    results = checks.in_threads(lambda i: begun.append(i) or i * i, 100, 2)
+    assert next(results) == 0
+    assert len(begun) <= 8
+    assert [0, *results] == [i * i for i in range(100)]
+
+
+def test_bytes_in_structs_are_found_once(tmp_path, monkeypatch):
+    train, _ = load_sources(config(train_file=tables(tmp_path)))
+    found = [train.stored(i) for i in range(len(train))]
+    monkeypatch.setattr(sources.pc, "struct_field", lambda *_: pytest.fail("looked for again"))
+    assert [train.stored(i) for i in range(len(train))] == found
+    assert encoded(Image.new("RGB", (8, 8), (25 * int(train.rows[0]), 0, 0))) == found[0]

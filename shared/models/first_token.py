@@ -9,7 +9,7 @@ The layers of texts below can also compute other tokens, those at `masked`. shar
 models that predict some of the tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None =
     return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
 
 
-FAMILIES = {  # model_type: (path of the encoder's layers, forward pass of the last layer)
+FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # model_type: (path of the encoder's layers, forward pass of the last layer)
     **dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer)),
     "distilbert": ("transformer.layer", distilbert_layer),
     **dict.fromkeys(("deit", "vit"), ("layers", vit_layer)),

@@ -93,7 +93,8 @@ def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None =
     return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
 
 
-FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # model_type: (path of the encoder's layers, forward pass of the last layer)
+# model_type: (path of the encoder's layers, forward pass of the last layer)
+FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {
     **dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer)),
     "distilbert": ("transformer.layer", distilbert_layer),
     **dict.fromkeys(("deit", "vit"), ("layers", vit_layer)),

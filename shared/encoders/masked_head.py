@@ -140,7 +140,9 @@ def modernbert_layer(
     key = rotated(key, *position_embeddings)
     attended = attend(
         own,
-        *(each.transpose(1, 2) for each in (query, key, value)),
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
         attention_mask,
         more,
         dropout=own.attention_dropout,

@@ -37,6 +37,7 @@ from benchmarks.harness.gpu_benchmarks import (
     KERNELS,
     LIMITS,
     MAIN,
+    MEMORY_LIMITS,
     PAIRS,
     PARTS,
     PEERS,
@@ -309,7 +310,10 @@ def main_table(entries: list[Entry], device: str) -> list[str]:
 
 def ratio_table(entries: list[Entry]) -> list[str]:
     """Rates beside those of peers and of each other; then the pairs with a peer or a limit that have no ratio yet."""
-    head = ["| rate of | | beside | | ratio | minimum | target |", "|---|---:|---|---:|---:|---:|---:|"]
+    head = [
+        "| rate of | | beside | | ratio | minimum | target | ratio of peak memory |",
+        "|---|---:|---|---:|---:|---:|---:|---|",
+    ]
     lines, missing = [], []
     for one, other in [*((peer.beside, name) for name, peer in PEERS.items()), *PAIRS]:
         pair = [newest(entries, name) for name in (one, other)]
@@ -319,7 +323,9 @@ def ratio_table(entries: list[Entry]) -> list[str]:
             ratio = rates[0] / rates[1]
             about = f"`{other}`: {BENCHMARKS[other].about}" if other in PEERS else f"`{other}`"
             cells = [f"`{one}`", f"{rates[0]:,.0f}", about, f"{rates[1]:,.0f}", f"{ratio:.2f}"]
-            lines.append(f"| {' | '.join([*cells, *(verdict(ratio, limit) for limit in limits)])} |")
+            rows = [each[0] for each in pair if each]
+            cells += [*(verdict(ratio, limit) for limit in limits), memory_ratio(one, other, *rows)]
+            lines.append(f"| {' | '.join(cells)} |")
         elif other in PEERS or any(limits):
             missing.append(f"`{one}` beside `{other}`{remarks('', limits)}")
     return rows_below(head, lines) + [f"Not measured: {'; '.join(missing)}."] * bool(missing)
@@ -409,6 +415,16 @@ def facts(entries: list[Entry]) -> str:
 def commands(entries: list[Entry]) -> str:
     """The command and the date of each entry."""
     return "\n".join(dict.fromkeys(f"- {entry['date'][:10]}: `{entry['command']}`" for entry in entries))
+
+
+def memory_ratio(one: str, other: str, row: Row, other_row: Row) -> str:
+    """The ratio of two peaks of memory with its minimum and target, where both rows have one."""
+    if not (row.get("peak_memory_bytes") and other_row.get("peak_memory_bytes")):
+        return ""
+    ratio = row["peak_memory_bytes"] / other_row["peak_memory_bytes"]
+    named = zip(("minimum", "target"), MEMORY_LIMITS.get((one, other), ()), strict=False)
+    limits = [f"{name} {limit:g} {'✓' if ratio <= limit else '✗'}" for name, limit in named]
+    return f"{ratio:.2f}" + f" ({', '.join(limits)})" * bool(limits)
 
 
 def remarks(why: str, limits: tuple[float | None, float | None]) -> str:

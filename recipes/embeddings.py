@@ -78,7 +78,6 @@ class Config(TextOptions):
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (1e-3, 5e-5)
-    NEVER_MATTERS: ClassVar = TextOptions.NEVER_MATTERS | {"kept_micro_batches"}
 
 
 def main(config: Config) -> dict[str, float]:

@@ -71,7 +71,6 @@ class Config(AugmentationOptions):
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
 
     LEARNING_RATES: ClassVar = (0.2, 0.01)
-    NEVER_MATTERS: ClassVar = AugmentationOptions.NEVER_MATTERS | {"channels_last"}
 
 
 def main(config: Config) -> dict[str, float]:

@@ -84,8 +84,6 @@ class Config(TextOptions):
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
-    NEVER_MATTERS: ClassVar = TextOptions.NEVER_MATTERS | {"cache_gb"}
-    MAY_DIFFER: ClassVar = TextOptions.MAY_DIFFER | {"cache_gb"}
     NEEDS: ClassVar = (*TextOptions.NEEDS, ("cache_gb", "prepared_data"))
 
 

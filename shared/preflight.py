@@ -135,14 +135,14 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
 def embedded_data(config: options.Options) -> dict[str, str]:
     """The versions of the libraries that contain a recipe's default data; {} if the user gives other data.
 
-    Text recipes train on docstrings of installed libraries, image recipes (with --train_dir) on scikit-learn's digits.
+    Text recipes train on sources of installed libraries, image recipes (with --train_dir) on scikit-learn's digits.
     """
-    if config.dataset_name or config.train_file or getattr(config, "train_dir", None):
+    if any(getattr(config, name, None) for name in config.NAMES_DATA):
         return {}
     if hasattr(config, "train_dir"):
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
     _, found, _ = demo_texts.installed()
-    return {f"{package}, whose docstrings are data,": version for package, version in found.items()}
+    return {f"{package}, whose sources are data,": version for package, version in found.items()}
 
 
 def matches(pattern: str) -> list[str]:

@@ -21,7 +21,7 @@ from shared.checkpoints.layout import digest_of, frozen_parameters
 from shared.checkpoints.progress import Progress
 from shared.compat import of_accelerate
 from shared.config.options import Options
-from shared.errors import UserError, listed
+from shared.errors import UserError, count_of, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather, on_main_process
@@ -247,8 +247,8 @@ def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
         name = f"eval_{config.metric_for_best_model.removeprefix('eval_')}"
         ends_with = "model/ has that one" if config.load_best_model_at_end else "model/ has the last one"
         accelerator.print(
-            f"early stopping after step {progress.step}: {progress.evaluations_since_best} evaluations in a row were "
-            f"no better than that of step {step} ({name} {progress.best_results[name]:.4g}); {ends_with}"
+            f"early stopping after step {progress.step}: {count_of(progress.evaluations_since_best, 'evaluation')} "
+            f"without a better result than that of step {step} ({name} {progress.best_results[name]:.4g}); {ends_with}"
         )
     if not config.load_best_model_at_end or step in (None, progress.step):
         return

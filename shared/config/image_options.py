@@ -49,7 +49,6 @@ class ImageOptions(Options):
     """cuDNN times its algorithms for each convolution and uses the fastest. Needs a GPU; rounding can change."""
 
     SIZES_OF_NEW_MODELS: ClassVar = frozenset({"embedding_size", "hidden_sizes", "depths", "layer_type"})
-    NEVER_MATTERS: ClassVar = Options.NEVER_MATTERS | {"cache"}
     NEEDS: ClassVar = (
         *Options.NEEDS,
         ("validation_dir", "train_dir"),

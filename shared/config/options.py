@@ -184,6 +184,10 @@ class Options:
             "gradient_accumulation_steps",  # the first launch derives the global batch, which counts
             "auto_micro_batch",  # the first launch finds the budget, which counts
             "dataloader_num_workers",
+            "cache",
+            "cache_gb",
+            "channels_last",
+            "kept_micro_batches",
             "output_dir",
             "resume_from_checkpoint",
             "checkpointing_steps",
@@ -201,9 +205,11 @@ class Options:
             "dry_run",
         }
     )
-    """Fields that do not affect the result of training."""
+    """Fields, of any recipe, that do not affect the result of training."""
 
-    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset({"dataloader_num_workers", "expect_processes", "peak_tflops"})
+    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
+        {"dataloader_num_workers", "cache_gb", "expect_processes", "peak_tflops"}
+    )
     """Fields that may differ between the processes of a launch. All others must be equal, even those in NEVER_MATTERS:
     processes that save or log at different steps would wait for each other in different collective calls."""
 

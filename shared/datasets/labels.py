@@ -29,7 +29,7 @@ from shared.datasets.label_cells import (
 )
 from shared.datasets.rows import INTEGER, column_of, content_of, rows_meant, source_of, where
 from shared.datasets.tables import limited, load_tables
-from shared.errors import UserError, listed, say
+from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -56,7 +56,7 @@ class Labels:
 
     def __str__(self) -> str:
         names = f": {', '.join(self.names[:10])}{', ...' * (len(self.names) > 10)}" if self.names else ""
-        return f"{self.kind}, {self.num_labels} labels{names}"
+        return f"{self.kind}, {count_of(self.num_labels, 'label')}{names}"
 
     @property
     def num_labels(self) -> int:

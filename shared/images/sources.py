@@ -23,7 +23,7 @@ from shared.datasets.labels import Labels
 from shared.datasets.readers import KINDS
 from shared.datasets.rows import FILL_IN, column_of, source_of, where
 from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, read_parts, subset
-from shared.errors import UserError, say
+from shared.errors import UserError, count_of, say
 from shared.images.checks import Checked, check, key_of_column, key_of_files
 from shared.images.decoding import Pixels
 from shared.images.paths import Paths
@@ -133,9 +133,9 @@ def checked(source: Source) -> Source:
     source = replace(source, checked=check(source.key(), len(source), source.stored, source.name))
     if deep := source.checked.deep if source.checked else ():
         say(
-            f"{source.name}: {len(deep):,} images have more than 8 bits per pixel and channel, such as "
-            f"{source.where(deep[0])}: they are read as in transformers' pipelines, which clip values at 255; "
-            "convert them to 8 bits if their values are larger, or fractions"
+            f"{source.name}: {count_of(len(deep), 'image')} with more than 8 bits per pixel and channel, such as "
+            f"{source.where(deep[0])}: read as in transformers' pipelines, which clip values at 255; convert to 8 bits "
+            "if values are larger, or fractions"
         )
     return source
 

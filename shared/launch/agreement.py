@@ -82,12 +82,12 @@ def own_facts(config: options.Options, device: str) -> dict[str, Any]:
     env = os.environ
     settings = {f"--{name}": options.shown(value) for name, value in options.plain(config).items()}
     for name in config.MAY_DIFFER:
-        settings.pop(f"--{name}")
+        settings.pop(f"--{name}", None)
     if config.mixed_precision == "launcher":
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
     if config.save_on_each_node:  # each machine has its own folders, shared by its processes
         for name in ("output_dir", "resume_from_checkpoint"):
-            settings[f"--{name} on {exit_reasons.identity()['host']}"] = settings.pop(f"--{name}")
+            settings[f"--{name} on {exit_reasons.identity()['host']}"] = settings.pop(f"--{name}", None)
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
     return {"setting": launched | settings, "version": versions(), "code": code_digests(config), "data": {}}

@@ -125,14 +125,17 @@ def of_folder(settings: ImageSettings, task: Task) -> tuple[Source, pa.Table, Fo
     inside = [path.relative_to(root) for path in paths]
     columns, found = {FILE_COLUMN: pa.array([path.as_posix() for path in inside])}, None
     classes = [path.parts[0] if len(path.parts) > 1 else "" for path in inside]
-    if settings.scores and {*classes} & {*task.names}:
-        if unknown := sorted({*classes} - {*task.names}):
+    if {*classes} & {*task.names}:
+        unknown = sorted({*classes} - {*task.names})
+        if unknown and settings.scores:
             raise UserError(
                 f"{name} has subfolders of classes and also {unknown[0] or 'images outside of them'}, which the model "
                 f"does not know (classes: {listed(task.names)}): move these images, or use --no_scores"
             )
-        columns["label"] = pa.array(classes)
-        found = np.arange(len(paths)), np.array([task.names.index(each) for each in classes])
+        if not unknown:
+            columns["label"] = pa.array(classes)
+        if settings.scores:
+            found = np.arange(len(paths)), np.array([task.names.index(each) for each in classes])
     zeros = np.zeros(len(paths), np.int64)
     source = Source(name, task.names, zeros, np.arange(len(paths)), paths=Paths.of(Path(), [paths]))
     return checked(source), pa.table(columns), found

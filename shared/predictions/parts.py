@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from shared.config import options
 from shared.disk import sync
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.monitoring.tracking import finite_or_name
 from shared.plan.loading import feed
 from shared.predictions.output import check_columns, parts_folder, record_file, writer
@@ -174,7 +174,7 @@ def run(accelerator: Any, settings: PredictionOptions, prediction: Prediction) -
         return record
     parts = Parts(prediction, output)
     missing = on_main_process(accelerator, lambda: parts.open(task))
-    rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {len(parts)} parts"}
+    rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
     rows["output"] = str(output)

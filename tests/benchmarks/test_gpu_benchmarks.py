@@ -89,12 +89,12 @@ def entries(rows, **changes):
 
 
 def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reached(rows):
-    found = gpu.tables(entries(rows.values(), resnet50={"rate": 4500.0, "operations": 24.5e9}))
+    found = gpu.tables(entries(rows.values(), resnet50={"rate": 6000.0, "operations": 24.5e9}))
     assert (
-        f"| `resnet50`: ResNet-50, compiled | 4,500 images | 4,000 ✓ | 5,600 ✗ | {4500 * 24.5e9 / 989.4e12:.1%} |"
+        f"| `resnet50`: ResNet-50, compiled | 6,000 images | 5,500 ✓ | 7,000 ✗ | {6000 * 24.5e9 / 989.4e12:.1%} |"
         in found
     )
-    assert "64 x 512 tokens, compiled (no memory, minimum 590,000, target 757,000)\n" in found
+    assert "64 x 512 tokens, compiled (no memory, minimum 620,000, target 750,000)\n" in found
     ratio = rows["fine_tuning"]["rate"] / rows["fine_tuning_trainer"]["rate"]
     line = next(line for line in found.splitlines() if line.startswith("| `fine_tuning` |") and "trainer" in line)
     assert f"| {ratio:.2f} | 2 " in line
@@ -103,6 +103,13 @@ def test_the_tables_have_the_newest_figures_ratios_and_whether_a_minimum_is_reac
     assert "--fixed_shapes, `bert_base`: no memory; --fixed_shapes, `bert_base_real`: no memory;" in of_techniques
     assert "A save of" in found
     assert "- 2026-01-02: `python benchmarks/gpu.py text`" in found
+
+
+def test_the_ratio_of_peak_memory_has_its_minimum_and_target():
+    sizes = {"peak_memory_bytes": 6}, {"peak_memory_bytes": 10}
+    assert gpu.memory_ratio("bert_base", "trainer_bert_base_compiled", *sizes) == "0.60 (minimum 0.7 ✓, target 0.5 ✗)"
+    assert gpu.memory_ratio("vit", "vit_eager", *sizes) == "0.60"
+    assert gpu.memory_ratio("vit", "vit_eager", sizes[0], {}) == ""
 
 
 def test_the_pages_have_the_tables_made_from_the_results():

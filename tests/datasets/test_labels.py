@@ -332,4 +332,4 @@ def test_the_launch_card_names_the_first_ten_classes():
     assert str(few) == "classification, 2 labels: class 00, class 01"
     assert str(many).startswith("classification, 12 labels: class 00, ")
     assert str(many).endswith("class 09, ...")
-    assert str(Labels("regression", "score")) == "regression, 1 labels"
+    assert str(Labels("regression", "score")) == "regression, 1 label"

@@ -82,6 +82,6 @@ def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
     root = folders(tmp_path / "train")
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "cat/1.png")
     load_images(config(train_dir=str(root)), 8)
-    assert f"1 images have more than 8 bits per pixel and channel, such as --train_dir {root}: {root}/cat/1.png" in (
+    assert f"1 image with more than 8 bits per pixel and channel, such as --train_dir {root}: {root}/cat/1.png" in (
         capsys.readouterr().err
     )

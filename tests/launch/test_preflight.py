@@ -175,12 +175,13 @@ def test_library_versions_that_would_give_different_embedded_data_are_refused(mo
         monkeypatch.setenv("WORLD_SIZE", "2")
         return preflight.own_facts(runs.ROOT / "recipes/nlp.py", config) | {"host": host, "rank": rank}
 
-    for config, why in ((nlp(), "sklearn, whose docstrings are data,"), (images(), "scikit-learn, whose digits")):
+    for config, why in ((nlp(), "sklearn, whose sources are data,"), (images(), "scikit-learn, whose digits")):
         facts = [of("a", 0, config, "1.9"), of("b", 1, config, "1.8")]
         with pytest.raises(UserError, match=rf"{why}.* is 1.9 on a \(rank 0\), 1.8 on b \(rank 1\)"):
             agreement.refuse_differences(facts)
-    own = nlp(train_file="no.csv")  # the user's own data does not depend on the version
-    agreement.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
+    mlm = runs.load_recipe("mlm").Config
+    for own in (nlp(train_file="no.csv"), mlm(prepared_data="s3://here")):  # do not depend on the version
+        agreement.refuse_differences([of("a", 0, own, "1.9"), of("b", 1, own, "1.8")])
 
 
 def in_a_launch(accelerator, folder):

@@ -181,7 +181,7 @@ def test_a_run_that_stops_early_prints_when_and_which_evaluation_was_best(values
     config = Options(early_stopping_patience=patience, metric_for_best_model="accuracy" if patience else None)
     resuming.load_best(accelerator(), config, recorded(values, accuracy))
     expected = (
-        "early stopping after step 4: 2 evaluations in a row were no better than that of step 2 (eval_accuracy 0.75); "
+        "early stopping after step 4: 2 evaluations without a better result than that of step 2 (eval_accuracy 0.75); "
         "model/ has the last one\n"
     )
     assert capsys.readouterr().out == (expected if len(values) == 4 else "")

@@ -4,10 +4,12 @@
     python benchmarks/gpu.py --table
 
 Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main` in its own process, for about 20 s. A
-process whose time is over is ended, and the lines of its metrics.jsonl count. The part "tests" runs the tests that need
-a GPU. Each part adds an entry to the GPU's file, benchmarks/results/gpu/NAME.json, and the entry is written after each
-benchmark, so that an interrupted run keeps its results. Without a GPU everything has toy size: that tests the script,
-and the figures mean nothing. --table writes the tables of docs/performance.md and docs/faster_runs.md from these files.
+process whose time is over is ended, and the lines of its metrics.jsonl count. `saves`, `predictions` and
+`predictions_float32` are scripts of their own, in benchmarks/. The part "tests" runs the tests that need a GPU. Each
+part adds an entry to the GPU's file, benchmarks/results/gpu/NAME.json, and the entry is written after each benchmark,
+so that an interrupted run keeps its results. Without a GPU everything has toy size: that tests the script, and the
+figures mean nothing. --table writes the tables of docs/performance.md and docs/faster_runs.md from
+these files.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import platform
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -41,6 +44,8 @@ from benchmarks.harness.gpu_benchmarks import (
     PAIRS,
     PARTS,
     PEERS,
+    PREDICTIONS,
+    SCRIPTS,
     VARIANTS,
     Benchmark,
 )
@@ -114,8 +119,8 @@ def race(name: str, folder: Path, seconds: float) -> Row:
     log = folder.with_suffix(".log")
     started = time.perf_counter()
     command = [sys.executable, HARNESS / "run_gpu_benchmark.py", name, folder]
-    if BENCHMARKS[name].recipe == "saves":
-        command = [sys.executable, ROOT / "benchmarks/checkpoints.py", "--beside_copy", "--rounds", 7]
+    if script := SCRIPTS.get(BENCHMARKS[name].recipe):
+        command = [sys.executable, ROOT / "benchmarks" / script, *script_flags(BENCHMARKS[name])]
         command += ["--output_dir", folder]
     code = run_limited(command, log, seconds)
     row = figures(BENCHMARKS[name], folder) | {"benchmark": name, "seconds": time.perf_counter() - started}
@@ -127,6 +132,12 @@ def race(name: str, folder: Path, seconds: float) -> Row:
     return row
 
 
+def script_flags(benchmark: Benchmark) -> list[str]:
+    """The flags of a benchmark that is a script; without a GPU, those at toy size."""
+    flags = benchmark.flags | ({} if torch.cuda.is_available() else benchmark.toy)
+    return [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
+
+
 def figures(benchmark: Benchmark, folder: Path) -> Row:
     """The figures of a run: means over its timed steps, weighted by their time."""
     row: Row = {"data": benchmark.data, "unit": benchmark.unit}
@@ -134,6 +145,8 @@ def figures(benchmark: Benchmark, folder: Path) -> Row:
         if (file := folder / f"{name}.json").exists():
             found = json.loads(file.read_text())
             row |= found if isinstance(found, dict) else {name: found}
+    if (file := folder / "predictions.json").exists():
+        row |= prediction_rates(json.loads(file.read_text())["rows"])
     file = folder / "run/metrics.jsonl"
     whole = [line for line in file.read_text().splitlines(True) if line.endswith("\n")] if file.exists() else []
     lines = [json.loads(line) for line in whole]
@@ -163,6 +176,22 @@ def figures(benchmark: Benchmark, folder: Path) -> Row:
         row |= {"host_waits_per_step": sum(steps) / max(len(steps), 1), "host_waits_where": waits["where"]}
         row |= {"compiled_graphs": waits["compiled_graphs"]}
     return row
+
+
+def prediction_rates(rows: list[Row]) -> Row:
+    """Rates of `shared.predict`, and rate and settings of the fastest pipeline: medians over the rounds.
+
+    `rows`: those that benchmarks/predictions.py writes.
+    """
+
+    def median(name: str, figure: str = "rate") -> float:
+        return statistics.median(row[figure] for row in rows if row["contestant"] == name)
+
+    of_pipelines = {row["contestant"]: row for row in rows if row["contestant"] != "ours"}
+    fastest = max(of_pipelines, key=median)
+    found = {"rate": median("ours"), "rate_without_load": median("ours", "rate_without_load")}
+    found |= {"pipeline_rate": median(fastest)}
+    return found | {f"pipeline_{name}": of_pipelines[fastest][name] for name in ("batch_size", "workers")}
 
 
 def run_tests(folder: Path, seconds: float) -> Row:
@@ -375,7 +404,7 @@ def pass_table(entries: list[Entry]) -> str:
 
 
 def facts(entries: list[Entry]) -> str:
-    """Ceilings, versions, the pause for a save and the tests, as sentences."""
+    """Ceilings, versions, the pause for a save, predictions and the tests, as sentences."""
     top = [entry["ceilings"] for entry in entries if entry["ceilings"].get("product")]
     said = []
     if top:
@@ -402,6 +431,18 @@ def facts(entries: list[Entry]) -> str:
             f"of the same bytes into pinned memory, {row['copy_extra_ms']:,.1f} ms later. It is on disk after "
             f"{row['save_on_disk_ms']:,.0f} ms: a save that is due earlier waits for the rest of that time."
         )
+    for name, predictions in PREDICTIONS.items():
+        if found := newest(entries, name, "pipeline_rate"):
+            row, _ = found
+            ratio, minimum = row["rate"] / row["pipeline_rate"], LIMITS[name, "pipeline"][0]
+            said.append(
+                f"{predictions.about}: `python -m shared.predict` predicts {row['rate']:,.0f} texts/s with the load of "
+                f"the model and {row['rate_without_load']:,.0f} without it. The fastest `pipeline`, which is loaded "
+                f"already, predicts {row['pipeline_rate']:,.0f}, with a batch size of {row['pipeline_batch_size']} and "
+                f"{row['pipeline_workers']} loader workers. The ratio is {ratio:.2f} with the load and "
+                f"{row['rate_without_load'] / row['pipeline_rate']:.2f} without it (minimum "
+                f"{verdict(ratio, minimum)})."
+            )
     if found := newest(entries, "tests", "passed"):
         row, entry = found
         failed = f", {len(row['failed'])} failed ({', '.join(row['failed'])})" if row["failed"] else ""

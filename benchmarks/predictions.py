@@ -2,81 +2,179 @@
 
     python benchmarks/predictions.py --output_dir out/predictions
 
-A BERT with random weights (4 layers x 256) predicts docstrings of mixed lengths, of up to 512 tokens, on one process.
-The contestants take turns, each on the same texts. The pipeline is loaded already and has a batch size of 1, 8, 32 or
-64. The time of `shared.predict` includes loading the model, reading the file and writing the predictions, but not the
-imports. The rates are texts per second of CPU time on one thread, because other programs on the machine change them
-less. Writes predictions.json and predictions.md into the output folder.
+A BERT with random weights predicts docstrings of mixed lengths, of up to 512 tokens, on one process. The contestants
+take turns. The pipeline is loaded already. The time of `shared.predict` includes loading the model, reading the file
+and writing the predictions, but not the imports. Its `rate_without_load` leaves out `load_seconds`, in which it loads
+the tokenizer and the model.
+
+On a CPU, the BERT has 4 layers x 256, and all contestants predict the same texts. The pipeline has a batch size of 1,
+8, 32 or 64. The rates are texts per second of CPU time on one thread, because other programs on the machine change them
+less.
+
+    python benchmarks/predictions.py --mixed_precision bf16 --rounds 3 --output_dir out/predictions_bf16
+
+On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. The docstrings
+are repeated until there are --texts of them, and `shared.predict` predicts them all. A pipeline predicts the first
+--pipeline_texts of them. It has a batch size of 1, 16, 64 or 256, and tokenizes in the main process or in 4 loader
+workers. Before the first round, each contestant predicts a few texts that are not measured. All contestants have the
+same precision. With --mixed_precision no it is float32 with matrix products in TF32, as `shared.predict` always has it;
+by default, a pipeline does not use TF32. With bf16, `shared.predict` uses autocast, and the pipeline has weights in
+bf16.
+
+Writes predictions.json and predictions.md into the output folder.
 """
 
+import argparse
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import encoder_and_texts, rounds
 
-BATCH_SIZES = (1, 8, 32, 64)
+CPU = {"texts": 2000, "batch_sizes": [1, 8, 32, 64], "pipeline_workers": [0], "max_tokens_per_micro_batch": 4096}
+GPU = {"texts": 40_000, "batch_sizes": [1, 16, 64, 256], "pipeline_workers": [0, 4]}
+GPU |= {"pipeline_texts": 4000, "max_tokens_per_micro_batch": 65_536}
+BERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+WARM_UP, WARM_UP_TEXTS = -1, 256  # the number of the round that is not measured
+
+
+def make_parser(on_gpu: bool) -> argparse.ArgumentParser:
+    """The parser; some defaults depend on the device."""
+    parser = rounds.parser(__doc__ or "", "out/predictions")
+    parser.add_argument("--texts", type=int, help="texts to predict; default: 2,000, on a GPU 40,000")
+    parser.add_argument("--pipeline_texts", type=int, help="texts for a pipeline; default: all, on a GPU 4,000")
+    parser.add_argument("--batch_sizes", type=int, nargs="+", help="batch sizes of the pipelines")
+    parser.add_argument("--pipeline_workers", type=int, nargs="+", help="loader workers of the pipelines")
+    parser.add_argument("--mixed_precision", choices=("no", "bf16"), default="no", help="precision of all contestants")
+    parser.add_argument(
+        "--max_tokens_per_micro_batch", type=int, help="of shared.predict; default: 4,096, on a GPU 65,536"
+    )
+    parser.set_defaults(**GPU if on_gpu else CPU)
+    return parser
 
 
 def main() -> None:
-    parser = rounds.parser(__doc__ or "", "out/predictions")
-    parser.add_argument("--texts", type=int, default=2000, help="texts that each contestant predicts")
-    arguments = parser.parse_args()
-    os.environ |= {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    arguments = make_parser(on_gpu).parse_args()
+    os.environ["TQDM_DISABLE"] = "1"
+    if on_gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as shared.predict does
+    else:
+        os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        torch.set_num_threads(1)  # torch has been imported, and no longer reads OMP_NUM_THREADS
+    pipelines = {
+        f"pipeline, {size}" + (f", {workers} workers" if workers else ""): (size, workers)
+        for size, workers in itertools.product(arguments.batch_sizes, arguments.pipeline_workers)
+    }
     with tempfile.TemporaryDirectory() as folder:
-        made = encoder_and_texts.prepare(Path(folder), seed=0, texts=arguments.texts)
-        run = contestants(Path(folder), made)
-        names = ["ours", *(f"pipeline, {size}" for size in BATCH_SIZES)]
-        rows = rounds.take_turns(names, arguments.rounds, run)
-    for row in rows:
-        row["rate"] = row["texts"] / row["cpu_seconds"]
-    compared = {f"ours / {name}": rounds.compare(rows, "rate", "ours", name) for name in names[1:]}
-    fastest = [
-        max(row["rate"] for row in rows if row["round"] == round_ and row["contestant"] != "ours")
-        for round_ in range(arguments.rounds)
-    ]
-    ours = [row["rate"] for row in rows if row["contestant"] == "ours"]
-    ratios = [mine / other for mine, other in zip(ours, fastest, strict=True)]
-    compared["ours / the fastest pipeline"] = rounds.summary(ratios)
-    rounds.save(arguments, "predictions", 1, rows, compared)
+        run = contestants(Path(folder), arguments, pipelines, on_gpu)
+        for name in ("ours", *pipelines) if on_gpu else ():
+            run(name, WARM_UP)
+        rows = rounds.take_turns(["ours", *pipelines], arguments.rounds, run)
+    compared = {f"ours / {name}": rounds.compare(rows, "rate", "ours", name) for name in pipelines}
+    compared["ours / the fastest pipeline"] = beside_the_fastest(rows, "rate")
+    compared["ours without its load / the fastest pipeline"] = beside_the_fastest(rows, "rate_without_load")
+    gpu, cores = (torch.cuda.get_device_name(), len(os.sched_getaffinity(0))) if on_gpu else ("", 1)
+    rounds.save(arguments, "predictions", cores, rows, compared, gpu=gpu)
 
 
-def contestants(folder: Path, made: dict[str, Any]) -> Any:
-    """A function that predicts all texts with a contestant and returns its rate."""
+def contestants(
+    folder: Path, arguments: argparse.Namespace, pipelines: dict[str, tuple[int, int]], on_gpu: bool
+) -> Callable[[str, int], rounds.Row]:
+    """Write the model and the texts; a function that lets a contestant predict them, and returns its figures.
+
+    Args:
+        folder: where to.
+        arguments: those of the command line.
+        pipelines: batch size and number of loader workers of each contestant except "ours".
+        on_gpu: whether to compute on a GPU, with rates of wall-clock time, or on a CPU, with rates of CPU time.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
+    import torch
     from transformers import pipeline
 
     from shared import predict
 
-    texts = pq.read_table(made["files"]["train_file"])["text"]
-    pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
-    listed = texts.to_pylist()
-    classify = pipeline("text-classification", model=made["encoder"], top_k=None)
+    made = encoder_and_texts.prepare(folder, seed=0, texts=arguments.texts, sizes=BERT_BASE if on_gpu else None)
+    docstrings = pq.read_table(made["files"]["train_file"])["text"].to_pylist()
+    texts = list(itertools.islice(itertools.cycle(docstrings), arguments.texts))
+    dtype = torch.bfloat16 if arguments.mixed_precision == "bf16" else torch.float32
+    device = "cuda:0" if on_gpu else "cpu"
+    classify = pipeline("text-classification", model=made["encoder"], top_k=None, dtype=dtype, device=device)
+    clock = time.perf_counter if on_gpu else time.process_time
+    flags = ["--max_length", encoder_and_texts.MAX_LENGTH, "--mixed_precision", arguments.mixed_precision]
+    flags += ["--max_tokens_per_micro_batch", arguments.max_tokens_per_micro_batch]
 
-    def run(name: str, round_: int) -> dict[str, float]:
-        cache = folder / "cache"
+    def run(name: str, round_: int) -> rounds.Row:
+        ours = name == "ours"
+        limit = None if ours else arguments.pipeline_texts
+        chosen = texts[: WARM_UP_TEXTS if round_ == WARM_UP else limit]
+        file, cache = folder / "texts.parquet", folder / "cache"
+        pq.write_table(pa.table({"text": chosen}), file)
         os.environ["ACCELERATE_RECIPES_CACHE"] = str(cache)  # without the tokens of an earlier round
-        output = folder / f"{round_}.parquet"
-        started, started_cpu = time.perf_counter(), time.process_time()
-        if name == "ours":
-            words = [made["encoder"], str(folder / "texts.parquet"), "--predictions_file", str(output)]
-            predict.predict(predict.parse([*words, "--max_length", str(encoder_and_texts.MAX_LENGTH)]))
-        else:
-            size = int(name.rpartition(" ")[2])
-            for _ in classify(listed, batch_size=size, truncation=True, max_length=encoder_and_texts.MAX_LENGTH):
-                pass
-        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
+        if on_gpu:  # what each sets by itself, if the variable is not set
+            os.environ["TOKENIZERS_PARALLELISM"] = "true" if ours else "false"
+        size, workers = pipelines.get(name, (0, 0))
+        with load_times(clock) as loads:
+            started, started_cpu = time.perf_counter(), time.process_time()
+            if ours:
+                words = [made["encoder"], file, "--predictions_file", folder / f"{round_}.parquet", *flags]
+                predict.predict(predict.parse([str(word) for word in words]))
+            else:
+                cut = {"truncation": True, "max_length": encoder_and_texts.MAX_LENGTH}
+                classify(chosen, batch_size=size, num_workers=workers, **cut)
+            seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
         shutil.rmtree(cache, ignore_errors=True)
-        return {"seconds": seconds, "cpu_seconds": cpu_seconds, "texts": len(listed)}
+        taken = seconds if on_gpu else cpu_seconds
+        row = {"seconds": seconds, "cpu_seconds": cpu_seconds, "texts": len(chosen), "load_seconds": sum(loads)}
+        row |= {"rate": len(chosen) / taken, "rate_without_load": len(chosen) / (taken - sum(loads))}
+        return row if ours else row | {"batch_size": size, "workers": workers}
 
     return run
+
+
+@contextmanager
+def load_times(clock: Callable[[], float]) -> Iterator[list[float]]:
+    """A list that gets the seconds of each load of a tokenizer or a model by `shared.predict`."""
+    from shared.predictions import texts
+
+    seconds: list[float] = []
+
+    def timed(load: Callable[..., Any]) -> Callable[..., Any]:
+        def load_and_note(*given: Any) -> Any:
+            started = clock()
+            found = load(*given)
+            seconds.append(clock() - started)
+            return found
+
+        return load_and_note
+
+    loads = {name: timed(getattr(texts, name)) for name in ("load_tokenizer", "load_trained")}
+    with mock.patch.multiple(texts, **loads):
+        yield seconds
+
+
+def beside_the_fastest(rows: list[rounds.Row], figure: str) -> dict[str, Any]:
+    """`figure` of ours divided by the rate of the fastest pipeline in each round, as a `rounds.summary`."""
+    ours = {row["round"]: row[figure] for row in rows if row["contestant"] == "ours"}
+    fastest = {
+        round_: max(row["rate"] for row in rows if row["round"] == round_ and row["contestant"] != "ours")
+        for round_ in ours
+    }
+    return rounds.summary([ours[round_] / fastest[round_] for round_ in ours])
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ class Benchmark:
     """One benchmark, and so one line of a table."""
 
     recipe: str
-    """A recipe; "passes" (gpu_passes.py), "saves" (checkpoints.py); or of gpu_peers.py: "trainer", "bare loop", or
+    """A recipe; "passes" (gpu_passes.py); a key of SCRIPTS; or of gpu_peers.py: "trainer", "bare loop", or
     "sentence-transformers"."""
     data: str
     """random, real, on the device, cache."""
     flags: dict[str, Any]
-    """Of the recipe; the peers take from them what they train."""
+    """Of the recipe or the script; the peers take from them what they train."""
     unit: str = "tokens"
     minimum: float | None = None
     """Units per second."""
@@ -212,8 +212,30 @@ PEERS = {
     "bare_loop_bert_base": peer("bare loop", "bert_base_eager", "a bare loop"),
     "trainer_modernbert_base": peer("trainer", "modernbert_base_eager", TRAINER),
 }
-SAVES = {"saves": Benchmark("saves", "random", {}, about="a save of BERT-base that is due when the last one is done")}
-BENCHMARKS = MAIN | VARIANTS | KERNELS | IMAGE_VARIANTS | PEERS | SAVES
+SAVES = {
+    "saves": Benchmark(
+        "saves",
+        "random",
+        {"beside_copy": "", "rounds": 7},
+        about="a save of BERT-base that is due when the last one is done",
+    )
+}
+
+
+def predictions(precision: str, about: str) -> Benchmark:
+    """`python -m shared.predict` beside transformers' `pipeline`, in about a minute on an H100."""
+    flags = {"mixed_precision": precision, "rounds": 1, "texts": 20_000, "pipeline_texts": 2000}
+    flags |= {"batch_sizes": "16 64 256"}
+    toy = {"texts": 12, "pipeline_texts": 4, "batch_sizes": "1 4"}
+    return Benchmark("predictions", "real", flags, "texts", toy=toy, part="peers", about=about)
+
+
+PREDICTIONS = {
+    "predictions": predictions("bf16", "BERT-base in bf16, docstrings of up to 512 tokens"),
+    "predictions_float32": predictions("no", "BERT-base in float32 (TF32), docstrings of up to 512 tokens"),
+}
+SCRIPTS = {"saves": "checkpoints.py", "predictions": "predictions.py"}  # in benchmarks/, started by gpu.py
+BENCHMARKS = MAIN | VARIANTS | KERNELS | IMAGE_VARIANTS | PEERS | PREDICTIONS | SAVES
 # Further ratios of rates: one, other.
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))
@@ -224,6 +246,7 @@ PAIRS += tuple((name, "fine_tuning_trainer") for name in ("fine_tuning_packed", 
 LIMITS = {(name, "fine_tuning_trainer"): (2, 3) for name in MAIN if name.startswith("fine_tuning")}
 LIMITS |= {("resnet50_cache", "resnet50"): (0.95, None), ("vit_cache", "vit"): (0.95, None)}
 LIMITS |= {("embeddings", "embeddings_sentence_transformers"): (1.3, None)}
+LIMITS |= {(name, "pipeline"): (5, None) for name in PREDICTIONS}
 LIMITS |= {("bert_base", "trainer_bert_base_compiled"): (1.6, 1.9)}
 LIMITS |= {
     ("modernbert_base", name): (2.5, 3.5) for name in ("trainer_modernbert_base", "trainer_modernbert_base_compiled")

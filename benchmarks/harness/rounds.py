@@ -133,9 +133,13 @@ def save(
     rows: Sequence[Row],
     comparisons: dict[str, dict[str, Any]],
     unit: str = "",
+    gpu: str = "",
 ) -> None:
-    """Write NAME.json and NAME.md into the output folder: machine, command, rows and comparisons."""
-    at = machine(processes)
+    """Write NAME.json and NAME.md into the output folder: machine, command, rows and comparisons.
+
+    `gpu` is the name of the GPU that was measured.
+    """
+    at = machine(processes) | ({"gpu": gpu} if gpu else {})
     report = {
         "machine": at,
         "command": command(),
@@ -143,8 +147,9 @@ def save(
         "rows": list(rows),
         "comparisons": comparisons,
     }
+    where = f"{gpu}, {at['cpu']}" if gpu else at["cpu"]
     lines = [
-        f"{at['cpu']}, {at['cores_used']} of {at['cores']} cores, load {report['load_average'][0]:.1f}; torch "
+        f"{where}, {at['cores_used']} of {at['cores']} cores, load {report['load_average'][0]:.1f}; torch "
         f"{at['versions']['torch']}, accelerate {at['versions']['accelerate']}, transformers "
         f"{at['versions']['transformers']}; {at['date'][:10]}. `{command()}`",
         "",

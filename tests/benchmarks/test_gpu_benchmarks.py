@@ -158,6 +158,7 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     assert runs.run([python, "-c", "import torch"]).returncode != 0, "packages must come from PYTHONPATH only"
     few = "fine_tuning resnet50_eager bert_base_passes vit_fused_qkv resnet50_mixed_probabilities bare_loop_bert_base"
+    few += " predictions"
     make = ["make", "--no-print-directory", "gpu", "BIN=none", f"PYTHON={python}"]
     runs.succeed([*make, f"GPU_FLAGS=--output_dir {tmp_path} --benchmarks {few}"], timeout=500, **environment)
     started = (needed / "started").read_text()
@@ -203,7 +204,7 @@ def test_the_recipes_accept_the_flags_of_every_benchmark_at_full_size(name, tmp_
     from shared.config import options
 
     benchmark = BENCHMARKS[name]
-    if benchmark.recipe in ("passes", "saves"):
+    if benchmark.recipe == "passes" or benchmark.recipe in gpu_benchmarks.SCRIPTS:
         return
     recipe = importlib.import_module(f"recipes.{run_gpu_benchmark.recipe_of(benchmark)}")
     config = options.parse(recipe.Config, run_gpu_benchmark.command_line(benchmark, tmp_path, toy=False))

@@ -1,0 +1,133 @@
+"""benchmarks/predictions.py at the toy size that gpu.py gives it without a GPU; no test depends on a speed."""
+
+import json
+import os
+import sys
+from unittest import mock
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from transformers import TextClassificationPipeline
+
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks import gpu, predictions
+from benchmarks.harness import encoder_and_texts
+from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PREDICTIONS
+from shared import predict
+from shared.datasets import demo_texts
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
+FEW = 10  # fewer than the toy size, so that texts are repeated
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """The output folder of two rounds; dtype, batch size and workers of each call of the pipeline; what we predict.
+
+    For each call of `shared.predict`: the rows of its file, and its settings.
+    """
+    folder, called, predicted = tmp_path_factory.mktemp("predictions"), [], []
+    lines = [line for line in (runs.ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
+    table = pa.table({"text": lines[:FEW], "label": [str(i % 2) for i in range(FEW)]})
+    call, predict_file = TextClassificationPipeline.__call__, predict.predict
+
+    def call_and_note(pipeline, texts, **given):
+        called.append((pipeline.model.dtype, given["batch_size"], given["num_workers"]))
+        return call(pipeline, texts, **given)
+
+    def predict_and_note(settings):
+        found = predict_file(settings)
+        predicted.append((pq.read_metadata(settings.predictions_file).num_rows, settings))
+        return found
+
+    flags = [*gpu.script_flags(BENCHMARKS["predictions"]), "--rounds", "2", "--output_dir", str(folder)]
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
+        patch.setattr(demo_texts, "load", lambda: (table, table))
+        patch.setattr(encoder_and_texts, "SIZES", SMALL)
+        patch.setattr(TextClassificationPipeline, "__call__", call_and_note)
+        patch.setattr(predict, "predict", predict_and_note)
+        patch.setattr(sys, "argv", ["benchmarks/predictions.py", *flags])
+        predictions.main()
+    return folder, called, predicted
+
+
+def test_each_contestant_predicts_its_texts_in_each_round(measured):
+    folder, _, predicted = measured
+    rows = json.loads((folder / "predictions.json").read_text())["rows"]
+    texts = {"ours": 12, "pipeline, 1": 4, "pipeline, 4": 4}
+    assert {(row["round"], row["contestant"], row["texts"]) for row in rows} == {
+        (round_, *each) for round_ in range(2) for each in texts.items()
+    }
+    assert [count for count, _ in predicted] == [12, 12]
+    for row in rows:
+        assert row["rate"] == pytest.approx(row["texts"] / row["cpu_seconds"])
+        without_load = row["cpu_seconds"] - row["load_seconds"]
+        assert row["rate_without_load"] == pytest.approx(row["texts"] / without_load)
+        assert (row["load_seconds"] > 0) == (row["contestant"] == "ours")
+
+
+def test_the_contestants_have_the_same_precision(measured):
+    _, called, predicted = measured
+    assert sorted(called, key=lambda each: each[1]) == [(torch.bfloat16, size, 0) for size in (1, 1, 4, 4)]
+    assert [settings.mixed_precision for _, settings in predicted] == ["bf16"] * 2
+
+
+def test_the_report_compares_with_each_pipeline_and_with_the_fastest(measured):
+    folder, *_ = measured
+    compared = json.loads((folder / "predictions.json").read_text())["comparisons"]
+    fastest, without_load = "ours / the fastest pipeline", "ours without its load / the fastest pipeline"
+    assert [*compared] == ["ours / pipeline, 1", "ours / pipeline, 4", fastest, without_load]
+    assert compared[fastest]["median"] < compared[without_load]["median"]
+    assert f"| {fastest} | " in (folder / "predictions.md").read_text()
+
+
+def row(contestant, round_, rate, rate_without_load=None, **more):
+    return {"contestant": contestant, "round": round_, "rate": rate, "rate_without_load": rate_without_load} | more
+
+
+ROWS = [
+    *(row("ours", 0, 1000.0, 1200.0), row("ours", 1, 1200.0, 1500.0)),
+    *(row("pipeline, 16", 0, 250.0, batch_size=16, workers=0), row("pipeline, 16", 1, 100.0, batch_size=16, workers=0)),
+    *(row("pipeline, 64, 4 workers", round_, 200.0, batch_size=64, workers=4) for round_ in range(2)),
+]
+
+
+def test_the_fastest_pipeline_is_that_of_each_round():
+    assert predictions.beside_the_fastest(ROWS, "rate")["rounds"] == [4.0, 6.0]
+    assert predictions.beside_the_fastest(ROWS, "rate_without_load")["rounds"] == [4.8, 7.5]
+
+
+@pytest.mark.parametrize(
+    ("rate", "verdict"),
+    [(1100, "The ratio is 5.50 with the load and 6.75 without it (minimum 5 ✓)."), (900, "(minimum 5 ✗).")],
+)
+def test_gpu_tables_have_a_sentence_with_both_rates_and_the_minimum(tmp_path, rate, verdict):
+    (tmp_path / "predictions.json").write_text(json.dumps({"rows": ROWS}))
+    found = gpu.figures(BENCHMARKS["predictions"], tmp_path) | {"benchmark": "predictions"}
+    assert (found["rate"], found["rate_without_load"], found["pipeline_rate"]) == (1100, 1350, 200)
+    assert (found["pipeline_batch_size"], found["pipeline_workers"]) == (64, 4)
+    machine = {"device": "NVIDIA H100", "versions": {"torch": "2"}}
+    entry = {"part": "peers", "machine": machine, "command": "python benchmarks/gpu.py peers", "date": "2026-01-01T"}
+    sentences = gpu.facts([entry | {"ceilings": {}, "rows": [found | {"rate": rate}], "left_out": []}])
+    assert (
+        f"`python -m shared.predict` predicts {rate:,} texts/s with the load of the model and 1,350 without it."
+        in sentences
+    )
+    assert "predicts 200, with a batch size of 64 and 4 loader workers." in sentences
+    assert verdict in sentences
+    assert gpu.said(found).split() == ["predictions", "1,100.0", "texts/s"]
+
+
+@pytest.mark.parametrize("name", PREDICTIONS)
+def test_the_script_accepts_the_flags_that_gpu_py_gives_it_on_a_gpu(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    arguments = predictions.make_parser(on_gpu=True).parse_args(gpu.script_flags(BENCHMARKS[name]))
+    assert arguments.batch_sizes == [16, 64, 256]
+    assert arguments.pipeline_workers == [0, 4]
+    assert arguments.pipeline_texts < arguments.texts == 20_000
+    assert arguments.max_tokens_per_micro_batch == 65_536

@@ -181,9 +181,12 @@ def facts(name: str, config: Any, train: Any, toy: bool) -> dict[str, float]:
     width, layers, inside, vocabulary = sizes(config)
     modern = getattr(config, "model_type", "") == "modernbert"
     weights = 4 * width**2 + (3 if modern else 2) * width * inside
-    attended = sum(min(seen, 129.0) if modern and layer % 3 else seen for layer in range(layers))
-    hidden = float(train.masked.sum() / lengths.sum()) if hasattr(train, "masked") else 0.0
-    operations = 6 * layers * weights + 12 * width * attended + 6 * hidden * (width**2 + width * vocabulary)
+    attended = [min(seen, 129.0) if modern and layer % 3 else seen for layer in range(layers)]
+    operations = 6 * layers * weights + 12 * width * sum(attended)
+    if hasattr(train, "masked"):  # the head, and the part of the last layer that is computed for masked tokens only
+        masked = float(train.masked.sum() / lengths.sum())
+        operations += 6 * masked * (width**2 + width * vocabulary)
+        operations -= (1 - masked) * (6 * (weights - (3 if modern else 2) * width**2) + 12 * width * attended[-1])
     per_unit = lengths.sum() / len(train) if hasattr(train, "text_lengths") else 1
     return {"operations": operations * per_unit, "samples": len(train), "mean_length": mean}
 

@@ -151,7 +151,10 @@ def attention_by_length(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """One call for each run of neighbouring documents of the same length, so nothing is padded."""
+    """One call for each run of neighbouring documents of the same length, so nothing is padded.
+
+    The query may have fewer tokens than key and value: see `varlen_attention`.
+    """
     key, value = repeat_kv_heads(query, key, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sizes = zip(cu_seq_lens_q.diff().tolist(), cu_seq_lens_k.diff().tolist(), strict=True)
@@ -159,6 +162,9 @@ def attention_by_length(
     found = []
     for (length_q, length_k), equal in groupby(sizes):
         count = len(list(equal))
+        if not length_q:
+            begin_k += count * length_k
+            continue
         end_q, end_k = begin_q + count * length_q, begin_k + count * length_k
         q = query[0, :, begin_q:end_q].unflatten(1, (count, length_q)).transpose(0, 1)
         k, v = (p[0, :, begin_k:end_k].unflatten(1, (count, length_k)).transpose(0, 1) for p in (key, value))

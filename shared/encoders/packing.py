@@ -22,6 +22,7 @@ from shared.compat import of_transformers
 from shared.encoders.attention import attend
 from shared.encoders.padding import TRIAL_TOKENS, padding_for
 from shared.errors import UserError
+from shared.models.first_token import MASKED, MASKED_ENDS, MOST_MASKED, is_short
 from shared.models.self_check import logits_of, same
 from shared.plan.fixed_shapes import FixedShapes
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
@@ -30,6 +31,7 @@ from shared.text.tokenized import Padding
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
 FLASH_3 = "FA3"  # torch's name of FlashAttention-3
+PADDED, VARLEN = "packed_padded", "packed_varlen"
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -41,25 +43,35 @@ class Packing:
     pad_token_id: int = 0
     shapes: FixedShapes | None = None
     """With shapes, each micro-batch is filled up to them."""
+    only_masked: bool = False
+    """Whether the last layer computes masked tokens only (`compute_only_masked`), and needs their boundaries."""
     packed: ClassVar[bool] = True
 
     @classmethod
-    def for_model(cls, config: Any, shapes: FixedShapes | None = None) -> Self:
+    def for_model(cls, config: Any, shapes: FixedShapes | None = None, only_masked: bool = False) -> Self:
         """For a model with this `PretrainedConfig`: models like RoBERTa count positions from the padding id + 1."""
         first = config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
-        return cls(first, config.pad_token_id or 0, shapes)
+        return cls(first, config.pad_token_id or 0, shapes, only_masked)
 
     def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """The cost of documents in tokens, int64 [N]: their lengths, because nothing is padded."""
         return lengths
 
     def __call__(self, read: Read) -> dict[str, Any]:
-        """`arguments`, masked [n] (indices of the masked tokens in the row) and labels [n] (their original ids)."""
+        """`arguments`, masked [n] (indices of the masked tokens in the row) and labels [n] (their original ids).
+
+        With `only_masked`, also cu_seq_lens_masked int32 [documents + 1], the boundaries of the documents in `masked`,
+        and max_length_masked, the largest number of masked tokens in a document.
+        """
         tokens, lengths, masked, labels = read
-        return self.arguments(tokens, lengths) | {
-            "masked": torch.from_numpy(masked),
+        batch = self.arguments(tokens, lengths) | {
+            MASKED: torch.from_numpy(masked),
             "labels": torch.from_numpy(labels),
         }
+        if self.only_masked and len(masked):
+            ends = np.searchsorted(masked, np.append(0, np.cumsum(lengths))).astype(np.int32)
+            batch |= {MASKED_ENDS: torch.from_numpy(ends), MOST_MASKED: int(np.diff(ends).max())}
+        return batch
 
     def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
         """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
@@ -118,7 +130,7 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
     shapes = FixedShapes.of_run(config)
     if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows], filled=shapes is not None):
-        return Packing.for_model(model.config, shapes), pack(model, accelerator, config, shapes)
+        return Packing.for_model(model.config, shapes, is_short(model)), pack(model, accelerator, config, shapes)
     refuse_fixed_shapes(model, shapes)
     if config.packing:
         how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
@@ -182,13 +194,13 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
     """Make `model` attend only within documents; returns a description of the method for the user."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register("packed_varlen", varlen_attention)
-    AttentionInterface.register("packed_padded", padded_attention)
+    AttentionInterface.register(VARLEN, varlen_attention)
+    AttentionInterface.register(PADDED, padded_attention)
     activate_flash_3(False)
     if why_not := why_not_varlen(model.config, device, precision):
-        model.set_attn_implementation("packed_padded")
+        model.set_attn_implementation(PADDED)
         return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
-    model.set_attn_implementation("packed_varlen")
+    model.set_attn_implementation(VARLEN)
     return "packed without padding, attention by torch.nn.attention.varlen"
 
 
@@ -245,7 +257,8 @@ def varlen_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
-    The query may have fewer tokens than key and value: one of each document in shared/models/first_token.py.
+    The query may have fewer tokens than key and value, but only without a window: one of each document
+    (shared/models/first_token.py), or some or none (shared/encoders/masked_head.py).
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -273,12 +286,14 @@ def padded_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    masked: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
     A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention. The query
-    may have fewer tokens than key and value: one of each document in shared/models/first_token.py, without a window.
+    may have fewer tokens than key and value: one of each document (shared/models/first_token.py, without a window), or
+    those at `masked` [n], of which a document may have none (shared/encoders/masked_head.py).
     """
     key, value = repeat_kv_heads(query, key, value)
     documents, longest = len(cu_seq_lens_k) - 1, max_length_k
@@ -298,9 +313,19 @@ def padded_attention(
         mask = (torch.arange(longest, device=query.device) < lengths[:, None])[:, None, None]
     if sliding_window is not None and longest > sliding_window:
         place = torch.arange(longest, device=query.device)
-        window = (place[:, None] - place).abs() < sliding_window
-        # A padding token may have nothing in its window, which would give NaN: it attends to itself.
-        mask = window if mask is None else (mask & window) | torch.eye(longest, dtype=torch.bool, device=query.device)
+        if total == key.shape[2]:
+            window = (place[:, None] - place).abs() < sliding_window
+            # A padding token may have nothing in its window, which would give NaN: it attends to itself.
+            itself = torch.eye(longest, dtype=torch.bool, device=query.device)
+            mask = window if mask is None else (mask & window) | itself
+        else:
+            assert masked is not None, "the places of the queries are known"
+            begins = cu_seq_lens_k[:-1].repeat_interleave(cu_seq_lens_q.diff(), output_size=total)
+            own = masked - begins  # the place of each query in its document; that of a padding query is 0
+            if query_slots is not None:
+                own = own.new_zeros(documents * max_length_q).index_copy(0, query_slots, own)
+            window = (own.view(documents, 1, max_length_q, 1) - place).abs() < sliding_window
+            mask = window if mask is None else mask & window
     padded = pad(query, query_slots, max_length_q), pad(key, slots, longest), pad(value, slots, longest)
     out = attend(*padded, mask, dropout, width**-0.5 if scaling is None else scaling)
     out = out.transpose(1, 2).reshape(-1, heads, width)

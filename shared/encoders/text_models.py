@@ -9,6 +9,7 @@ from shared.compat import of_transformers
 from shared.config.options import Options
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
+from shared.encoders.masked_head import compute_only_masked
 from shared.models.activations import use_activation_dtype
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
@@ -29,6 +30,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
     add_adapters(accelerator, config, model)
     with random_adapters(model):  # for the checks that a faster replacement leaves the logits unchanged
         shorten_last_layer(model)
+        compute_only_masked(config, model)
         attend_to_all(accelerator, model)
         if accelerator.device.type == "cuda":
             mask_on_device(model)

@@ -4,9 +4,12 @@ These are the classifiers of BERT, RoBERTa and their relatives, of DistilBERT, V
 keys and values of every token, but query, attention and feed-forward network of the first token only. Logits and
 gradients equal those of the whole layer, up to rounding. Packed texts (shared/encoders/packing.py) are [1, T, width]
 with the boundaries `cu_seq_lens_q`; the last layer then returns the first token of each text, [1, texts, width].
+
+The layers of texts below can also compute other tokens, those at `masked`. shared/encoders/masked_head.py uses this for
+models that predict some of the tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +19,11 @@ from shared.compat import of_torch, of_transformers
 from shared.models.self_check import image_batch, keep_if_equal, text_batch
 
 SHORT = "last_layer_is_short"
-FILLED = "filled"  # argument of a layer: True for packed texts of which the last may be empty (--fixed_shapes)
+# Arguments of a layer, for packed texts.
+FILLED = "filled"  # True if the last texts may be empty (--fixed_shapes)
+MASKED = "masked"  # [n]: compute the tokens at these ascending indices, instead of the first token of each text
+MASKED_ENDS = "cu_seq_lens_masked"  # int32 [texts + 1]: the boundaries of the texts in `masked`
+MOST_MASKED = "max_length_masked"  # the largest number of these tokens in a text
 
 
 def shorten_last_layer(model: Any) -> None:
@@ -48,31 +55,32 @@ def shorten_last_layer(model: Any) -> None:
 
 
 def is_short(model: nn.Module) -> bool:
-    """Whether the last layer computes the first token only."""
+    """Whether the last layer computes only the tokens that the head reads: the first ones, or masked ones."""
     return getattr(model, SHORT, False)
 
 
 def bert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **more: Any) -> Tensor:
     """Forward pass of transformers' BertLayer and its copies: [batch, length, width] -> [batch, 1, width].
 
-    Here and below `attention_mask` is None or can be broadcast to [batch, heads, length, length].
+    Here and below `attention_mask` is None or can be broadcast to [batch, heads, length, length]. The result has the
+    shape of `kept_tokens`.
     """
     own = layer.attention.self
     projections = own.query, own.key, own.value
-    attended = attend_from_first(
+    attended = attend_from_kept(
         own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p, more
     )
-    return layer.feed_forward_chunk(layer.attention.output(attended, first_tokens(hidden_states, more)))
+    return layer.feed_forward_chunk(layer.attention.output(attended, kept_tokens(hidden_states, more)))
 
 
 def distilbert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
     """Forward pass of transformers' TransformerBlock of DistilBERT: [batch, length, width] -> [batch, 1, width]."""
     own = layer.attention
     projections = own.q_lin, own.k_lin, own.v_lin
-    attended = attend_from_first(
+    attended = attend_from_kept(
         own, projections, hidden_states, attention_mask, own.attention_head_size, own.dropout.p, more
     )
-    hidden = layer.sa_layer_norm(own.out_lin(attended) + first_tokens(hidden_states, more))
+    hidden = layer.sa_layer_norm(own.out_lin(attended) + kept_tokens(hidden_states, more))
     return layer.output_layer_norm(layer.ffn(hidden) + hidden)
 
 
@@ -80,31 +88,39 @@ def vit_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None =
     """Forward pass of transformers' ViTLayer and DeiTLayer: [batch, length, width] -> [batch, 1, width]."""
     own, normed = layer.attention, layer.layernorm_before(hidden_states)
     projections = own.q_proj, own.k_proj, own.v_proj
-    attended = attend_from_first(own, projections, normed, attention_mask, own.head_dim, own.attention_dropout, more)
+    attended = attend_from_kept(own, projections, normed, attention_mask, own.head_dim, own.attention_dropout, more)
     hidden = layer.dropout(own.o_proj(attended)) + hidden_states[:, :1]
     return layer.dropout(layer.mlp(layer.layernorm_after(hidden))) + hidden
 
 
-FAMILIES = {  # model_type: (path of the encoder's layers, forward pass of the last layer)
+# model_type: (path of the encoder's layers, forward pass of the last layer)
+FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {
     **dict.fromkeys(("bert", "camembert", "electra", "roberta", "xlm-roberta"), ("encoder.layer", bert_layer)),
     "distilbert": ("transformer.layer", distilbert_layer),
     **dict.fromkeys(("deit", "vit"), ("layers", vit_layer)),
 }
 
 
-def first_tokens(hidden_states: Tensor, more: Mapping[str, Any]) -> Tensor:
-    """The first token of each text, [batch, 1, width]; of packed texts, [1, texts, width].
+def kept_tokens(states: Tensor, more: Mapping[str, Any]) -> Tensor:
+    """The first token of each text; of packed texts, the tokens at `masked`, if it is given.
 
-    `more` has the further arguments of the layer; `cu_seq_lens_q` [texts + 1] are the boundaries of packed texts.
+    Args:
+        states: [batch, length, ...]; of packed texts, [1, T, ...].
+        more: the further arguments of the layer; `cu_seq_lens_q` [texts + 1] are the boundaries of packed texts.
+
+    Returns:
+        [batch, 1, ...]; of packed texts, [1, texts, ...] or [1, n, ...].
     """
+    if (masked := more.get(MASKED)) is not None:
+        return states.flatten(0, 1).index_select(0, masked)[None]
     if (ends := more.get("cu_seq_lens_q")) is None:
-        return hidden_states[:, :1]
+        return states[:, :1]
     # An empty text begins after the last token. It gets that token, and nothing reads the result.
-    begins = ends[:-1].clamp(max=hidden_states.shape[1] - 1) if more.get(FILLED) else ends[:-1]
-    return hidden_states.index_select(1, begins)
+    begins = ends[:-1].clamp(max=states.shape[1] - 1) if more.get(FILLED) else ends[:-1]
+    return states.index_select(1, begins)
 
 
-def attend_from_first(
+def attend_from_kept(
     own: Any,
     projections: tuple[nn.Module, ...],
     hidden_states: Tensor,
@@ -113,30 +129,48 @@ def attend_from_first(
     dropout: float,
     more: Mapping[str, Any],
 ) -> Tensor:
-    """Attention of the first token to all, without output projection; it has the shape of `first_tokens`.
+    """Attention of the kept tokens to all, without output projection; it has the shape of `kept_tokens`.
 
     `own` is the layer's attention module; `projections` are the modules for query, key and value.
     """
     to_query, to_key, to_value = projections
     query, key, value = (
         projected.unflatten(-1, (-1, head_size)).transpose(1, 2)
-        for projected in (to_query(first_tokens(hidden_states, more)), to_key(hidden_states), to_value(hidden_states))
+        for projected in (to_query(kept_tokens(hidden_states, more)), to_key(hidden_states), to_value(hidden_states))
     )
+    return attend(own, query, key, value, attention_mask, more, dropout=dropout, scaling=own.scaling)
+
+
+def attend(
+    own: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    more: Mapping[str, Any],
+    *,
+    dropout: float,
+    **settings: Any,
+) -> Tensor:
+    """Attention by the function that the model's config names: [batch, kept tokens, heads x width].
+
+    query is [batch, heads, kept tokens, width]; key and value are [batch, heads, length, width]. `settings` are further
+    arguments of the function.
+    """
     boundaries: dict[str, Any] = {}
     empty: Tensor | None = None
-    if (ends := more.get("cu_seq_lens_q")) is not None:  # each text has one token in the query
-        each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
-        if more.get(FILLED):
-            real = ends.diff() > 0
-            each = each.clamp(max=real.sum(dtype=each.dtype))
-            empty = ~real[:, None, None]  # no kernel computes these, so their values and gradients are set to 0
-            query = query.masked_fill(empty[:, 0], 0.0)
-        boundaries = {
-            "cu_seq_lens_q": each,
-            "max_length_q": 1,
-            "cu_seq_lens_k": ends,
-            "max_length_k": more["max_length_k"],
-        }
+    if (ends := more.get("cu_seq_lens_q")) is not None:
+        boundaries = {"cu_seq_lens_k": ends, "max_length_k": more["max_length_k"]}
+        if MASKED in more:
+            boundaries |= {"cu_seq_lens_q": more[MASKED_ENDS], "max_length_q": more[MOST_MASKED], MASKED: more[MASKED]}
+        else:  # each text has one token in the query
+            each = torch.arange(len(ends), dtype=ends.dtype, device=ends.device)
+            if more.get(FILLED):
+                real = ends.diff() > 0
+                each = each.clamp(max=real.sum(dtype=each.dtype))
+                empty = ~real[:, None, None]  # no kernel computes these, so their values and gradients are set to 0
+                query = query.masked_fill(empty[:, 0], 0.0)
+            boundaries |= {"cu_seq_lens_q": each, "max_length_q": 1}
     context, _ = of_transformers.attention_function(of_transformers.attention_name(own.config))(
         own,
         query,
@@ -144,7 +178,7 @@ def attend_from_first(
         value,
         None if attention_mask is None else attention_mask[:, :, :1],
         dropout=dropout if own.training else 0.0,
-        scaling=own.scaling,
+        **settings,
         **boundaries,
     )
     return (context if empty is None else context.masked_fill(empty, 0.0)).flatten(2)

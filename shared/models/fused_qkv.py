@@ -25,7 +25,8 @@ FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "roberta", "vi
 def fuse_qkv(config: Options, model: Any) -> None:
     """Apply --fused_qkv to a model, in place. Call it after `shorten_last_layer`, before `prepare`.
 
-    A last layer that computes the first token only stays as it is: its query has another input than key and value.
+    A last layer that computes only the tokens that the head reads stays as it is: its query has another input than key
+    and value.
 
     Raises:
         UserError: the model is not of one of FAMILIES, or its logits or gradients would change (see `keep_if_equal`).

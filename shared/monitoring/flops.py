@@ -92,7 +92,7 @@ def attention_flops(model: nn.Module) -> int:
     """Operations of forward and backward pass per token and per token of its sequence: 12 x layers x width.
 
     0 where the model's config lacks layers or width. Local attention is counted as full attention, and frozen layers as
-    trained ones. A last layer that computes only the first token is left out.
+    trained ones. A last layer that computes only the tokens that the head reads is left out.
     """
     config = getattr(model, "config", None)
     layers = getattr(config, "num_hidden_layers", 0) - is_short(model)

@@ -21,6 +21,7 @@ from benchmarks import (
     independent_runs,
     launch_to_first_step,
     loop_cost,
+    masked_layer,
     mlm_head,
     mlm_peers,
     monitor_cost,
@@ -164,6 +165,22 @@ def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
         torch.set_num_threads(threads)
     report = json.loads((tmp_path / "fused_qkv.json").read_text())
     assert [*report["comparisons"]] == ["BERT 1x16, three / BERT 1x16, one"]
+    assert min(row["cpu_ms"] for row in report["rows"]) > 0
+
+
+def test_a_last_layer_on_the_tokens_of_the_loss_is_measured_against_one_on_all_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(masked_layer, "LENGTHS", np.array([9, 7]))
+    name, (kind, sizes, share) = next(iter(masked_layer.CASES.items()))
+    small = sizes | {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 16}
+    monkeypatch.setattr(masked_layer, "CASES", {name: (kind, small, share)})
+    monkeypatch.setattr(sys, "argv", ["benchmarks/masked_layer.py", "--rounds", "1", "--output_dir", str(tmp_path)])
+    threads = torch.get_num_threads()
+    try:
+        masked_layer.main()
+    finally:
+        torch.set_num_threads(threads)
+    report = json.loads((tmp_path / "masked_layer.json").read_text())
+    assert [*report["comparisons"]] == [f"{name}: all tokens / {name}: those of the loss"]
     assert min(row["cpu_ms"] for row in report["rows"]) > 0
 
 

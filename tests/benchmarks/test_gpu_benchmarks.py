@@ -180,11 +180,11 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
 
 
 def test_operations_per_token_are_right_for_the_published_sizes():
-    """BERT-base at 512 with 15 % masked is 0.588 GFLOP per token, ModernBERT-base at 1,024 with 30 % 0.825."""
+    """BERT-base at 512 with 15 % masked is 0.554 GFLOP per token, ModernBERT-base at 1,024 with 30 % 0.804."""
     masked_share = {"bert": 0.15, "modernbert": 0.3}
     for kind, expected, length, sizes in (
-        ("bert", 0.588e9, 512, (768, 12, 3072, 30522)),
-        ("modernbert", 0.825e9, 1024, (768, 22, 1152, 50368)),
+        ("bert", 0.554e9, 512, (768, 12, 3072, 30522)),
+        ("modernbert", 0.804e9, 1024, (768, 22, 1152, 50368)),
     ):
         names = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
         config = SimpleNamespace(max_length=length, model_type=kind, model_name_or_path=None)
@@ -194,7 +194,7 @@ def test_operations_per_token_are_right_for_the_published_sizes():
         found = run_gpu_benchmark.facts(
             kind, config, type("Data", (), {**vars(train), "__len__": lambda _: 10})(), toy=False
         )
-        assert found["operations"] == pytest.approx(expected, rel=0.03)
+        assert found["operations"] == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

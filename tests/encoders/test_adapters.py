@@ -212,12 +212,12 @@ def test_the_short_last_layer_of_an_adapted_model_gives_the_same_logits_and_grad
 
 
 def test_a_fast_path_that_passes_over_an_adapter_is_undone(monkeypatch, capsys):
-    attend = first_token.attend_from_first
+    attend = first_token.attend_from_kept
 
     def attend_without_adapters(own, projections, *args):
         return attend(own, tuple(layer.base_layer for layer in projections), *args)
 
-    monkeypatch.setattr(first_token, "attend_from_first", attend_without_adapters)
+    monkeypatch.setattr(first_token, "attend_from_kept", attend_without_adapters)
     model = model_of("BERT")
     adapt_to_device(CPU, settings(), model)
     assert not is_short(model)

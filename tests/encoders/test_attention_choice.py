@@ -74,8 +74,9 @@ def inputs(lengths_k, lengths_q=None, heads=4, shared=2):
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_attention_by_length_shares_keys_among_heads_and_takes_one_query_per_document(window):
-    cases = [((9, 9, 4, 1), None)] + ([((9, 9, 4, 1), (1, 1, 1, 1))] if window is None else [])
+def test_attention_by_length_shares_keys_among_heads_and_takes_any_number_of_queries_per_document(window):
+    fewer = [((9, 9, 4, 1), queries) for queries in ((1, 1, 1, 1), (3, 3, 0, 1), (0, 9, 2, 0))]
+    cases = [((9, 9, 4, 1), None), *(fewer if window is None else [])]
     for lengths in cases:
         arrays, given = inputs(*lengths)
         expected, _ = padded_attention(*arrays, **given, sliding_window=window)

@@ -217,15 +217,25 @@ def test_each_kernel_equals_attention_over_documents_padded_to_the_longest(lengt
         assert runs.distance(ours.float(), expected.float()) < 1e-2  # bf16 has 8 bits
 
 
-@pytest.mark.parametrize("lengths", [[60, 37, 12, 3, 1], [64, 64], [5]])
-def test_varlen_attention_of_first_tokens_is_that_of_documents_padded_to_the_longest(lengths):
+@pytest.mark.parametrize(
+    ("lengths", "queries"),
+    [
+        ([60, 37, 12, 3, 1], [1, 1, 1, 1, 1]),
+        ([64, 64], [1, 1]),
+        ([5], [1]),
+        ([60, 37, 12, 3, 1], [9, 0, 12, 1, 0]),
+        ([300, 200, 200], [130, 0, 60]),
+    ],
+)
+def test_varlen_attention_of_some_tokens_is_that_of_documents_padded_to_the_longest(lengths, queries):
     torch.manual_seed(0)
-    total, heads, width = sum(lengths), 4, 32
-    q = torch.randn(1, heads, len(lengths), width, device="cuda", dtype=torch.bfloat16)
-    k, v = (torch.randn(1, heads, total, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    kwargs = {"cu_seq_lens_q": torch.arange(len(lengths) + 1, dtype=torch.int32, device="cuda"), "max_length_q": 1}
-    kwargs["cu_seq_lens_k"] = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
-    kwargs |= {"max_length_k": max(lengths), "scaling": width**-0.5}
+    heads, width = 4, 32
+    q = torch.randn(1, heads, sum(queries), width, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(1, heads, sum(lengths), width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    kwargs = {"max_length_q": max(queries), "max_length_k": max(lengths), "scaling": width**-0.5}
+    for name, counts in (("q", queries), ("k", lengths)):
+        ends = [0, *torch.tensor(counts).cumsum(0)]
+        kwargs[f"cu_seq_lens_{name}"] = torch.tensor(ends, dtype=torch.int32, device="cuda")
     results = []
     for attention in (packing.varlen_attention, packing.padded_attention):
         parts = [part.clone().requires_grad_() for part in (q, k, v)]

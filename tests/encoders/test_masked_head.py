@@ -1,0 +1,291 @@
+"""A last layer that computes masked tokens only gives the same logits and gradients, and is used only where it may."""
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import families
+import numpy as np
+import pytest
+import runs
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, BertForMaskedLM
+
+sys.path.insert(0, str(runs.ROOT))
+
+from shared.compat import of_torch
+from shared.encoders import masked_head
+from shared.encoders.adapters import adapted_layers
+from shared.encoders.attention_choice import set_attention
+from shared.encoders.masked_head import compute_only_masked, predict_only_masked
+from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, use_packed_attention
+from shared.encoders.text_models import adapt_to_device
+from shared.models import compiling
+from shared.models.first_token import MASKED, MASKED_ENDS, MOST_MASKED, is_short
+from shared.monitoring.flops import FlopCounter, attention_flops
+from shared.pretrained.from_pretrained import checkpoint_activations
+
+MLM, TAGS = AutoModelForMaskedLM, AutoModelForTokenClassification
+CPU = torch.device("cpu")
+LENGTHS, COUNTS = (40, 17, 17, 9, 1), (7, 0, 4, 9, 1)  # tokens of the documents, and masked ones of these
+RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "classifier_dropout")
+GLOBAL, LOCAL = ({"local_attention": 16, "global_attn_every_n_layers": every} for every in (1, 2))  # the last layer
+KINDS = {
+    **{name: (name, {}) for name in ("BERT", "RoBERTa", "CamemBERT", "XLM-R", "ELECTRA", "DistilBERT")},
+    **{"ModernBERT": ("ModernBERT", GLOBAL), "ModernBERT, local": ("ModernBERT", LOCAL)},
+}
+
+
+def settings(**changed):
+    """Those of a run of the recipe."""
+    return runs.load_recipe("mlm").Config(output_dir="unused", **changed)
+
+
+def accelerator(precision="no"):
+    return SimpleNamespace(device=CPU, num_processes=1, is_fsdp2=False, mixed_precision=precision, print=print)
+
+
+def tiny(kind="BERT", auto=MLM, **more):
+    """A model that predicts masked tokens only, before `adapt_to_device`."""
+    family, own = KINDS.get(kind, (kind, {}))
+    model = families.tiny(auto, family, 60, num_labels=3, **dict.fromkeys(RATES, 0.0) | own | more).train()
+    predict_only_masked(model)
+    return model
+
+
+def whole_and_short(kind="BERT", auto=MLM, **flags):
+    """Two models with packed attention; the last layer of the second computes masked tokens only."""
+    whole, short = (tiny(kind, auto) for _ in range(2))
+    adapt_to_device(accelerator(), settings(**flags), short)
+    for model in (whole, short):
+        use_packed_attention(model, CPU, "no")
+    assert (is_short(whole), is_short(short)) == (False, True)
+    return whole, short
+
+
+def documents(lengths=LENGTHS, counts=COUNTS):
+    """(tokens, lengths, masked, labels), as `MaskedDocuments.read_micro_batch` gives them."""
+    generator, begins = np.random.default_rng(0), np.cumsum(lengths) - lengths
+    tokens = generator.integers(5, 59, sum(lengths))
+    chosen = [generator.permutation(length)[:count] for length, count in zip(lengths, counts, strict=True)]
+    masked = np.sort(np.concatenate([begin + places for begin, places in zip(begins, chosen, strict=True)]))
+    return tokens, np.array(lengths), masked, tokens[masked]
+
+
+def packed(model, read=None):
+    """A batch with the boundaries of the masked tokens."""
+    batch = Packing.for_model(model.config, only_masked=True)(read or documents())
+    del batch["labels"]
+    return batch
+
+
+def logits_and_gradients(model, batch):
+    model.zero_grad()
+    logits = model(**batch).logits
+    logits.float().square().sum().backward()
+    gradients = {name: p.grad.flatten() for name, p in model.named_parameters() if p.grad is not None}
+    return logits.detach(), torch.cat([gradients[name] for name in sorted(gradients)])
+
+
+def check_equal(whole, short, batch=None, most=1e-5):
+    pairs = [logits_and_gradients(model, batch or packed(model)) for model in (whole, short)]
+    for one, other in zip(*pairs, strict=True):
+        assert runs.distance(other, one) < most
+
+
+def rows_of_last_layer(model, batch):
+    """The number of tokens that the last layer returns."""
+    layers, _ = masked_head.FAMILIES[model.config.model_type]
+    found = []
+    hook = model.base_model.get_submodule(layers)[-1].register_forward_hook(lambda *call: found.append(call[-1].shape))
+    model(**batch)
+    hook.remove()
+    assert found[0][0] == 1
+    return found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [*((kind, MLM) for kind in KINDS), ("BERT", TAGS), ("ModernBERT", TAGS), ("ModernBERT, local", TAGS)],
+)
+def test_logits_and_gradients_equal_those_of_the_whole_layer(kind, auto):
+    whole, short = whole_and_short(kind, auto)
+    check_equal(whole, short)
+    assert rows_of_last_layer(short, packed(short)) == sum(COUNTS)
+    assert rows_of_last_layer(whole, packed(whole)) == sum(LENGTHS)
+    assert set(short.state_dict()) == set(whole.state_dict()), "the exported model is the same"
+    ids = torch.arange(14).view(2, 7)
+    for model in (whole, short):
+        model.set_attn_implementation("sdpa")
+    assert torch.equal(short(input_ids=ids).logits, whole(input_ids=ids).logits), "without masked: all tokens"
+
+
+@pytest.mark.parametrize("counts", [(40, 17, 17, 9, 1), (0, 0, 0, 0, 1), (3, 3, 3, 3, 0), (0, 2, 0, 0, 0)])
+@pytest.mark.parametrize("kind", ["BERT", "ModernBERT, local"])
+def test_any_number_of_tokens_of_a_document_can_be_masked(kind, counts):
+    whole, short = whole_and_short(kind)
+    check_equal(whole, short, packed(short, documents(counts=counts)))
+    equal = documents((20, 20, 20), (5, 5, 5))  # nothing is padded
+    check_equal(whole, short, packed(short, equal))
+
+
+def test_a_local_last_layer_is_whole_only_if_the_kernel_does_not_know_the_places_of_the_masked_tokens():
+    whole, short = whole_and_short("ModernBERT, local")
+    window = short.model.layers[-1].attn.sliding_window
+    assert max(LENGTHS) > window
+    wide, narrow = packed(short), packed(short, documents((window, 5), (3, 2)))
+    for kernel, computed in {"padded": sum(COUNTS), "documents": sum(LENGTHS)}.items():
+        set_attention(short, (kernel,))
+        assert rows_of_last_layer(short, wide) == computed
+        assert rows_of_last_layer(short, narrow) == 5
+        check_equal(whole, short, wide)
+        check_equal(whole, short, narrow)
+
+
+@pytest.mark.parametrize("kind", ["BERT", "ModernBERT"])
+@pytest.mark.parametrize("how", ["recomputed", "attention by documents", "adapters", "fused", "bf16"])
+def test_it_works_with_the_flags_of_a_run(how, kind):
+    if (how, kind) == ("fused", "ModernBERT"):
+        pytest.skip("--fused_qkv is not for ModernBERT")
+    flags = {"fused": {"fused_qkv": True}, "adapters": {"model_name_or_path": "base", "lora_rank": 4}}.get(how, {})
+    flags |= {"activation_dtype": "bf16"} if how == "bf16" else {}
+    models = [tiny(kind) for _ in range(2)]
+    for model, more in zip(models, ({"packing": False}, {}), strict=True):
+        adapt_to_device(accelerator(), settings(**flags, **more), model)
+        use_packed_attention(model, CPU, "no")
+        generator = torch.Generator().manual_seed(1)
+        for _, layer in adapted_layers(model):
+            layer.lora_B["default"].weight.data.normal_(0, 0.3, generator=generator)
+    whole, short = models
+    assert (is_short(whole), is_short(short)) == (False, True)
+    if how == "recomputed":
+        checkpoint_activations(short)
+    if how == "attention by documents":
+        set_attention(short, ("documents",))
+    check_equal(whole, short, most=0.05 if how == "bf16" else 1e-5)
+    assert rows_of_last_layer(short, packed(short)) == sum(COUNTS)
+
+
+@pytest.mark.parametrize("kind", ["BERT", pytest.param("ModernBERT, local", marks=pytest.mark.docs)])
+def test_compiled_layers_do_not_compile_again_for_another_number_of_masked_tokens(kind, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
+    torch._dynamo.reset()
+    whole, short = whole_and_short(kind, torch_compile=True)
+    graphs = []
+    for counts in ((7, 0, 4, 9, 1), (8, 3, 5, 2, 1), (9, 1, 4, 3, 1), (11, 2, 2, 2, 1)):
+        check_equal(whole, short, packed(short, documents(counts=counts)))
+        graphs.append(of_torch.compiled_graphs())
+    assert graphs[1] == graphs[-1]
+
+
+def test_dropout_is_drawn_for_each_call_and_only_in_training():
+    model = tiny(attention_probs_dropout_prob=0.5)
+    adapt_to_device(accelerator(), settings(), model)
+    use_packed_attention(model, CPU, "no")
+    assert is_short(model)
+    model.eval().base_model.encoder.layer[-1].train()
+    batch = packed(model)
+    assert not torch.equal(model(**batch).logits, model(**batch).logits)
+    model.eval()
+    assert torch.equal(model(**batch).logits, model(**batch).logits)
+
+
+def test_rows_with_padding_are_computed_as_before():
+    whole, short = whole_and_short()
+    for model in (whole, short):
+        model.set_attn_implementation("sdpa")
+    batch = OnePerRow(0)(documents())
+    del batch["labels"]
+    layer = short.bert.encoder.layer[-1]
+    seen = []
+    layer.register_forward_hook(lambda *call: seen.append(call[-1].shape))
+    assert torch.equal(short(**batch).logits, whole(**batch).logits)
+    assert seen == [(len(LENGTHS), max(LENGTHS), 16)]
+
+
+class OwnForMaskedLM(BertForMaskedLM):
+    """A user's own class, which may read every token."""
+
+
+@pytest.mark.parametrize(
+    ("make", "flags"),
+    [
+        (tiny, {"packing": False}),
+        (tiny, {"fixed_shapes": True}),
+        (partial(tiny, attn_implementation="eager"), {}),
+        (partial(families.tiny, MLM, "BERT", 60), {}),
+        (partial(tiny, "ALBERT"), {}),
+        (partial(tiny, "BERT", SimpleNamespace(from_config=OwnForMaskedLM)), {}),
+    ],
+    ids=["rows", "fixed shapes", "eager", "a dense head", "layers that are one", "a class of one's own"],
+)
+def test_other_models_and_runs_compute_the_whole_layer(make, flags):
+    model = make()
+    before = model.config._attn_implementation
+    compute_only_masked(settings(**flags), model)
+    assert not is_short(model)
+    assert not [module for module in model.base_model.modules() if "forward" in vars(module)]
+    assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("change", ["detached", "other places", "gone"])
+def test_a_layer_that_changes_logits_or_gradients_is_undone_with_one_line(change, monkeypatch, capsys):
+    layers, forward = masked_head.FAMILIES["bert"]
+
+    def wrong(*args, **more):
+        if change == "gone":
+            raise AttributeError("'BertLayer' has no 'attention'")
+        if change == "other places":
+            more |= {MASKED: more[MASKED].flip(0)}
+        out = forward(*args, **more)
+        return out.detach() if change == "detached" else out
+
+    model = tiny()
+    monkeypatch.setitem(masked_head.FAMILIES, "bert", (layers, wrong))
+    adapt_to_device(accelerator(), settings(), model)
+    assert not is_short(model)
+    assert model.config._attn_implementation == "sdpa"
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert "without a last layer that computes masked tokens only: it c" in output
+    use_packed_attention(model, CPU, "no")
+    assert rows_of_last_layer(model, packed(model)) == sum(LENGTHS)
+
+
+def test_a_check_that_passes_changes_no_state_and_prints_nothing(capsys):
+    model = tiny()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = torch.get_rng_state()
+    compute_only_masked(settings(), model)
+    assert is_short(model)
+    assert capsys.readouterr() == ("", "")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_batch_has_the_boundaries_of_masked_tokens_only_if_the_last_layer_needs_them():
+    whole, short = tiny(), tiny()
+    adapt_to_device(accelerator(), settings(), short)
+    data = [np.arange(5, 5 + length) for length in (11, 7)]
+    for model, needed in ((whole, False), (short, True)):
+        collate, _ = pack_or_pad(model, data, SimpleNamespace(pad_token_id=0), accelerator(), settings())
+        assert collate.only_masked == needed
+        batch = collate(documents())
+        assert (MASKED_ENDS in batch) == (MOST_MASKED in batch) == needed
+    assert batch[MASKED_ENDS].dtype == torch.int32
+    assert batch[MASKED_ENDS].tolist() == np.cumsum([0, *COUNTS]).tolist()
+    assert batch[MOST_MASKED] == max(COUNTS)
+    tokens, lengths, none, _ = documents(counts=(0,) * 5)
+    assert MASKED_ENDS not in collate((tokens, lengths, none, none)), "nothing to compute: the whole layer"
+
+
+def test_operations_that_are_not_computed_are_not_counted():
+    counted = []
+    for model in whole_and_short():
+        counter = FlopCounter(model)
+        model(**packed(model))
+        counted.append(counter.stop())
+    of_a_token = 2 * (2 * 16 * 16 + 2 * 16 * 32)  # query, output and the feed-forward network
+    assert counted[0] - counted[1] == (sum(LENGTHS) - sum(COUNTS)) * of_a_token
+    assert attention_flops(model) == 12 * 1 * 16

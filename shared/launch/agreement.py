@@ -80,14 +80,13 @@ def init_method(config: options.Options, device: str) -> str:
 def own_facts(config: options.Options, device: str) -> dict[str, Any]:
     """Return this process's values of what must be the same on all: {kind: {name: value}}, with kinds from KINDS."""
     env = os.environ
-    settings = {f"--{name}": options.shown(value) for name, value in options.plain(config).items()}
-    for name in config.MAY_DIFFER:
-        settings.pop(f"--{name}", None)
+    compared = {name: value for name, value in options.plain(config).items() if name not in config.MAY_DIFFER}
+    settings = {f"--{name}": options.shown(value) for name, value in compared.items()}
     if config.mixed_precision == "launcher":
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
     if config.save_on_each_node:  # each machine has its own folders, shared by its processes
         for name in ("output_dir", "resume_from_checkpoint"):
-            settings[f"--{name} on {exit_reasons.identity()['host']}"] = settings.pop(f"--{name}", None)
+            settings[f"--{name} on {exit_reasons.identity()['host']}"] = settings.pop(f"--{name}")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
     return {"setting": launched | settings, "version": versions(), "code": code_digests(config), "data": {}}

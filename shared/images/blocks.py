@@ -169,7 +169,7 @@ class Blocks:
             self.write(self.shared, folder, self._images(start))
             written = True
 
-        build_if_free(str(self._block(start).relative_to(cache_dir())), write)
+        build_if_free(f"{self.shared.name}/{self._block(start).name}", write)
         return written
 
     def _images(self, start: int) -> range:

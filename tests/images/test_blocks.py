@@ -17,7 +17,7 @@ from shared.datasets.prepared import Unfinished, only_task
 from shared.errors import UserError
 from shared.images import blocks, checks
 from shared.images import cache as image_cache
-from shared.images.decoding import CorruptImage, decode
+from shared.images.decoding import CorruptImage, decode, inspect
 from shared.images.images import load_images
 
 SMALL = {(image_cache, "SMALLEST_BLOCK"): 3, (checks, "SMALLEST_BLOCK"): 5}
@@ -198,7 +198,8 @@ def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monk
 @pytest.mark.parametrize("step", [0, 1], ids=["check", "decoding"])
 def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(photos, alone, monkeypatch, decoded, step):
     """Between its list of the missing blocks and its first block, another process does all the work."""
-    until_complete, calls = blocks.until_complete, []
+    until_complete, calls, inspected = blocks.until_complete, [], []
+    monkeypatch.setattr(checks, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
 
     def after_all_others(*args):
         calls.append(args)
@@ -208,7 +209,7 @@ def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(phot
 
     monkeypatch.setattr(blocks, "until_complete", after_all_others)
     load(photos)
-    assert len(decoded) == TRAINING + VALIDATION
+    assert len(decoded) == len(inspected) == TRAINING + VALIDATION
     assert content() == alone
 
 

@@ -1,16 +1,18 @@
-"""Measure how fast one and two processes tokenize a corpus, and the memory that they need.
+"""Measure how fast one and two processes tokenize a corpus and decode images, and the memory that they need.
 
     python benchmarks/preparing.py --output_dir out/preparing
 
 The corpus is one file of the embedded docstrings, repeated with numbers, as JSON lines and compressed with zstd.
 `python -m shared.prepare` tokenizes it into an empty cache folder, with a WordPiece tokenizer that exists already and
-without the tokenizer's own threads. The launches take turns. Figures of each:
+without the tokenizer's own threads. It decodes JPEGs of 500 x 375 pixels to squares of 256 pixels; then each process
+has one core. At most 500 JPEGs differ; further files are links to them. The launches take turns. Figures of each:
 
 - seconds: from the start of the processes to the end of the last one, with all imports
 - cpu_seconds: of the process with most of it, on a processor; for a machine that has other work
 - peak_mib: resident memory of the largest process, with imports and mapped files
 
-Writes preparing.json and preparing.md into the output folder. The corpus and the caches are removed at the end.
+Writes preparing.json and preparing.md into the output folder. The corpus, the JPEGs and the caches are removed at the
+end.
 """
 
 import json
@@ -19,15 +21,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import launching, rounds
+from benchmarks.harness.photos import write_photos
 
-KINDS = ("jsonl", "jsonl.zst")
+KINDS = ("jsonl", "jsonl.zst", "photos")
 PROCESSES = (1, 2)
+DIFFERENT = 500  # photos
+RECIPES = launching.ROOT / "recipes"
 MIB = 1 << 20
 
 
@@ -56,11 +62,18 @@ def write_corpus(folder: Path, size: int) -> None:
             copy += 1
 
 
+def write_linked_photos(folder: Path, count: int) -> None:
+    """Write `count` JPEGs, of which at most DIFFERENT differ; the others are hard links."""
+    write_photos(folder, min(count, DIFFERENT))
+    different = sorted(folder.rglob("*.jpg"))
+    for number, path in zip(range(len(different), count), cycle(different), strict=False):
+        os.link(path, path.with_name(f"{number:06}.jpg"))
+
+
 def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
-    """Prepare the corpus with some processes; the figures that the module's docstring describes."""
+    """Prepare the corpus or the photos with some processes; the figures that the module's docstring describes."""
     with tempfile.TemporaryDirectory(dir=folder) as cache:
-        script = ["-m", "shared.prepare", launching.ROOT / "recipes/mlm.py", "--train_file", folder / f"corpus.{kind}"]
-        command = [str(word) for word in (sys.executable, *script, "--model_name_or_path", folder / "tokenizer")]
+        command = [str(word) for word in (sys.executable, "-m", "shared.prepare", *recipe_and_flags(folder, kind))]
         of_launch = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         environment = launching.environment() | of_launch | {"ACCELERATE_RECIPES_CACHE": cache}
         began = time.perf_counter()
@@ -71,6 +84,9 @@ def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
                 )
                 for rank in range(processes)
             ]
+            if kind == "photos":
+                for process, core in zip(started, cycle(os.sched_getaffinity(0)), strict=False):
+                    os.sched_setaffinity(process.pid, {core})
             usages = [wait(process) for process in started]
         seconds = time.perf_counter() - began
         if any(process.returncode for process in started):
@@ -80,6 +96,15 @@ def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
         "cpu_seconds": max(usage.ru_utime + usage.ru_stime for usage in usages),
         "peak_mib": max(usage.ru_maxrss for usage in usages) / 1024,
     }
+
+
+def recipe_and_flags(folder: Path, kind: str) -> list[Any]:
+    """The recipe that reads the data of a kind, and its flags."""
+    if kind == "photos":
+        sizes = ("--image_size", 224, "--decode_size", 256)
+        return [RECIPES / "image_classification.py", "--train_dir", folder / "photos", "--cache", "uint8", *sizes]
+    corpus = ("--train_file", folder / f"corpus.{kind}")
+    return [RECIPES / "mlm.py", *corpus, "--model_name_or_path", folder / "tokenizer"]
 
 
 def wait(process: subprocess.Popen) -> Any:
@@ -92,18 +117,23 @@ def wait(process: subprocess.Popen) -> Any:
 def main() -> None:
     parser = rounds.parser(__doc__ or "", "out/preparing")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the corpus as JSON lines, in MiB")
+    parser.add_argument("--photos", type=int, default=6000, help="number of JPEGs")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is prepared")
     arguments = parser.parse_args()
-    turns = [(kind, count) for kind in KINDS for count in PROCESSES]
+    turns = [(kind, count) for kind in arguments.kinds for count in PROCESSES]
     contestants = {f"{kind}, {count} process{'es' * (count > 1)}": (kind, count) for kind, count in turns}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_corpus(folder, arguments.megabytes * MIB)
+        if {"jsonl", "jsonl.zst"}.intersection(arguments.kinds):
+            write_corpus(folder, arguments.megabytes * MIB)
+        if "photos" in arguments.kinds:
+            write_linked_photos(folder / "photos", arguments.photos)
         rows = rounds.take_turns(list(contestants), arguments.rounds, lambda one, _: prepare(folder, *contestants[one]))
     comparisons = {
         f"{figure} of one process / two processes, {kind}": rounds.compare(
             rows, figure, f"{kind}, 1 process", f"{kind}, 2 processes"
         )
-        for kind in KINDS
+        for kind in arguments.kinds
         for figure in ("seconds", "cpu_seconds")
     }
     rounds.save(arguments, "preparing", max(PROCESSES), rows, comparisons)

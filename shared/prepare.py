@@ -4,15 +4,16 @@
     torchrun --nproc-per-node 16 -m shared.prepare recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
     python -m shared.prepare --shard 3/64 recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
     python -m shared.prepare --to corpus_tokens recipes/mlm.py --train_file 'corpus/*.jsonl.zst'
+    python -m shared.prepare recipes/image_classification.py --train_dir photos --cache uint8
 
 It calls the recipe's `load_data`, which stores its results in the cache folder. Training with the same flags finds them
-there. All processes with the same cache folder divide the corpus of recipes/mlm.py, however they are started. The data
-of the other recipes are prepared by one process per machine, and the others wait. After an interruption, the same
-command resumes.
+there. All processes with the same cache folder divide the corpus of recipes/mlm.py, and the images of
+recipes/image_classification.py --cache uint8, however the processes are started. The data of the other recipes are
+prepared by one process per machine, and the others wait. After an interruption, the same command resumes.
 
---shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus and
-ends without waiting for the others. What is missing afterwards is prepared by the same command without --shard, or by
-the training run.
+--shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus or
+every N-th block of images, and ends without waiting for the others. What is missing afterwards is prepared by the same
+command without --shard, or by the training run.
 
 --to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a folder. Copy this folder
 wherever you like, such as to an object store, and train on it: recipes/mlm.py --prepared_data FOLDER, or its URL.
@@ -25,13 +26,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from shared.config import options
-from shared.datasets.prepared import cache_dir
+from shared.datasets.prepared import Unfinished, cache_dir, only_task
 from shared.errors import UserError, count_of, say
+from shared.images.images import Images
 from shared.processes import ending, exit_reasons, signals
 from shared.run.command import load_recipe, require_numbers
 from shared.text.prepared_folder import write_prepared
-from shared.text.shards import Unfinished, only_task
 from shared.text.token_files import TokenFile
 
 USAGE = "python -m shared.prepare [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
@@ -87,15 +90,15 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
     config = options.parse(module.Config, flags)
     shard = f"--shard {task[0]}/{task[1]}"
     try:
-        with only_task(*task):
+        with only_task(*task) as tasks:
             loaded = module.load_data(config)
     except Unfinished as error:
         say(f"{shard}: prepared in {time.monotonic() - began:.0f} s; {error}, or to this command without --shard")
         return
     parts = dict(zip(("training", "validation"), loaded, strict=False))
     files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), TokenFile)}
-    if task[1] > 1 and not files:
-        raise UserError(f"{shard} has no effect on {recipe}, whose data one process prepares: leave it out")
+    if task[1] > 1 and not tasks.divided:
+        raise UserError(f"{shard} has no effect on {recipe} with these flags, whose data are not divided: leave it out")
     if folder and not files:
         raise UserError(f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it")
     if folder and int(os.environ.get("RANK", 0)) == 0:
@@ -111,7 +114,11 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
 
 
 def samples(data: object) -> str:
-    """The numbers of samples and tokens of a data set."""
+    """The numbers of samples and tokens of a data set, or of images and the bytes of their cache."""
+    if isinstance(data, Images):
+        cached = data.pixels if isinstance(data.pixels, np.memmap) else None
+        size = "" if cached is None else f", decoded into {cached.nbytes / 1e6:,.1f} MB"
+        return f"{count_of(len(data), 'image')}{size}"
     lengths = getattr(data, "lengths", None)
     tokens = "" if lengths is None else f", {count_of(int(lengths.sum(dtype=int)), 'token')} with special tokens"
     return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length

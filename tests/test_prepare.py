@@ -87,7 +87,7 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
 
 def test_a_shard_has_no_effect_on_other_recipes(texts):
     flags = [*map(str, texts), *runs.TINY]
-    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*nlp\.py, whose data one process prepares"):
+    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*nlp\.py with these flags, whose data are not"):
         prepare.prepare(runs.ROOT / "recipes/nlp.py", flags, (0, 2))
 
 

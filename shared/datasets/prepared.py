@@ -1,4 +1,7 @@
-"""The cache of prepared data: each folder is built once per machine, by one process, and is complete or absent."""
+"""The cache of prepared data: each folder is built by one process and is complete or absent.
+
+Work that consists of many such folders is divided among processes: see `until_complete`.
+"""
 
 import glob
 import hashlib
@@ -7,10 +10,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -22,6 +28,9 @@ from shared.errors import UserError
 RECORD = "complete.json"  # the `fingerprints` of the folder when it was built
 EDGE_BYTES = 1 << 16  # how much of each end of a file is compared at each start: cheap for files of any size
 IN_MEMORY = 1 << 20  # maximum number of bytes of an array of `shared_array` that stays in memory
+POLL_SECONDS = 0.2  # between two looks at the work of other processes
+
+Job = TypeVar("Job")
 
 
 def cache_dir() -> Path:
@@ -55,8 +64,7 @@ def _build(folder: Path, build: Callable[[Path], None], wait: bool) -> bool:
     if is_complete(folder):
         return True
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock")).acquire(blocking=wait):
+        with locked(folder, wait):
             if not is_complete(folder):
                 remove_damaged(folder)
                 for killed in folder.parent.glob(f"{glob.escape(folder.name)}.partial-*"):  # we hold the lock
@@ -78,12 +86,87 @@ def _build(folder: Path, build: Callable[[Path], None], wait: bool) -> bool:
                     shutil.rmtree(partial, ignore_errors=True)
     except Timeout:
         return False
+    return True
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a folder of the cache, which all processes take that build it.
+
+    Raises:
+        Timeout: another process holds the lock, and `wait` is False.
+        UserError: the lock cannot be taken, or the block raises an OSError, because the cache cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(folder.name + ".lock")).acquire(blocking=wait):
+            yield
+    except Timeout:
+        raise
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
-            f"cannot write prepared data to {folder.parent} ({reason}): set ACCELERATE_RECIPES_CACHE to another folder"
+            f"cannot write prepared data to {cache_dir()} ({reason}): set ACCELERATE_RECIPES_CACHE to another folder"
         ) from None
-    return True
+
+
+class Unfinished(Exception):
+    """The share of this task is complete, and that of another task is not; the message tells how much is missing."""
+
+
+@dataclass
+class Tasks:
+    """The tasks of a job array, of which this process is one."""
+
+    task: int = 0
+    tasks: int = 1
+    divided: bool = False  # whether any work has been divided among the tasks
+
+
+_tasks: ContextVar[Tasks] = ContextVar("tasks", default=Tasks())  # noqa: B039  the default is never changed
+
+
+@contextmanager
+def only_task(task: int, tasks: int) -> Iterator[Tasks]:
+    """In this block, do only the jobs `task`, `task + tasks`, `task + 2 tasks`, ... of divided work, counted from 0."""
+    before = _tasks.set(given := Tasks(task, tasks))
+    try:
+        yield given
+    finally:
+        _tasks.reset(before)
+
+
+def share_of_task(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs of this task (`only_task`), or all jobs."""
+    given = _tasks.get()
+    if given.tasks > 1:
+        given.divided = True
+    return [*jobs[given.task :: given.tasks]]
+
+
+def until_complete(
+    pending: list[Job], missing: Callable[[list[Job]], list[Job]], write: Callable[[list[Job], bool], int]
+) -> None:
+    """Do the jobs `pending` together with all processes that do the same work; return when all of them are complete.
+
+    The processes coordinate by file locks alone (`build_if_free`), so they may belong to several launches and machines.
+    If one of them is killed, the others do its jobs.
+
+    Args:
+        pending: incomplete jobs.
+        missing: returns which of the given jobs are still incomplete.
+        write: called as `write(jobs, helping)`; does the given jobs in their order, except those that other processes
+            are doing, and returns how much it has done. `helping`: the process found nothing to do in the last pass.
+    """
+    rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    helping = False
+    while pending:
+        first = len(pending) * rank // processes  # each process begins elsewhere
+        written = write(pending[first:] + pending[:first], helping)
+        pending = missing(pending)
+        if pending and helping and not written:
+            time.sleep(POLL_SECONDS)
+        helping = not written
 
 
 def fingerprints(folder: Path) -> dict[str, list[Any]]:

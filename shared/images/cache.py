@@ -1,60 +1,73 @@
-"""The cache of `--cache uint8`: images decoded once per machine into a memory map, and a list of the corrupt ones."""
+"""The cache of `--cache uint8`: images decoded once into a memory map, and a list of the corrupt ones."""
 
 import hashlib
 import json
-import os
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import PIL
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from shared.datasets.prepared import build_once, read_array
-from shared.images.checks import in_threads
+from shared.datasets.prepared import array_writer, read_array
+from shared.images.blocks import Blocks, move_or_link, opened_before_end
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.selection import blocks
 from shared.images.sources import Source
 
 FORMAT = 2  # part of the cache's name: increase it when the files written for the same images change
+SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
 
 
 def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> Path:
     """Decode the images of a source to squares of `size`, unless this machine has done so before; return the folder.
 
-    With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. One thread per core
-    of this process decodes: Pillow releases the GIL.
+    With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
+    call this divide the images (see `blocks.py`), and each decodes in as many threads as its share of the cores.
+
+    Raises:
+        UserError: an image cannot be read, or the cache cannot be written.
+        Unfinished: the share of this task is decoded, and that of another task is not.
     """
 
-    def write(folder: Path) -> None:
-        shape = (len(source), size, size, 3)
-        pixels = np.lib.format.open_memmap(folder / "pixels.npy", "w+", np.uint8, shape) if keep_pixels else None
-        aspects = np.lib.format.open_memmap(folder / "aspects.npy", "w+", np.float32, (len(source),))
-        aspects[:] = 1
-        corrupt: list[tuple[int, str]] = []
+    def begin(shared: Path) -> None:
+        if keep_pixels:
+            np.lib.format.open_memmap(shared / "pixels.npy", "w+", np.uint8, (len(source), size, size, 3))
 
-        def decode_one(i: int) -> tuple[int, str] | None:
-            try:
-                square, aspects[i] = decode(source.stored(i), size, interpolation)
-            except CorruptImage as problem:
-                return i, str(problem)
-            if pixels is not None:
-                pixels[i] = square
-            return None
-
-        decoded = in_threads(decode_one, len(source), len(os.sched_getaffinity(0)))
-        for problem in tqdm(decoded, f"decoding {source.name}", len(source), unit=" images", mininterval=0.5):
-            corrupt += [problem] if problem else []
-        if pixels is not None:
-            pixels.flush()
-        aspects.flush()
+    def write(shared: Path, folder: Path, images: range) -> None:
+        aspects, corrupt = np.ones(len(images), np.float32), []
+        to_end = (len(source) - images.start) * size * size * 3
+        opened: AbstractContextManager[IO[bytes] | None] = nullcontext()
+        if keep_pixels:
+            opened = opened_before_end(shared / "pixels.npy", to_end)
+        with opened as pixels:
+            for place, i in enumerate(images):
+                square = np.zeros((size, size, 3), np.uint8)
+                try:
+                    square, aspects[place] = decode(source.stored(i), size, interpolation)
+                except CorruptImage as problem:
+                    corrupt.append((i, str(problem)))
+                if pixels:
+                    pixels.write(square.tobytes())
+        np.save(folder / "aspects.npy", aspects)
         (folder / "corrupt.json").write_text(json.dumps(corrupt))
+
+    def join(shared: Path, folder: Path, parts: list[Path]) -> None:
+        with array_writer(folder / "aspects.npy", np.float32) as append:
+            for part in parts:
+                append(np.load(part / "aspects.npy"))
+        (folder / "corrupt.json").write_text(json.dumps([*chain.from_iterable(map(corrupt_images, parts))]))
+        if keep_pixels:
+            move_or_link(shared / "pixels.npy", folder)
 
     settings = (FORMAT, PIL.__version__, size, interpolation, keep_pixels, source.key())
     name = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for first, end in blocks(len(source)):
         name.update(np.ascontiguousarray(source.rows[first:end]).data)
-    return build_once(f"images-{name.hexdigest()}", write)
+    arguments = len(source), SMALLEST_BLOCK, write, join, "decoding", source.name, begin
+    return Blocks(f"images-{name.hexdigest()}", *arguments).build()
 
 
 def read(folder: Path) -> tuple[Pixels, NDArray[np.float32]]:

@@ -1,35 +1,32 @@
 """Check of encoded images before a run decodes any: a fingerprint of each, and which are corrupt by their headers.
 
-Each image is opened once per machine. Later starts read the stored result, as long as the file times or the bytes of
-the table are the same.
+All processes divide the images (see `blocks.py`). Later starts read the stored result, as long as the file times or
+the bytes of the table are the same.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import PIL
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from shared.datasets.prepared import build_once, read_array
+from shared.datasets.prepared import array_writer, read_array
+from shared.images.blocks import Blocks
 from shared.images.decoding import CorruptImage, inspect
 
 FORMAT = 1  # part of the cache's name: increase it when the check finds other things in the same images
+SMALLEST_BLOCK = 256  # images: a few hundredths of a second of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
 HASHED = 1 << 30  # bytes of a table's images that each start hashes; if there are more, it hashes evenly spaced blocks
 PIECE = 1 << 16
-AT_ONCE = 1 << 12  # images that wait for a thread; each takes 2 kB
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -54,39 +51,44 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
         UserError: a file cannot be read.
     """
 
-    def write(folder: Path) -> None:
-        def inspect_one(i: int) -> tuple[int, str, str]:
+    def write(_: Path, folder: Path, images: range) -> None:
+        prints, remarks = np.empty(len(images), np.uint64), []
+        for place, i in enumerate(images):
             try:
-                return *inspect(stored(i)), ""
-            except CorruptImage as problem:
-                return problem.args[1], "", problem.args[0]
+                prints[place], mode = inspect(stored(i))
+                if mode.startswith(DEEP):
+                    remarks.append((i, ""))
+            except CorruptImage as corrupt:
+                problem, prints[place] = corrupt.args
+                remarks.append((i, problem))
+        np.save(folder / "prints.npy", prints)
+        (folder / "remarks.json").write_text(json.dumps(remarks))
 
-        prints = np.lib.format.open_memmap(folder / "prints.npy", "w+", np.uint64, (count,))
-        problems: dict[int, str] = {}
-        deep = []
-        results = in_threads(inspect_one, count, 2 * len(os.sched_getaffinity(0)))  # they wait for the disk
-        bar = tqdm(results, f"checking {name}", count, unit=" images", mininterval=0.5, delay=2)
-        for i, (fingerprint, mode, problem) in enumerate(bar):
-            prints[i] = fingerprint
-            if problem:
-                problems[i] = problem
-            if mode.startswith(DEEP):
-                deep.append(i)
-        prints.flush()
+    def join(_: Path, folder: Path, blocks: list[Path]) -> None:
+        with array_writer(folder / "prints.npy", np.uint64) as append:
+            for block in blocks:
+                append(np.load(block / "prints.npy"))
+        remarks = [*chain.from_iterable(json.loads((block / "remarks.json").read_text()) for block in blocks)]
+        problems = {i: problem for i, problem in remarks if problem}
+        deep = [i for i, problem in remarks if not problem]
         (folder / "found.json").write_text(json.dumps({"problems": problems, "deep": deep}))
 
     settings = hashlib.blake2b(f"{FORMAT} {PIL.__version__} {key}".encode(), digest_size=16)
-    folder = build_once(f"checked-{settings.hexdigest()}", write)
+    folder = Blocks(
+        f"checked-{settings.hexdigest()}",
+        count,
+        SMALLEST_BLOCK,
+        write,
+        join,
+        "checking",
+        name,
+        delay=2,
+        threads_per_core=2,  # they wait for the disk
+        by_task=False,  # all images are checked before one is decoded
+    ).build()
     found = json.loads((folder / "found.json").read_text())
     problems = {int(i): problem for i, problem in found["problems"].items()}
     return Checked(key, read_array(folder / "prints.npy"), problems, tuple(found["deep"]))
-
-
-def in_threads(compute: Callable[[int], Found], count: int, threads: int) -> Iterator[Found]:
-    """Yield the results for 0 ... count - 1 in order. The executor's own `map` would submit all of them at once."""
-    with ThreadPoolExecutor(threads) as pool:
-        for first in range(0, count, AT_ONCE):
-            yield from pool.map(compute, range(first, min(first + AT_ONCE, count)))
 
 
 def key_of_files(paths: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their classes."""
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shared.datasets.prepared import Unfinished
 from shared.errors import UserError, say
 from shared.images import cache, gpu_decoding
 from shared.images.decoding import CorruptImage, Pixels, decode
@@ -170,6 +172,7 @@ def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tupl
 
     Raises:
         UserError: the data cannot be read, an image is corrupt, or --image_decoder cannot be used.
+        Unfinished: see `prepare_all`.
     """
     on_gpu = config.image_decoder == "torchcodec"
     if on_gpu and config.cache != "none":
@@ -180,7 +183,7 @@ def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tupl
         gpu_decoding.require_decoder()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     sources = limited(load_sources(config), config)
-    train, validation = (prepare(source, config, size, interpolation) for source in sources)
+    train, validation = prepare_all(sources, config, size, interpolation)
     return decoded_on_gpu(train) if on_gpu else train, validation
 
 
@@ -199,11 +202,31 @@ def decoded_on_gpu(images: Images) -> ImagesOnGPU:
     return ImagesOnGPU(images.source, images.size, interpolation=images.interpolation)
 
 
+def prepare_all(sources: Iterable[Source], config: Any, size: int, interpolation: str) -> list[Images]:
+    """`prepare` each source.
+
+    Raises:
+        UserError: see `prepare`.
+        Unfinished: this process is a task of a job array and has decoded its share of each source, and another task has
+            not.
+    """
+    images, left = [], []
+    for source in sources:
+        try:
+            images.append(prepare(source, config, size, interpolation))
+        except Unfinished as unfinished:
+            left.append(str(unfinished))
+    if left:
+        raise Unfinished("; ".join(left))
+    return images
+
+
 def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:
     """Return the images of a source, cached or checked as the config says.
 
     Raises:
         UserError: an image is corrupt, or a class has only corrupt images.
+        Unfinished: see `cache.build`.
     """
     if source.arrays is not None:
         side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)

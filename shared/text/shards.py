@@ -11,11 +11,8 @@ common cache folder prepare a copy each.
 import hashlib
 import json
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,31 +21,20 @@ import numpy as np
 from tqdm import tqdm
 
 from shared.datasets.documents import Batches, Part
-from shared.datasets.prepared import build_if_free, cache_dir, is_complete
+from shared.datasets.prepared import (
+    Unfinished,
+    build_if_free,
+    cache_dir,
+    is_complete,
+    share_of_task,
+    until_complete,
+)
 from shared.errors import say
 
 BLOCK_CHARACTERS = 1 << 25  # of a block, or a few more; changing it prepares all data again
-POLL_SECONDS = 0.2  # between two looks at the shards that other processes write
 FACTS = "facts.json"
 
 Write = Callable[[Path, Batches, Callable[[int], object]], dict[str, Any]]
-
-
-class Unfinished(Exception):
-    """The shards of this task are complete, and some of the other tasks are not; the message says how many."""
-
-
-_task: ContextVar[tuple[int, int]] = ContextVar("task", default=(0, 1))
-
-
-@contextmanager
-def only_task(task: int, tasks: int) -> Iterator[None]:
-    """In this block, write only the parts `task`, `task + tasks`, `task + 2 tasks`, ... of a corpus, counted from 0."""
-    before = _task.set((task, tasks))
-    try:
-        yield
-    finally:
-        _task.reset(before)
 
 
 def complete_shards(name: str) -> list[Path] | None:
@@ -127,28 +113,24 @@ def build_shards(parts: Sequence[Part], settings: bytes, write: Write, source: s
         found.update({name: shards for name, _ in jobs if (shards := complete_shards(name))})
         return [(name, part) for name, part in jobs if name not in found]
 
-    task, tasks = _task.get()
-    if pending := missing(jobs[task::tasks]):
+    if pending := missing(share_of_task(jobs)):
         if found:
             say(f"{source}: {len(found):,} of {len(found) + len(pending):,} parts are already tokenized")
-        rank, processes = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         first_shards = {shard_name(name, 0) for name, _ in jobs}
         # One process prints the progress. If only one part is missing, that is the process that writes it.
-        silent = {"disable": True} if rank and len(pending) > 1 else {}
+        silent = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
         with tqdm(desc=f"tokenizing {source}", unit=" documents", mininterval=0.5, **silent) as bar:
-            helping = False
-            while pending:
-                first = len(pending) * rank // processes  # each process begins elsewhere
+
+            def write_parts(pending: list[tuple[str, Part]], helping: bool) -> int:
                 written = 0
-                for name, part in pending[first:] + pending[:first]:
+                for name, part in pending:
                     if more := _write_part(name, part, write, helping, bar):
                         written += more
                         begun = len(first_shards.intersection(os.listdir(cache_dir())))  # noqa: PTH208  names suffice
                         bar.set_postfix_str(f"{begun:,} of {len(jobs):,} parts")
-                pending = missing(pending)
-                if pending and helping and not written:
-                    time.sleep(POLL_SECONDS)
-                helping = not written
+                return written
+
+            until_complete(pending, missing, write_parts)
     if others := missing([(name, part) for name, part in jobs if name not in found]):
         raise Unfinished(f"{len(others):,} of {len(jobs):,} parts are left to other tasks")
     return [found[name] for name in names]

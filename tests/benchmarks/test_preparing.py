@@ -1,4 +1,4 @@
-"""The benchmark of preparing a corpus runs and writes its results; no test depends on a speed."""
+"""The benchmark of preparing data runs and writes its results; no test depends on a speed."""
 
 import json
 import sys
@@ -8,11 +8,12 @@ import runs
 
 
 @pytest.mark.docs  # its command is in docs/pretraining.md
-def test_one_and_two_processes_prepare_a_corpus(tmp_path):
+def test_one_and_two_processes_prepare_a_corpus_and_images(tmp_path):
     script = runs.ROOT / "benchmarks/preparing.py"
-    runs.succeed([sys.executable, script, "--rounds", 1, "--megabytes", 1, "--output_dir", tmp_path])
+    small = ["--rounds", 1, "--megabytes", 1, "--photos", 20]
+    runs.succeed([sys.executable, script, *small, "--output_dir", tmp_path])
     report = json.loads((tmp_path / "preparing.json").read_text())
-    kinds = [f"{kind}, {processes}" for kind in ("jsonl", "jsonl.zst") for processes in ("1 process", "2 processes")]
+    kinds = [f"{kind}, {n}" for kind in ("jsonl", "jsonl.zst", "photos") for n in ("1 process", "2 processes")]
     assert [row["contestant"] for row in report["rows"]] == kinds
     assert all(row["seconds"] > 0 and row["cpu_seconds"] > 0 and row["peak_mib"] > 50 for row in report["rows"])
-    assert len(report["comparisons"]) == 4
+    assert len(report["comparisons"]) == 6

@@ -81,7 +81,7 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
         (prepared, "IN_MEMORY", -1),
         (arrow_files, "IN_MEMORY", -1),
         (selection, "BLOCK", 3),
-        (checks, "AT_ONCE", 2),
+        (checks, "SMALLEST_BLOCK", 2),
     ):
         monkeypatch.setattr(module, name, value)
     assert read() == few
@@ -111,15 +111,6 @@ def test_choices_in_blocks_are_those_of_the_whole(monkeypatch):
     assert np.array_equal(held_out(stored, 30, 1), whole)
     assert not np.array_equal(held_out(stored, 30, 2), whole)
     assert np.array_equal(taken(numbers(1000), chosen_by_limit(1000, 333, 7)), limited)
-
-
-def test_few_images_wait_for_a_thread(monkeypatch):
-    monkeypatch.setattr(checks, "AT_ONCE", 8)
-    begun = []
-    results = checks.in_threads(lambda i: begun.append(i) or i * i, 100, 2)
-    assert next(results) == 0
-    assert len(begun) <= 8
-    assert [0, *results] == [i * i for i in range(100)]
 
 
 def test_bytes_in_structs_are_found_once(tmp_path, monkeypatch):

@@ -22,10 +22,11 @@ from transformers import PreTrainedTokenizerFast
 from shared.datasets import documents as documents_module
 from shared.datasets import prepared
 from shared.datasets.documents import of_file, of_files
+from shared.datasets.prepared import Unfinished, only_task
 from shared.errors import UserError
 from shared.text import shards as shards_module
 from shared.text import token_files as tokens_module
-from shared.text.shards import Unfinished, in_blocks, only_task
+from shared.text.shards import in_blocks
 from shared.text.token_files import Tokens, tokenize_corpora, tokenize_documents
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
@@ -203,7 +204,7 @@ def test_a_shard_that_another_process_writes_is_left_to_it(corpus, alone, monkey
             order.append("end of the second process")
         return write(encoder, folder, batches, count)
 
-    monkeypatch.setattr(shards_module, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(prepared, "time", SimpleNamespace(sleep=wait))
     monkeypatch.setattr(tokens_module._Encoder, "write_shard", write_shard)
     tokenize_documents(documents, word_tokenizer())
     assert len(order) > 10

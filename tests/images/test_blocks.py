@@ -1,0 +1,267 @@
+"""Images are checked and decoded to the same bytes by any number of processes, after any kill."""
+
+import errno
+import io
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import runs
+from PIL import Image
+from small_images import config, folders
+
+from shared.datasets import prepared
+from shared.datasets.prepared import Unfinished, only_task
+from shared.errors import UserError
+from shared.images import blocks, checks
+from shared.images import cache as image_cache
+from shared.images.decoding import CorruptImage, decode, inspect
+from shared.images.images import load_images
+
+SMALL = {(image_cache, "SMALLEST_BLOCK"): 3, (checks, "SMALLEST_BLOCK"): 5}
+TRAINING, VALIDATION = 26, 6  # images
+ONE_THREAD = {"LOCAL_WORLD_SIZE": "1000"}  # a process has at least one thread, also if there are fewer cores
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of two classes with 16 images each. One is corrupt, and one has 16 bits."""
+    root = folders(tmp_path_factory.mktemp("photos") / "train", count=16)
+    (root / "cat/5.png").write_bytes((root / "cat/5.png").read_bytes()[:-40])
+    Image.fromarray(np.full((8, 12), 1000, np.uint16)).save(root / "dog/7.png")
+    return root
+
+
+def load(photos):
+    return load_images(config(train_dir=str(photos), cache="uint8", skip_corrupt_images=True), 8)
+
+
+def content():
+    """{path: bytes} of the folders of images in the cache; there is nothing unfinished beside them."""
+    here = prepared.cache_dir()
+    assert not [*here.glob("*.blocks-*"), *here.glob("*.partial-*")]
+    files = [path for kind in ("images-*/*", "checked-*/*") for path in here.glob(kind)]
+    return {str(path.relative_to(here)): path.read_bytes() for path in files}
+
+
+def in_another_process(rank, photos, cache, environment, decode=decode):
+    """Load the images in a forked process."""
+    os.environ.update({"ACCELERATE_RECIPES_CACHE": str(cache)} | environment | {"RANK": str(rank)})
+    for (module, name), value in (SMALL | {(image_cache, "decode"): decode}).items():
+        setattr(module, name, value)
+    load(photos)
+
+
+def killed_in_the_fourth_block(rank, photos, cache, environment):
+    """Load the images in forked processes. The first one ends in its 11th image, like one that the kernel kills.
+
+    The second one begins shortly before.
+    """
+    decoded, soon = [], cache / "soon"
+
+    def decode_or_die(*args):
+        decoded.append(args)
+        if len(decoded) == 11:
+            soon.touch()
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(*args)
+
+    while rank and not soon.exists():
+        time.sleep(0.01)
+    in_another_process(rank, photos, cache, environment | ONE_THREAD, decode if rank else decode_or_die)
+
+
+@pytest.fixture(scope="module")
+def alone(photos, tmp_path_factory):
+    """What one process writes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("alone")))
+        for (module, name), value in SMALL.items():
+            patch.setattr(module, name, value)
+        load(photos)
+        return content()
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The images that are decoded from now on."""
+    found = []
+    monkeypatch.setattr(image_cache, "decode", lambda *args: found.append(args) or decode(*args))
+    return found
+
+
+def saved(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_the_files_are_those_of_a_plain_loop(photos):
+    for images, count in zip(load(photos), (TRAINING, VALIDATION), strict=True):
+        source, folder = images.source, prepared.mapped_file(images.aspects).parent
+        pixels, aspects, corrupt = np.zeros((count, 8, 8, 3), np.uint8), np.ones(count, np.float32), []
+        good = dict(zip(images.places.tolist(), range(len(source)), strict=True))
+        for i in range(count):
+            if i in good:
+                pixels[i], aspects[i] = decode(source.stored(good[i]), 8)
+            else:
+                corrupt.append(i)
+        assert (folder / "pixels.npy").read_bytes() == saved(pixels)
+        assert (folder / "aspects.npy").read_bytes() == saved(aspects)
+        assert [i for i, _ in image_cache.corrupt_images(folder)] == corrupt
+    with pytest.raises(CorruptImage):
+        decode(photos / "cat/5.png", 8)
+
+
+@pytest.mark.parametrize(("processes", "launched"), [(2, True), (3, False)], ids=["one launch", "several launches"])
+def test_any_number_of_processes_write_the_same_bytes(photos, alone, tmp_path, monkeypatch, processes, launched):
+    """Processes of one launch know their rank; those of several launches do not."""
+    environment = {"WORLD_SIZE": str(processes)}
+    runs.fork(
+        in_another_process if launched else in_one_of_several_launches, (photos, tmp_path, environment), processes
+    )
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
+    assert content() == alone
+    assert {path.split("/")[1] for path in alone} >= {"pixels.npy", "aspects.npy", "prints.npy", "found.json"}
+
+
+def in_one_of_several_launches(_, photos, cache, environment):
+    in_another_process(0, photos, cache, {"WORLD_SIZE": "1"})
+
+
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch):
+    workers = []
+
+    class Pool(blocks.ThreadPoolExecutor):
+        def __init__(self, count):
+            workers.append(count)
+            super().__init__(count)
+
+    monkeypatch.setattr(blocks, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    for number, processes in enumerate((1, 4, 64)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        blocks.Blocks(f"x{number}", 9, 3, *(lambda *_: None,) * 2, "decoding", "here", threads_per_core=2).build()
+    assert workers == [32, 8, 2]
+
+
+# Interruptions
+
+
+def test_after_a_kill_only_the_missing_blocks_are_decoded(photos, alone, tmp_path, monkeypatch, decoded):
+    context = runs.begin_fork(killed_in_the_fourth_block, (photos, tmp_path, {}), 1)
+    context.processes[0].join(60)
+    assert context.processes[0].exitcode == -signal.SIGKILL
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
+    (unfinished,) = tmp_path.glob("images-*.blocks-*")
+    assert len([path for path in unfinished.glob("?" * blocks.DIGITS) if prepared.is_complete(path)]) == 3
+    load(photos)
+    assert len(decoded) == TRAINING + VALIDATION - 3 * 3
+    assert content() == alone
+
+
+def test_the_other_processes_decode_the_blocks_of_a_killed_one(photos, alone, tmp_path, monkeypatch):
+    context = runs.begin_fork(killed_in_the_fourth_block, (photos, tmp_path, {"WORLD_SIZE": "2"}), 2)
+    for process in context.processes:
+        process.join(60)
+    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
+    assert content() == alone
+
+
+def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monkeypatch, decoded):
+    move_or_link = image_cache.move_or_link
+
+    def interrupted(*args):
+        move_or_link(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(image_cache, "move_or_link", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load(photos)
+    assert len(decoded) == TRAINING
+    load(photos)
+    assert len(decoded) == TRAINING + VALIDATION
+    assert content() == alone
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["check", "decoding"])
+def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(photos, alone, monkeypatch, decoded, step):
+    """Between its list of the missing blocks and its first block, another process does all the work."""
+    until_complete, calls, inspected = blocks.until_complete, [], []
+    monkeypatch.setattr(checks, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
+
+    def after_all_others(*args):
+        calls.append(args)
+        if len(calls) == step + 1:
+            load(photos)
+        until_complete(*args)
+
+    monkeypatch.setattr(blocks, "until_complete", after_all_others)
+    load(photos)
+    assert len(decoded) == len(inspected) == TRAINING + VALIDATION
+    assert content() == alone
+
+
+def test_after_a_full_disk_only_the_missing_blocks_are_decoded(photos, alone, monkeypatch, decoded):
+    load_images(config(train_dir=str(photos), skip_corrupt_images=True), 4)  # checks the headers
+    decoded.clear()
+    fsync, calls = os.fsync, []
+
+    def fill_up(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", ONE_THREAD["LOCAL_WORLD_SIZE"])
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(UserError, match=r"cannot write prepared data to .* \(No space left on device\): set ACC"):
+            load(photos)
+    (unfinished,) = prepared.cache_dir().glob("images-*.blocks-*")
+    complete = [path for path in unfinished.glob("?" * blocks.DIGITS) if prepared.is_complete(path)]
+    assert complete
+    decoded.clear()
+    load(photos)
+    assert len(decoded) == TRAINING + VALIDATION - 3 * len(complete)
+    assert {path: data for path, data in content().items() if path in alone} == alone
+
+
+def test_without_the_file_of_all_pixels_the_blocks_are_decoded_again(photos, alone, decoded):
+    with only_task(0, 3), pytest.raises(Unfinished):
+        load(photos)
+    for file in prepared.cache_dir().glob("images-*.blocks-*/pixels.npy"):
+        file.unlink()
+    decoded.clear()
+    load(photos)
+    assert len(decoded) == TRAINING + VALIDATION
+    assert content() == alone
+
+
+# Tasks of an array
+
+
+def test_tasks_decode_their_blocks_and_the_last_one_joins_them(photos, alone, decoded):
+    left = rf"\d+ of {TRAINING} images of --train_dir {photos} are left to other tasks"
+    for task in range(2):
+        with only_task(task, 3), pytest.raises(Unfinished, match=left):
+            load(photos)
+    with only_task(2, 3) as tasks:
+        load(photos)
+    assert tasks.divided
+    assert content() == alone
+    assert len(decoded) == TRAINING + VALIDATION
+    with only_task(1, 3) as tasks:
+        load(photos)
+    assert tasks.divided, "also if everything is decoded"

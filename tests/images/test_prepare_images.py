@@ -1,0 +1,61 @@
+"""`python -m shared.prepare` decodes images ahead of training."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import runs
+from small_images import folders
+
+from shared import prepare
+from shared.config import options
+from shared.datasets import prepared
+from shared.errors import UserError
+
+RECIPE = runs.ROOT / "recipes/image_classification.py"
+
+
+@pytest.fixture
+def flags(tmp_path):
+    """Flags of recipes/image_classification.py with 40 images."""
+    root = folders(tmp_path / "photos", count=20)
+    return [*runs.TINY_IMAGES, "--train_dir", str(root), "--cache", "uint8", "--output_dir", str(tmp_path / "run")]
+
+
+def test_training_with_the_same_flags_finds_the_images_that_two_processes_decoded(flags, tmp_path, monkeypatch):
+    codes, output = runs.run_forked(2, "shared/prepare.py", [RECIPE, *flags], tmp_path)
+    assert codes == [0, 0], output
+    assert "Traceback" not in output
+    assert re.findall(r"^(training|validation) +(\d+) images, decoded into 0\.0 MB$", output, re.MULTILINE) == [
+        ("training", "32"),
+        ("validation", "8"),
+    ]
+
+    def mkdtemp(**_):
+        raise AssertionError("data were prepared again")
+
+    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    recipe = runs.load_recipe("image_classification")
+    train, validation, *_ = recipe.load_data(options.parse(recipe.Config, flags))
+    assert (len(train), len(validation)) == (32, 8)
+
+
+def test_the_tasks_of_an_array_decode_the_images_together(flags, monkeypatch, capsys):
+    monkeypatch.setattr("shared.images.cache.SMALLEST_BLOCK", 4)
+    prepare.prepare(RECIPE, flags, (0, 2))
+    captured = capsys.readouterr()
+    assert re.search(
+        r"--shard 0/2: prepared in \d+ s; 16 of 32 images of --train_dir .* are left to other tasks; 4 of 8 images of "
+        ".* are left to other tasks, or to this command without --shard$",
+        captured.err,
+        re.MULTILINE,
+    )
+    assert captured.out == ""
+    prepare.prepare(RECIPE, flags, (1, 2))
+    assert re.search(r"^training +32 images, decoded into", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_shard_has_no_effect_without_the_cache(flags):
+    flags[flags.index("uint8")] = "none"
+    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*image_classification\.py with these flags"):
+        prepare.prepare(RECIPE, flags, (0, 2))

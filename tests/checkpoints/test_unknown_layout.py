@@ -1,5 +1,6 @@
 """A torch version with a new file layout causes a warning, and checkpoints are still written."""
 
+import gc
 import io
 import pickle
 import zipfile
@@ -107,12 +108,13 @@ def run(tmp_path):
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_unknown_layout_causes_one_warning_and_saves_for_which_the_training_waits(run, change, monkeypatch, capfd):
+    gc.collect()  # of earlier tests
     before = set(Path("/proc/self/fd").iterdir())
     with monkeypatch.context() as patches:
         patches.setattr(*CHANGES[change])
         run.step()
         assert not run.saver.in_background
-        assert set(Path("/proc/self/fd").iterdir()) == before, "memory was not freed"
+        assert set(Path("/proc/self/fd").iterdir()) <= before, "memory was not freed"
         run.step()
     warnings = capfd.readouterr().err.splitlines()
     assert len(warnings) == 1

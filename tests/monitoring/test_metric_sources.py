@@ -186,6 +186,7 @@ def test_in_a_fresh_process_resolving_imports_nothing_slow_and_computing_needs_n
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # and no temporary files are left
 
 
+@pytest.mark.docs  # it starts a process for a rare case
 def test_a_metric_loads_even_if_sys_path_has_another_folder_evaluate_modules(tmp_path: Path) -> None:
     (tmp_path / "evaluate_modules/metrics").mkdir(parents=True)
     for folder in ("evaluate_modules", "evaluate_modules/metrics"):

@@ -14,8 +14,8 @@ CONFIGS = [path for path in ALL if "image_column_name" in path.read_text()]
 # Small enough for a test; all other settings are those of the config.
 SMALLER = [
     *("--global_batch_size", 4, "--per_device_train_batch_size", 2, "--max_train_steps", 2, "--eval_steps", 2),
-    *("--logging_steps", 1, "--checkpointing_steps", "no", "--image_size", 64, "--resize_size", 72),
-    *("--decode_size", 80, "--dataloader_num_workers", 0),
+    *("--logging_steps", 1, "--checkpointing_steps", "no", "--image_size", 32, "--resize_size", 36),
+    *("--decode_size", 40, "--dataloader_num_workers", 0),
 ]
 
 

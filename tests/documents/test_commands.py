@@ -269,7 +269,7 @@ def test_a_recipe_trains_from_a_copy_of_the_files_that_its_docstring_lists(recip
         data = [*data, "--text_column_names", "text", "label"]
     if recipe.stem == "token_classification":
         (tmp_path / "tagged.conll").write_text("EU B-ORG\nrejects O\nit O\n\n" * 40)
-        data = ["--train_file", tmp_path / "tagged.conll"]
+        data = ["--train_file", tmp_path / "tagged.conll", "--stride", 8]
     _, flags = small([], recipe, [*map(str, data), "--output_dir", "run"])
     started = f"imported {folder}/shared/errors.py"
     if place:  # by its path; and as a module, with its folder in PYTHONPATH

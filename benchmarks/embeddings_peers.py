@@ -19,13 +19,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import rounds, tags_and_pairs
 from benchmarks.harness.encoder_and_texts import SIZES
-from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps
+from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps, run_job
 from shared.contrastive import demo_pairs
 
 MAX_LENGTH, TEMPERATURE, LEARNING_RATE = 128, 0.05, 5e-4
@@ -148,13 +147,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help="file with the job of a process of the peer's launch")
     arguments = parser.parse_args()
     if arguments.job:
-        job = SimpleNamespace(**json.loads(arguments.job.read_text()))
-        result = train_peer(job)
-        if os.environ["RANK"] == "0":
-            Path(job.result).write_text(json.dumps(result))
-        if dist.is_initialized():
-            dist.barrier()
-            dist.destroy_process_group()
+        run_job(arguments.job, train_peer)
         return
     folder = rounds.make_runs_folder(arguments.output_dir)
     train, validation = demo_pairs.load()

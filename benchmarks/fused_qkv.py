@@ -8,7 +8,6 @@ float32, for the encoders of SIZES. Writes fused_qkv.json and fused_qkv.md into 
 
 import copy
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -55,15 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     made = ways(arguments.encoders)
-    for run in made.values():  # the first call warms up
-        run()
-
-    def timed(name: str, _: int) -> rounds.Row:
-        started = time.process_time()
-        made[name]()
-        return {"cpu_ms": 1e3 * (time.process_time() - started)}
-
-    rows = rounds.take_turns(list(made), arguments.rounds, timed)
+    rows = rounds.take_turns_on_cpu(made, arguments.rounds)
     pairs = [(name, name.removesuffix("three") + "one") for name in made if name.endswith("three")]
     found = {f"{three} / {one}": rounds.compare(rows, "cpu_ms", three, one) for three, one in pairs}
     rounds.save(arguments, "fused_qkv", 1, rows, found)

@@ -8,7 +8,6 @@ masked_layer.json and masked_layer.md into the output folder.
 """
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -71,15 +70,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     made = {way: run for name in CASES for way, run in ways(name).items()}
-    for run in made.values():  # the first call warms up
-        run()
-
-    def timed(name: str, _: int) -> rounds.Row:
-        started = time.process_time()
-        made[name]()
-        return {"cpu_ms": 1e3 * (time.process_time() - started)}
-
-    rows = rounds.take_turns(list(made), arguments.rounds, timed)
+    rows = rounds.take_turns_on_cpu(made, arguments.rounds)
     pairs = {name: [f"{name}: {how}" for how in ("all tokens", "those of the loss")] for name in CASES}
     found = {" / ".join(pair): rounds.compare(rows, "cpu_ms", *pair) for pair in pairs.values()}
     rounds.save(arguments, "masked_layer", 1, rows, found)

@@ -9,7 +9,6 @@ tokens count. The start and the first update are left out. Writes mlm_cpu.json a
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import contestants, rounds
 from benchmarks.harness.encoder_and_texts import SIZES
-from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps
+from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps, run_job
 
 MAX_LENGTH, PROBABILITY = 512, 0.3
 WARMUP = 1  # updates that are left out at the start
@@ -190,12 +189,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help="file with the job of a process of Trainer's launch")
     arguments = parser.parse_args()
     if arguments.job:
-        job = SimpleNamespace(**json.loads(arguments.job.read_text()))
-        result = trainer(job)
-        if os.environ["RANK"] == "0":
-            Path(job.result).write_text(json.dumps(result))
-        dist.barrier()
-        dist.destroy_process_group()
+        run_job(arguments.job, trainer)
         return
     folder = rounds.make_runs_folder(arguments.output_dir)
     prepare(folder / "model")

@@ -9,7 +9,6 @@ count. The start and the first update are left out. Writes tagging_cpu.json and 
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import contestants, rounds, tags_and_pairs
 from benchmarks.harness.encoder_and_texts import SIZES
-from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps
+from benchmarks.harness.launching import ROOT, flag_words, launch, logged_steps, run_job
 from shared.tagging import demo_sources
 
 MAX_LENGTH, LEARNING_RATE = 128, 5e-4
@@ -139,12 +138,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, help="file with the job of a process of Trainer's launch")
     arguments = parser.parse_args()
     if arguments.job:
-        job = SimpleNamespace(**json.loads(arguments.job.read_text()))
-        result = train_peer(job)
-        if os.environ["RANK"] == "0":
-            Path(job.result).write_text(json.dumps(result))
-        dist.barrier()
-        dist.destroy_process_group()
+        run_job(arguments.job, train_peer)
         return
     for name in ("rows", "tuned_rows"):
         if arguments.global_batch_size % (getattr(arguments, name) * arguments.processes):

@@ -4,7 +4,6 @@ nlp_peers.py starts this script under torchrun, once per contestant and round, a
 """
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
+from benchmarks.harness.launching import run_job
 from shared.config.options import Options
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
@@ -354,18 +354,18 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
     return {"texts": len(validation), "turns": turns[job.warmup :]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("job", type=Path, help="JSON: `contestant` and its settings; the result goes to `result`")
-    job = SimpleNamespace(**json.loads(parser.parse_args().job.read_text()))
+def measure(job: SimpleNamespace) -> dict[str, Any]:
+    """The figures of the job's contestant."""
     run = {"bare": bare, "accelerate": accelerate, "fabric": fabric, "trainer": trainer, "evaluation": evaluation}
     job.tuned = job.contestant.endswith("_tuned") or job.contestant in STRATEGIES
     job.strategy = job.contestant if job.contestant in STRATEGIES else "random"
-    result = run["trainer" if job.contestant in STRATEGIES else job.contestant.removesuffix("_tuned")](job)
-    if dist.get_rank() == 0:
-        Path(job.result).write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    return run["trainer" if job.contestant in STRATEGIES else job.contestant.removesuffix("_tuned")](job)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", type=Path, help="JSON: `contestant` and its settings; the result goes to `result`")
+    run_job(parser.parse_args().job, measure)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
@@ -72,3 +73,16 @@ def logged_steps(output: Path, warmup: int) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl that have a loss, without the first `warmup` of them."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line][warmup:]
+
+
+def run_job(file: Path, train: Callable[[SimpleNamespace], Mapping[str, Any]]) -> None:
+    """Train the job in `file` as one process of a launch; the main process writes the figures into `job.result`."""
+    import torch.distributed as dist
+
+    job = SimpleNamespace(**json.loads(file.read_text()))
+    result = train(job)
+    if os.environ["RANK"] == "0":
+        Path(job.result).write_text(json.dumps(result))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

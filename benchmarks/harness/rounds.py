@@ -15,7 +15,8 @@ import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ def take_turns(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]
         sys.stdout.flush()
         rows.append(row)
     return rows
+
+
+def take_turns_on_cpu(made: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
+    """`take_turns` of functions, by name: `cpu_ms` of each call in this process. A first call of each warms up."""
+    for run in made.values():
+        run()
+
+    def timed(name: str, _: int) -> Row:
+        started = time.process_time()
+        made[name]()
+        return {"cpu_ms": 1e3 * (time.process_time() - started)}
+
+    return take_turns(list(made), rounds, timed)
 
 
 def take_turns_in_group(names: Sequence[str], rounds: int, run: Callable[[str, int], Row]) -> list[Row]:

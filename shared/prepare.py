@@ -28,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
-from shared.datasets.prepared import Unfinished, cache_dir, only_task
 from shared.errors import UserError, count_of, say
 from shared.images.images import Images
 from shared.processes import ending, exit_reasons, signals

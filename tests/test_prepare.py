@@ -8,9 +8,9 @@ import pytest
 import runs
 
 from shared import prepare
+from shared.cache import prepared
 from shared.config import options
 from shared.datasets import documents as documents_module
-from shared.datasets import prepared
 from shared.errors import UserError
 from shared.text import shards as shards_module
 

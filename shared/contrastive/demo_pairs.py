@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.cache.prepared import build_once
 from shared.datasets import demo_texts
-from shared.datasets.prepared import build_once
 
 if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow
     import pyarrow as pa

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from shared.cache.prepared import array_writer, build_once, read_array
 from shared.config.options import Options
-from shared.datasets.prepared import array_writer, build_once, read_array
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from shared.cache.prepared import build_once
 from shared.datasets import readers
 from shared.datasets.files import is_compressed, kind_of, opened
-from shared.datasets.prepared import build_once
 from shared.datasets.rows import (
     PARTS_KEY,
     blocks_of,

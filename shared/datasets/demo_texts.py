@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.datasets.prepared import build_once
+from shared.cache.prepared import build_once
 from shared.errors import UserError
 
 if TYPE_CHECKING:  # the processes that parse files import this module and do not need pyarrow

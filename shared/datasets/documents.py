@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from shared.cache.prepared import build_once
 from shared.config.options import Options
 from shared.datasets.files import find_files, is_compressed, kind_of, line_number, lines, opened, refuse_unknown
-from shared.datasets.prepared import build_once
 from shared.datasets.readers import (
     LARGEST_OBJECT,
     LONE_SURROGATE,

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shared.cache.prepared import array_writer, build_once, read_array
 from shared.compat import of_datasets
-from shared.datasets.prepared import array_writer, build_once, read_array
 from shared.datasets.rows import (
     AS_WRITTEN,
     CONTENT_KEY,

@@ -20,8 +20,8 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from shared.cache.prepared import cache_dir
 from shared.datasets.files import CheckedText, is_compressed, kind_of, opened
-from shared.datasets.prepared import cache_dir
 from shared.datasets.rows import as_written
 from shared.errors import UserError, say
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from shared.cache.prepared import build_once
 from shared.compat import of_datasets
-from shared.datasets.prepared import build_once
 from shared.errors import UserError
 
 SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from shared.cache.prepared import mapped_file, mask_once
 from shared.compat import of_datasets
 from shared.config.options import Options
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.prepared import mapped_file, mask_once
 from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
 from shared.errors import UserError, say
 from shared.plan.hashing import hash64

@@ -11,8 +11,8 @@ import numpy as np
 import PIL
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import array_writer, read_array
-from shared.images.blocks import Blocks, move_or_link, opened_before_end
+from shared.cache.blocks import Blocks, move_or_link, opened_before_end
+from shared.cache.prepared import array_writer, read_array
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.selection import blocks
 from shared.images.sources import Source
@@ -66,7 +66,7 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
     name = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for first, end in blocks(len(source)):
         name.update(np.ascontiguousarray(source.rows[first:end]).data)
-    arguments = len(source), SMALLEST_BLOCK, write, join, "decoding", source.name, begin
+    arguments = len(source), SMALLEST_BLOCK, write, join, "decoding", "images", source.name, begin
     return Blocks(f"images-{name.hexdigest()}", *arguments).build()
 
 

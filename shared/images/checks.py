@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import array_writer, read_array
-from shared.images.blocks import Blocks
+from shared.cache.blocks import Blocks
+from shared.cache.prepared import array_writer, read_array
 from shared.images.decoding import CorruptImage, inspect
 
 FORMAT = 1  # part of the cache's name: increase it when the check finds other things in the same images
@@ -81,6 +81,7 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
         write,
         join,
         "checking",
+        "images",
         name,
         delay=2,
         threads_per_core=2,  # they wait for the disk

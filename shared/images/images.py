@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.datasets.prepared import Unfinished
+from shared.cache.prepared import Unfinished
 from shared.errors import UserError, say
 from shared.images import cache, gpu_decoding
 from shared.images.decoding import CorruptImage, Pixels, decode

@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import array_writer, build_once, mapped_file, read_array
+from shared.cache.prepared import array_writer, build_once, mapped_file, read_array
 from shared.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")

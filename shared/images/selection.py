@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import mapped_file, mask_once, shared_array
+from shared.cache.prepared import mapped_file, mask_once, shared_array
 from shared.datasets.tables import SUBSET
 from shared.plan.hashing import Ints, hash64
 from shared.plan.splits import hash_limit, share_of_each

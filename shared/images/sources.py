@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from shared.cache.prepared import shared_array
 from shared.datasets.files import find_files
 from shared.datasets.labels import Labels
-from shared.datasets.prepared import shared_array
 from shared.datasets.readers import KINDS
 from shared.datasets.rows import FILL_IN, column_of, source_of, where
 from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts

@@ -1,6 +1,6 @@
 """One run at a time in an output folder: a file lock that the kernel releases when its holder dies, however it dies.
 
-The lock is `filelock`'s, as in shared/datasets/prepared.py. This module adds three things: the file names its holder,
+The lock is `filelock`'s, as in shared/cache/prepared.py. This module adds three things: the file names its holder,
 the file is removed at the end, and on a file system without locks the run starts unlocked, with a warning.
 """
 

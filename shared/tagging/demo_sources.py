@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.cache.prepared import build_once
 from shared.datasets import demo_texts
-from shared.datasets.prepared import build_once
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 from tqdm import tqdm
 
-from shared.datasets.prepared import build_once
+from shared.cache.prepared import build_once
 from shared.datasets.rows import source_of
 from shared.errors import UserError, say
 from shared.pretrained.tokenizers import check_unknown, unknown_token

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.datasets.prepared import shared_array
+from shared.cache.prepared import shared_array
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints

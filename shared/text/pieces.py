@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import build_once, shared_array
+from shared.cache.prepared import build_once, shared_array
 from shared.datasets.tables import subset
 from shared.plan.hashing import Ints
 from shared.plan.splits import chosen_by_hash

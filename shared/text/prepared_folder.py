@@ -25,7 +25,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.datasets.prepared import build_once, cache_dir
+from shared.cache.prepared import build_once, cache_dir
 from shared.disk import sync
 from shared.errors import UserError
 from shared.text.object_store import PATIENCE_AT_START, RemoteFolder, is_url

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from shared.datasets.documents import Batches, Part
-from shared.datasets.prepared import (
+from shared.cache.prepared import (
     Unfinished,
     build_if_free,
     cache_dir,
@@ -29,6 +28,7 @@ from shared.datasets.prepared import (
     share_of_task,
     until_complete,
 )
+from shared.datasets.documents import Batches, Part
 from shared.errors import say
 
 BLOCK_CHARACTERS = 1 << 25  # of a block, or a few more; changing it prepares all data again

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
 
+from shared.cache.prepared import build_once
 from shared.datasets.documents import Batches, Documents
-from shared.datasets.prepared import build_once
 from shared.errors import UserError
 from shared.pretrained.tokenizers import check_unknown, unknown_token
 from shared.text.masking import Masking

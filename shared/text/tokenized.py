@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from shared.datasets.prepared import array_writer, build_once, cache_dir, mapped_file, read_array
+from shared.cache.prepared import array_writer, build_once, cache_dir, mapped_file, read_array
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown, unknown_token

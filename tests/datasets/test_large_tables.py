@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shared.cache.prepared import array_writer, mapped_file, read_array
 from shared.config.options import Options
 from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
-from shared.datasets.prepared import array_writer, mapped_file, read_array
 from shared.datasets.rows import column_of, content_of, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.errors import UserError

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from shared.cache.prepared import mapped_file
 from shared.config.options import Options
 from shared.datasets import arrow_files
 from shared.datasets.labels import Labels
-from shared.datasets.prepared import mapped_file
 from shared.datasets.rows import content_of, where
 from shared.datasets.tables import limited, load_tables, read_saved
 from shared.tagging.tagged_texts import load_tagged

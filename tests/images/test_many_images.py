@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 from small_images import config, encoded, folders, tables
 
-from shared.datasets import arrow_files, prepared
-from shared.datasets.prepared import mapped_file
+from shared.cache import prepared
+from shared.cache.prepared import mapped_file
+from shared.datasets import arrow_files
 from shared.images import checks, paths, selection, sources
 from shared.images.images import load_images
 from shared.images.selection import chosen_by_limit, held_out, numbers, taken

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.datasets.prepared import mapped_file
+from shared.cache.prepared import mapped_file
 from shared.errors import UserError
 from shared.images import paths as paths_module
 from shared.images.paths import EXTENSIONS, Paths, images_below

@@ -8,8 +8,8 @@ import runs
 from small_images import folders
 
 from shared import prepare
+from shared.cache import prepared
 from shared.config import options
-from shared.datasets import prepared
 from shared.errors import UserError
 
 RECIPE = runs.ROOT / "recipes/image_classification.py"

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 import runs
 
+from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
-from shared.datasets.prepared import mapped_file
 from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
 from shared.optimization import regression

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.harness.range_server import RangeServer
+from shared.cache.prepared import cache_dir
 from shared.datasets import documents as documents_module
 from shared.datasets.documents import of_file
-from shared.datasets.prepared import cache_dir
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader, feed

@@ -19,10 +19,10 @@ from runs import truncate
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from shared.cache import prepared
+from shared.cache.prepared import Unfinished, only_task
 from shared.datasets import documents as documents_module
-from shared.datasets import prepared
 from shared.datasets.documents import of_file, of_files
-from shared.datasets.prepared import Unfinished, only_task
 from shared.errors import UserError
 from shared.text import shards as shards_module
 from shared.text import token_files as tokens_module

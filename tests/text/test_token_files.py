@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.cache import prepared
 from shared.config.options import Options
 from shared.datasets import documents as documents_module
-from shared.datasets import prepared
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
 from shared.datasets.tables import named
 from shared.errors import UserError

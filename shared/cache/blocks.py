@@ -1,4 +1,4 @@
-"""Folders of the cache that all processes make together: the work on many images is divided into blocks of images.
+"""Folders of the cache that all processes make together: the work on many items is divided into blocks.
 
 A folder NAME is made in three steps:
 
@@ -19,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tqdm import tqdm
 
-from shared.datasets.prepared import (
+from shared.cache.prepared import (
     Unfinished,
     build_if_free,
     build_once,
@@ -39,21 +39,22 @@ from shared.errors import UserError
 from shared.processes import exit_reasons
 
 MOST_BLOCKS = 2048  # each has a folder and a lock file until all are joined
-DIGITS = 12  # of the name of a block's folder, which is the number of its first image
+DIGITS = 12  # of the name of a block's folder, which is the number of its first item
 BEGUN = "begun.json"  # {name: size in bytes} of the files that `begin` created
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the folder `name` of the cache is made for the images 0 ... `count` - 1."""
+    """How the folder `name` of the cache is made for the items 0 ... `count` - 1, such as images."""
 
     name: str
     count: int
-    smallest: int  # images in a block; more if there would be more than MOST_BLOCKS blocks
-    write: Callable[[Path, Path, range], None]  # write(shared, folder, images) fills the folder of a block
+    smallest: int  # items in a block; more if there would be more than MOST_BLOCKS blocks
+    write: Callable[[Path, Path, range], None]  # write(shared, folder, items) fills the folder of a block
     join: Callable[[Path, Path, list[Path]], None]  # join(shared, folder, blocks) fills the folder `name`
     verb: str  # of the progress bar: "decoding"
-    source: str  # where the images come from, in messages: "--train_dir photos"
+    unit: str  # what an item is, in the plural: "images"
+    source: str  # where the items come from, in messages: "--train_dir photos"
     begin: Callable[[Path], None] | None = None  # begin(shared) creates the files that all blocks share, in full size
     delay: float = 0  # seconds until the progress bar is shown
     threads_per_core: int = 1
@@ -66,7 +67,7 @@ class Blocks:
 
     @property
     def size(self) -> int:
-        """The number of images in a block; the last one may have fewer."""
+        """The number of items in a block; the last one may have fewer."""
         return max(self.smallest, -(-self.count // MOST_BLOCKS))
 
     @property
@@ -78,7 +79,7 @@ class Blocks:
         """Make the folder unless it is complete, together with all processes that do the same; return it.
 
         Raises:
-            UserError: an image cannot be read, or the cache cannot be written.
+            UserError: an item cannot be read, or the cache cannot be written.
             Unfinished: the blocks of this task are complete, and some of the other tasks are not.
         """
         starts = [*range(0, self.count, self.size)]
@@ -128,12 +129,12 @@ class Blocks:
         if not (pending := self._missing(mine)):
             return
         # One process prints the progress of all. If only one block is missing, that is the process that writes it.
-        silent = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
-        label = f"{self.verb} {self.source}"
-        # An equal share of the cores for each process of this machine. Pillow releases the GIL.
+        silent: dict[str, Any] = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
+        shown = {"desc": f"{self.verb} {self.source}", "unit": f" {self.unit}", "delay": self.delay, **silent}
+        # An equal share of the cores for each process of this machine. Pillow and tokenizers release the GIL.
         threads = self.threads_per_core * max(1, len(os.sched_getaffinity(0)) // exit_reasons.local_processes())
         with (
-            tqdm(desc=label, total=self.count, unit=" images", mininterval=0.5, delay=self.delay, **silent) as bar,
+            tqdm(total=self.count, mininterval=0.5, **shown) as bar,
             ThreadPoolExecutor(threads) as pool,
         ):
 
@@ -156,8 +157,8 @@ class Blocks:
     def _require(self, others: list[int]) -> None:
         """Raise Unfinished if one of the blocks of other tasks is missing."""
         if (left := self._missing(others)) and not is_complete(self.folder):
-            images = sum(len(self._images(start)) for start in left)
-            raise Unfinished(f"{images:,} of {self.count:,} images of {self.source} are left to other tasks")
+            items = sum(len(self._items(start)) for start in left)
+            raise Unfinished(f"{items:,} of {self.count:,} {self.unit} of {self.source} are left to other tasks")
 
     def _write_block(self, start: int) -> bool:
         """Write a block unless it is complete or another process is writing it; return whether this call wrote it."""
@@ -166,14 +167,14 @@ class Blocks:
         def write(folder: Path) -> None:
             nonlocal written
             (self.shared / BEGUN).stat()  # fails if the blocks have been joined and removed
-            self.write(self.shared, folder, self._images(start))
+            self.write(self.shared, folder, self._items(start))
             written = True
 
         build_if_free(f"{self.shared.name}/{self._block(start).name}", write)
         return written
 
-    def _images(self, start: int) -> range:
-        """The numbers of the images of a block."""
+    def _items(self, start: int) -> range:
+        """The numbers of the items of a block."""
         return range(start, min(start + self.size, self.count))
 
     def _block(self, start: int) -> Path:

@@ -12,11 +12,11 @@ import runs
 from PIL import Image
 from small_images import config, folders
 
-from shared.datasets import prepared
-from shared.datasets.prepared import Unfinished, only_task
+from shared.cache import blocks, prepared
+from shared.cache.prepared import Unfinished, only_task
 from shared.errors import UserError
-from shared.images import blocks, checks
 from shared.images import cache as image_cache
+from shared.images import checks
 from shared.images.decoding import CorruptImage, decode, inspect
 from shared.images.images import load_images
 
@@ -150,7 +150,8 @@ def test_the_processes_of_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     for number, processes in enumerate((1, 4, 64)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        blocks.Blocks(f"x{number}", 9, 3, *(lambda *_: None,) * 2, "decoding", "here", threads_per_core=2).build()
+        words = "decoding", "images", "here"
+        blocks.Blocks(f"x{number}", 9, 3, *(lambda *_: None,) * 2, *words, threads_per_core=2).build()
     assert workers == [32, 8, 2]
 
 

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from runs import flip_a_bit, truncate
 
-from shared.datasets import demo_texts, prepared
+from shared.cache import prepared
+from shared.cache.prepared import mapped_file, shared_array
+from shared.datasets import demo_texts
 from shared.datasets.documents import of_table
-from shared.datasets.prepared import mapped_file, shared_array
 from shared.datasets.rows import named
 from shared.images.cache import build, corrupt_images, read
 from shared.images.sources import class_folders

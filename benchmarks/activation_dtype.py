@@ -5,12 +5,16 @@
 Each precision trains `recipes/mlm.py` on the docstrings, with the recipe's default model, from the same seeds. Flags of
 the recipe may follow, such as --hidden_size 256. Writes activation_dtype.json and activation_dtype.md into the output
 folder, after each run. Started again, it resumes.
+
+On a CPU, matrix products of bf16 tensors are computed in float32 and rounded to bf16, as a GPU does (see
+harness/bf16_products.py). The rates in bf16 then say nothing about a GPU.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +41,14 @@ def train(flags: dict[str, object], more: list[str]) -> dict[str, float]:
 
 def train_here(flags: dict[str, object], more: list[str]) -> dict[str, float]:
     """Run the recipe in this process: scores, mean training loss of the last steps, seconds and tokens per second."""
+    import torch
+
+    from benchmarks.harness.bf16_products import ProductsInFloat32
     from recipes import mlm
     from shared.config import options
 
-    scores = mlm.main(options.parse(mlm.Config, [*flag_words(flags), *more]))
+    with nullcontext() if torch.cuda.is_available() else ProductsInFloat32():
+        scores = mlm.main(options.parse(mlm.Config, [*flag_words(flags), *more]))
     lines = [json.loads(line) for line in (Path(str(flags["output_dir"])) / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if "loss" in line]
     last = [line["loss"] for line in logged if line["step"] > logged[-1]["step"] - LAST]

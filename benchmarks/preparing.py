@@ -11,6 +11,10 @@ has one core. At most 500 JPEGs differ; further files are links to them. The lau
 - cpu_seconds: of the process with most of it, on a processor; for a machine that has other work
 - peak_mib: resident memory of the largest process, with imports and mapped files
 
+    python benchmarks/preparing.py --megabytes 10240 --kinds jsonl --processes 2 --tokenizer words --rounds 1
+
+measures the memory for 10 GiB of text. This tokenizer divides texts at spaces into words, which is four times as fast.
+
 Writes preparing.json and preparing.md into the output folder. The corpus, the JPEGs and the caches are removed at the
 end.
 """
@@ -21,6 +25,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -31,14 +38,14 @@ from benchmarks.harness import launching, rounds
 from benchmarks.harness.photos import write_photos
 
 KINDS = ("jsonl", "jsonl.zst", "photos")
-PROCESSES = (1, 2)
 DIFFERENT = 500  # photos
 RECIPES = launching.ROOT / "recipes"
 MIB = 1 << 20
+VOCABULARY = 8192
 
 
-def write_corpus(folder: Path, size: int) -> None:
-    """Write `size` bytes of docstrings to corpus.jsonl and corpus.jsonl.zst, and a tokenizer to tokenizer/."""
+def write_corpus(folder: Path, size: int, kinds: Iterable[str], tokenizer: str) -> None:
+    """Write `size` bytes of docstrings as files of these kinds, corpus.KIND, and the tokenizer, to tokenizer/."""
     import pyarrow as pa
     from transformers import BertConfig
 
@@ -46,20 +53,40 @@ def write_corpus(folder: Path, size: int) -> None:
     from shared.text.tokenized import train_tokenizer
 
     table = demo_texts.documents().select(["text"])
-    train_tokenizer(table, ("text",), "wordpiece", 8192, 512).save_pretrained(folder / "tokenizer")
-    BertConfig(vocab_size=8192).save_pretrained(folder / "tokenizer")
+    trained = train_tokenizer(table, ("text",), "wordpiece", VOCABULARY, 512)
+    if tokenizer == "words":
+        from tokenizers import pre_tokenizers
+
+        trained.backend_tokenizer.model = most_frequent_words(table["text"].to_pylist(), [*trained.all_special_tokens])
+        trained.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trained.save_pretrained(folder / "tokenizer")
+    BertConfig(vocab_size=VOCABULARY).save_pretrained(folder / "tokenizer")
     texts, written, copy = table["text"].to_pylist(), 0, 0
-    compressed = pa.CompressedOutputStream(folder / "corpus.jsonl.zst", "zstd")
-    with (folder / "corpus.jsonl").open("wb") as file, compressed:
+    with ExitStack() as stack:
+        files: list[Any] = []
+        if "jsonl" in kinds:
+            files.append(stack.enter_context((folder / "corpus.jsonl").open("wb")))
+        if "jsonl.zst" in kinds:
+            files.append(stack.enter_context(pa.CompressedOutputStream(folder / "corpus.jsonl.zst", "zstd")))
         while written < size:
             for text in texts:
                 line = json.dumps({"text": f"{copy} {text}"}).encode() + b"\n"
-                file.write(line)
-                compressed.write(line)
+                for file in files:
+                    file.write(line)
                 written += len(line)
                 if written >= size:
                     break
             copy += 1
+
+
+def most_frequent_words(texts: list[str], special: list[str]) -> Any:
+    """The model of a tokenizer whose vocabulary is the special tokens and the most frequent words."""
+    from tokenizers import models
+
+    counts = Counter(word for text in texts for word in text.split())
+    words = [word for word, _ in counts.most_common(VOCABULARY) if word not in special]
+    vocabulary = {word: number for number, word in enumerate([*special, *words][:VOCABULARY])}
+    return models.WordLevel(vocabulary, unk_token="[UNK]")
 
 
 def write_linked_photos(folder: Path, count: int) -> None:
@@ -119,13 +146,15 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256, help="size of the corpus as JSON lines, in MiB")
     parser.add_argument("--photos", type=int, default=6000, help="number of JPEGs")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is prepared")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="processes of the launches")
+    parser.add_argument("--tokenizer", choices=("wordpiece", "words"), default="wordpiece", help="of the corpus")
     arguments = parser.parse_args()
-    turns = [(kind, count) for kind in arguments.kinds for count in PROCESSES]
+    turns = [(kind, count) for kind in arguments.kinds for count in arguments.processes]
     contestants = {f"{kind}, {count} process{'es' * (count > 1)}": (kind, count) for kind, count in turns}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if {"jsonl", "jsonl.zst"}.intersection(arguments.kinds):
-            write_corpus(folder, arguments.megabytes * MIB)
+            write_corpus(folder, arguments.megabytes * MIB, arguments.kinds, arguments.tokenizer)
         if "photos" in arguments.kinds:
             write_linked_photos(folder / "photos", arguments.photos)
         rows = rounds.take_turns(list(contestants), arguments.rounds, lambda one, _: prepare(folder, *contestants[one]))
@@ -135,8 +164,9 @@ def main() -> None:
         )
         for kind in arguments.kinds
         for figure in ("seconds", "cpu_seconds")
+        if {1, 2} <= {*arguments.processes}
     }
-    rounds.save(arguments, "preparing", max(PROCESSES), rows, comparisons)
+    rounds.save(arguments, "preparing", max(arguments.processes), rows, comparisons)
 
 
 if __name__ == "__main__":

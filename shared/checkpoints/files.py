@@ -1,8 +1,8 @@
 """Writes the files of a checkpoint from memory, and reads them into memory, several parts at once.
 
 One process writes them, or several of a machine together. One of these is the leader. It creates the files, tells the
-others, writes its own parts, and waits for the reports of the others. If a process ends, its pipes close,
-so nobody waits for it.
+others, writes its own parts, and waits for the reports of the others. If a process ends, its pipes close, so nobody
+waits for it.
 """
 
 import ctypes

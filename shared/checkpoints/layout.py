@@ -213,25 +213,27 @@ def read_model(model: nn.Module, file: Path, may_lack: Collection[str] = ()) -> 
     with file.open("rb") as stream:
         header, begin = header_of(stream)
     header.pop("__metadata__", None)
+    state = model.state_dict()
     own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, Tensor) or not tensor.is_cpu or not tensor.is_contiguous():
-            return False
-        if tensor.data_ptr() not in own:
-            return False
-        state[name] = tensor
+    if not all(
+        isinstance(t, Tensor) and t.is_cpu and t.is_contiguous() and t.data_ptr() in own for t in state.values()
+    ):
+        return False
     written = {identity(name, state[name]) for name in header if name in state}
     lacking = {name for name, tensor in state.items() if identity(name, tensor) not in written}
-    fits = all(
-        name in state and (entry["shape"], entry["dtype"]) == ([*state[name].shape], name_of(state[name].dtype))
-        for name, entry in header.items()
-    )
+    fits = all(name in state and is_entry_of(state[name], entry) for name, entry in header.items())
     if not fits or not lacking <= {*may_lack}:
         return False
     read_into(file, ((begin + entry["data_offsets"][0], memory_of(state[name])) for name, entry in header.items()))
     increment_version([state[name] for name in header])
     return True
+
+
+def is_entry_of(tensor: Tensor, entry: dict[str, Any]) -> bool:
+    """Whether an entry of a header of safetensors has the shape and dtype of a tensor."""
+    first, last = entry.get("data_offsets", (0, 0))
+    found = entry.get("shape"), entry.get("dtype"), last - first
+    return found == ([*tensor.shape], name_of(tensor.dtype), tensor.nbytes)
 
 
 def read_archive(file: Path) -> Any:

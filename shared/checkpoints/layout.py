@@ -203,9 +203,8 @@ def read_model(model: nn.Module, file: Path, may_lack: Collection[str] = ()) -> 
         may_lack: names of parameters that need not be in the file.
 
     Returns:
-        False, with the model unchanged, if that is impossible: the file does not fit the model, or the model's state
-        is something else than the memory of its parameters and buffers. `safetensors.torch.load_model` reads the file
-        then, or finds the error.
+        Whether that was possible. If not, the model is unchanged: the file does not fit it, or its state dict is not
+        the memory of its parameters and buffers. Then `safetensors.torch.load_model` reads it, or finds the error.
 
     Raises:
         OSError: the file cannot be read.
@@ -239,7 +238,7 @@ def is_entry_of(tensor: Tensor, entry: dict[str, Any]) -> bool:
 def read_archive(file: Path) -> Any:
     """What torch.save wrote to a file, on the CPU. Only weights and plain values are unpickled.
 
-    It equals what torch.load returns, and is read by several threads. A file in an unknown layout is left to torch.
+    It equals what torch.load returns. Several threads read it; a file with an unknown layout is left to torch.load.
 
     Raises:
         OSError: the file cannot be read.

@@ -335,8 +335,8 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def seconds_of_reading(way: str, gigabytes: float, folder: Path) -> float:
-    """Load what `measure_throughput` has saved in one way, in a process that has not loaded anything before."""
+def time_of_reading(way: str, gigabytes: float, folder: Path) -> dict[str, float]:
+    """Load what `measure_writing` has saved in one way, in a process that has not loaded anything before."""
     from shared.checkpoints import resuming
 
     accelerator, *_ = build(gigabytes)
@@ -347,9 +347,9 @@ def seconds_of_reading(way: str, gigabytes: float, folder: Path) -> float:
         "verifying": lambda: resuming.problem_with(path),
         "load_state": lambda: accelerator.load_state(str(folder / "kept")),
     }
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     readers[way]()
-    return time.perf_counter() - started
+    return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - started_cpu}
 
 
 def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: float) -> dict[str, Any]:
@@ -483,7 +483,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
                     while cache == "warm" and file.is_relative_to(mine) and opened.read(1 << 24):
                         pass
-        return {"seconds": in_new_process(seconds_of_reading, way, gigabytes, folder)}
+        return in_new_process(time_of_reading, way, gigabytes, folder)
 
     if problem := lack_of_room(folder, gigabytes):
         print(f"{gigabytes:g} GB: not measured: {problem}", flush=True)

@@ -19,8 +19,12 @@ measures only how fast states of these sizes are written and read. Writing ends 
 is measured beside a plain write of the same bytes (as `dd conv=fsync`; "direct" as `dd oflag=direct conv=fsync
 bs=16M`), torch.save, safetensors and torch.distributed.checkpoint. Our writer has the usual priority here. Each
 loading, ours with the digests verified, takes place in a new process, from the disk: the page cache has none of the
-files ("cold"), or from the page cache ("warm"). The script needs about three times the size in memory. Writes
-checkpoints_large_cpu.json.
+files ("cold"), or from the page cache, which has all of them ("warm"). --contestants names some of these ways.
+
+The script needs about twice the size in free memory: writing happens in a process that holds the state and our copy of
+it, and ends before the loading begins. Loading needs the state, and room for its files in the page cache. On the disk
+it needs twice the size, too. A size for which there is no room is "not measured" in the output, with the reason.
+Writes checkpoints_large_cpu.json.
 """
 
 import argparse
@@ -52,6 +56,9 @@ from benchmarks.harness.launching import ROOT
 from benchmarks.harness.state_of_size import build
 
 SHORT = 32  # tokens per row in the steps around a save: the cost of a save would be lost in the noise of longer steps
+WRITERS = ("ours", "plain", "direct", "torch_save", "safetensors", "distributed")
+READERS = ("ours", "verifying", "load_state")
+ROOM = 2.1  # what --gigabytes needs, in memory and on the disk, divided by the size
 LABELS = {
     "nothing": "no save",
     "copy": "plain copy of the same bytes into memory",
@@ -328,8 +335,8 @@ def summarize(stall: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def seconds_of_reading(way: str, gigabytes: float, folder: Path) -> float:
-    """Load what `measure_throughput` has saved in one way, in a process that has not loaded anything before."""
+def time_of_reading(way: str, gigabytes: float, folder: Path) -> dict[str, float]:
+    """Load what `measure_writing` has saved in one way, in a process that has not loaded anything before."""
     from shared.checkpoints import resuming
 
     accelerator, *_ = build(gigabytes)
@@ -340,13 +347,16 @@ def seconds_of_reading(way: str, gigabytes: float, folder: Path) -> float:
         "verifying": lambda: resuming.problem_with(path),
         "load_state": lambda: accelerator.load_state(str(folder / "kept")),
     }
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     readers[way]()
-    return time.perf_counter() - started
+    return {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - started_cpu}
 
 
-def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: float) -> dict[str, Any]:
-    """Write and read a state of one size in each way, in turns: a row for each, and the ratios of the speeds."""
+def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: float) -> dict[str, Any]:
+    """Write a state of one size in each way, in turns, in a process that then ends: a row for each, and the bytes.
+
+    In `folder`, one of our checkpoints is left in "ours", and one of `save_state` in "kept" if it is to be read.
+    """
     import torch
     from safetensors.torch import save_file
     from torch.distributed import checkpoint
@@ -360,6 +370,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     from shared.optimization.optimizers import inner
     from shared.plan.batches import Plan
 
+    start_group(folder)
     accelerator, model, optimizer = build(gigabytes)
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
@@ -442,29 +453,46 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
         writers[way]()
         return {"seconds": time.perf_counter() - started}
 
-    write_rows = rounds.take_turns(list(writers), arguments.rounds, write)
+    rows = rounds.take_turns(chosen(WRITERS, arguments), arguments.rounds, write)
     shutil.rmtree(new)
     if not resuming.complete(folder / "ours"):
         ours()
     saver.finish()
-    accelerator.save_state(str(folder / "kept"))
+    if "load_state" in chosen(READERS, arguments):
+        accelerator.save_state(str(folder / "kept"))
     os.sync()
+    torch.distributed.destroy_process_group()
+    (folder / "store").unlink(missing_ok=True)
+    return {"bytes": size, "rows": rows}
+
+
+def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: float) -> dict[str, Any]:
+    """Write and read a state of one size in each way, in turns: a row for each, and the ratios of the speeds."""
     spawn = multiprocessing.get_context("spawn")
+
+    def in_new_process(function: Callable[..., Any], *words: Any) -> Any:
+        with ProcessPoolExecutor(1, spawn) as process:
+            return process.submit(function, *words).result()
 
     def read(way: str, _: int) -> dict[str, float]:
         way, cache = way.split()
+        mine = folder / ("kept" if way == "load_state" else "ours")
         for file in (file for kept in (folder / "ours", folder / "kept") for file in kept.rglob("*")):
             if file.is_file():
                 with file.open("rb", buffering=0) as opened:
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                    while cache == "warm" and opened.read(1 << 24):
+                    while cache == "warm" and file.is_relative_to(mine) and opened.read(1 << 24):
                         pass
-        with ProcessPoolExecutor(1, spawn) as process:
-            return {"seconds": process.submit(seconds_of_reading, way, gigabytes, folder).result()}
+        return in_new_process(time_of_reading, way, gigabytes, folder)
 
-    ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in ("ours", "verifying", "load_state")]
+    if problem := lack_of_room(folder, gigabytes):
+        print(f"{gigabytes:g} GB: not measured: {problem}", flush=True)
+        return {"gigabytes": gigabytes, "not_measured": problem}
+    written = in_new_process(measure_writing, arguments, folder, gigabytes)
+    size, write_rows = written["bytes"], written["rows"]
+    readers = chosen(READERS, arguments)
+    ways = [f"{way} {cache}" for cache in ("cold", "warm") for way in readers]
     read_rows = rounds.take_turns(ways, arguments.rounds, read)
-    accelerator.free_memory()
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -479,9 +507,26 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
             "rows": rows,
         }
 
-    writing = figures(write_rows, [("ours", way) for way in writers if way != "ours"])
-    reading = figures(read_rows, [(f"ours {cache}", f"load_state {cache}") for cache in ("cold", "warm")])
+    writing = figures(write_rows, [("ours", way) for way in chosen(WRITERS, arguments) if way != "ours"])
+    caches = ("cold", "warm") if "load_state" in readers else ()
+    reading = figures(read_rows, [(f"ours {cache}", f"load_state {cache}") for cache in caches])
     return {"gigabytes": size / 1e9, "writing": writing, "reading": reading}
+
+
+def chosen(ways: tuple[str, ...], arguments: argparse.Namespace) -> list[str]:
+    """Those of `ways` that --contestants names, and ours."""
+    return [way for way in ways if way == "ours" or way in arguments.contestants]
+
+
+def lack_of_room(folder: Path, gigabytes: float) -> str:
+    """Why a state of this size cannot be measured, or ""."""
+    from shared.checkpoints.buffers import available_memory
+
+    needed = ROOM * gigabytes
+    for what, free in (("memory", available_memory()), ("disk space", shutil.disk_usage(folder).free)):
+        if free < needed * 1e9:
+            return f"{needed:.1f} GB of {what} are needed, and {free / 1e9:.1f} GB are free"
+    return ""
 
 
 def measure_recovery(arguments: argparse.Namespace, folder: Path) -> list[dict[str, float]]:
@@ -539,8 +584,16 @@ def main() -> None:
         "--beside_copy", action="store_true", help="only measure saves beside a copy; write saves.json (for gpu.py)"
     )
     parser.add_argument("--gigabytes", type=float, nargs="+", help="measure writing and reading of these sizes only")
+    every = [way for way in dict.fromkeys(WRITERS + READERS) if way != "ours"]
+    parser.add_argument(
+        "--contestants", nargs="*", choices=every, help="with --gigabytes: what to measure beside ours; default: all"
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.contestants is None:
+        arguments.contestants = every
+    elif not arguments.gigabytes:
+        parser.error("--contestants needs --gigabytes")
     folder = arguments.output_dir.resolve() / "files"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -550,7 +603,6 @@ def main() -> None:
         "load_average": os.getloadavg(),
     }
     if arguments.gigabytes:
-        start_group(folder)
         report["sizes"] = []
         for size in arguments.gigabytes:
             report["sizes"].append(measure_throughput(arguments, folder, size))

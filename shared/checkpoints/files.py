@@ -1,7 +1,8 @@
-"""Writes the files of a checkpoint from memory, in parts, by one process or by several of a machine together.
+"""Writes the files of a checkpoint from memory, and reads them into memory, several parts at once.
 
-One of several processes is the leader. It creates the files, tells the others, writes its own parts, and waits for the
-reports of the others. If a process ends, its pipes close, so nobody waits for it.
+One process writes them, or several of a machine together. One of these is the leader. It creates the files, tells the
+others, writes its own parts, and waits for the reports of the others. If a process ends, its pipes close, so nobody
+waits for it.
 """
 
 import ctypes
@@ -9,12 +10,12 @@ import errno
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from mmap import MAP_SHARED, mmap
+from mmap import MAP_SHARED, PAGESIZE, mmap
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from shared.checkpoints import digests
 from shared.checkpoints.digests import Line
 from shared.disk import sync
 
+LIBC = ctypes.CDLL(None)
 ALIGNMENT = 4096  # bytes, of what is written directly; a file system that needs more refuses it
 
 Record = tuple[int, int, tuple[int, int]]
@@ -195,6 +197,45 @@ def write_share(images: Mapping[str, Image], leader: Channel, processes: int) ->
     return ""
 
 
+def read_into(file: Path, places: Iterable[tuple[int, memoryview]]) -> None:
+    """Read bytes of a file into memory, several pieces at once.
+
+    Args:
+        file: the file.
+        places: (first byte in the file, memory to fill) for each range.
+
+    Raises:
+        OSError: the file cannot be read, or ends too early.
+    """
+
+    def read(start: int, memory: memoryview) -> None:
+        populate(memory)
+        while memory:
+            if not (size := os.preadv(stream.fileno(), [memory], start)):
+                raise OSError(errno.EIO, "the file ends too early", str(file))
+            start, memory = start + size, memory[size:]
+
+    pieces = [
+        (start + i, memory[i : i + digests.CHUNK])
+        for start, memory in places
+        for i in range(0, len(memory), digests.CHUNK)
+    ]
+    with file.open("rb", buffering=0) as stream, digests.threads() as threads:
+        list(threads.map(read, *zip(*pieces, strict=True)))
+
+
+def populate(memory: memoryview) -> None:
+    """Ask the kernel for all pages of this memory at once; a page fault for each one takes longer than the reading.
+
+    A kernel before Linux 5.14 refuses that, so that each page is allocated when it is written to.
+    """
+    madv_populate_write = 23
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory else 0
+    start, end = -(-first // PAGESIZE) * PAGESIZE, (first + len(memory)) // PAGESIZE * PAGESIZE
+    if start < end:
+        LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), madv_populate_write)
+
+
 def at_end(image: Image, part: int) -> bool:
     """Whether a part has bytes that depend on all other parts."""
     return digests.overlaps(part, (image.directory, image.size))
@@ -273,4 +314,4 @@ def begin_write_back(descriptor: int, start: int, size: int) -> None:
     """Ask the kernel to begin writing a part of a file to disk, so that `fsync` finds little left to wait for."""
     sync_file_range_write = 2
     length = ctypes.c_int64
-    ctypes.CDLL(None).sync_file_range(descriptor, length(start), length(size), sync_file_range_write)
+    LIBC.sync_file_range(descriptor, length(start), length(size), sync_file_range_write)

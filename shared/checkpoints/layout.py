@@ -1,24 +1,29 @@
 """The layout of the files of a checkpoint: where each tensor lies, and all bytes that belong to no tensor.
 
-It is found once, by writing each file into memory. It is small, so that one process can send it to the others.
+It is found once, by writing each file into memory. It is small, so that one process can send it to the others. Files
+are read by their layout, too: straight into the memory of their tensors, by several threads.
 """
 
+import io
 import json
 import math
 import os
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from shared.checkpoints import digests
-from shared.checkpoints.files import Record
+from shared.checkpoints.files import Record, read_into
 from shared.compat import of_torch
 from shared.compat.of_torch import UnknownLayout
 
@@ -105,8 +110,7 @@ def lay_out_model(state: dict[str, Tensor]) -> Layout:
     """The layout of model.safetensors, with a place for each tensor of `distinct(state)`."""
     tensors = distinct(state)
     content = safetensors_bytes({name: t.detach().contiguous() for name, t in tensors.items()}, {"format": "pt"})
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
+    header, start = header_of(io.BytesIO(content))
     places = []
     for name, tensor in tensors.items():
         first, last = (start + offset for offset in header[name]["data_offsets"])
@@ -115,6 +119,18 @@ def lay_out_model(state: dict[str, Tensor]) -> Layout:
         stride = torch.empty(tensor.shape, device="meta").stride()
         places.append(Place(first, tensor.shape, stride, tensor.dtype, (first, last)))
     return Layout(len(content), flatten(state).shape, places, [(0, content[:start])])
+
+
+def header_of(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """The header of a file of safetensors, in the format that safetensors documents, and where the tensors begin."""
+    size = int.from_bytes(file.read(8), "little")
+    return json.loads(file.read(size)), 8 + size
+
+
+@cache
+def name_of(dtype: torch.dtype) -> str:
+    """The name of a dtype in files of safetensors."""
+    return header_of(io.BytesIO(safetensors_bytes({"": torch.empty(0, dtype=dtype)})))[0][""]["dtype"]
 
 
 def lay_out_archive(state: Any) -> Layout:
@@ -178,6 +194,80 @@ def places_in(storages: list[tuple[int, int]], tensors: list[Tensor]) -> list[Pl
     return places
 
 
+def read_model(model: nn.Module, file: Path, may_lack: Collection[str] = ()) -> bool:
+    """Read a file of safetensors straight into the parameters and buffers of a model on the CPU.
+
+    Args:
+        model: the model.
+        file: the file.
+        may_lack: names of parameters that need not be in the file.
+
+    Returns:
+        Whether that was possible. If not, the model is unchanged: the file does not fit it, or its state dict is not
+        the memory of its parameters and buffers. Then `safetensors.torch.load_model` reads it, or finds the error.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with file.open("rb") as stream:
+        header, begin = header_of(stream)
+    header.pop("__metadata__", None)
+    state = model.state_dict()
+    own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    if not all(
+        isinstance(t, Tensor) and t.is_cpu and t.is_contiguous() and t.data_ptr() in own for t in state.values()
+    ):
+        return False
+    written = {identity(name, state[name]) for name in header if name in state}
+    lacking = {name for name, tensor in state.items() if identity(name, tensor) not in written}
+    fits = all(name in state and is_entry_of(state[name], entry) for name, entry in header.items())
+    if not fits or not lacking <= {*may_lack}:
+        return False
+    read_into(file, ((begin + entry["data_offsets"][0], memory_of(state[name])) for name, entry in header.items()))
+    increment_version([state[name] for name in header])
+    return True
+
+
+def is_entry_of(tensor: Tensor, entry: dict[str, Any]) -> bool:
+    """Whether an entry of a header of safetensors has the shape and dtype of a tensor."""
+    first, last = entry.get("data_offsets", (0, 0))
+    found = entry.get("shape"), entry.get("dtype"), last - first
+    return found == ([*tensor.shape], name_of(tensor.dtype), tensor.nbytes)
+
+
+def read_archive(file: Path) -> Any:
+    """What torch.save wrote to a file, on the CPU. Only weights and plain values are unpickled.
+
+    It equals what torch.load returns. Several threads read it; a file with an unknown layout is left to torch.load.
+
+    Raises:
+        OSError: the file cannot be read.
+        RuntimeError: it is no file of torch.save.
+    """
+    state = torch.load(file, mmap=True, map_location="cpu", weights_only=True)  # reads the structure only
+    tensors = flatten(state).tensors
+    try:
+        with file.open("rb") as stream:
+            records = of_torch.archive_records(stream.fileno())
+        storages = sorted(record[:2] for name, record in records.items() if "/data/" in name)
+        places = places_in(storages, tensors)
+    except UnknownLayout:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    memory = {start: torch.empty(end - start, dtype=torch.uint8) for start, end in storages}
+    read_into(file, ((start, memory_of(content)) for start, content in memory.items()))
+    with torch.no_grad():
+        for place, tensor in zip(places, tensors, strict=True):
+            start = place.extent[0]
+            storage = memory[start].untyped_storage() if tensor.nbytes else torch.UntypedStorage(0)
+            tensor.set_(storage, (place.start - start) // place.dtype.itemsize, place.shape, place.stride)
+    return state
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the CPU."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
 @contextmanager
 def unnamed_memory() -> Iterator[int]:
     """The descriptor of anonymous memory, which is freed at the end of the block."""
@@ -227,8 +317,13 @@ def distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A model's state dict with one name for each group of tied tensors, because safetensors stores them once."""
     found: dict[Any, str] = {}
     for name, tensor in state.items():
-        found.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name, name)
+        found.setdefault(identity(name, tensor), name)
     return {name: state[name] for name in found.values()}
+
+
+def identity(name: str, tensor: Tensor) -> Any:
+    """What tied tensors of a state dict have in common, and all others do not."""
+    return (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.nbytes else name
 
 
 def frozen_parameters(model: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from shared import disk
 from shared.checkpoints import digests, sharded, writer
-from shared.checkpoints.layout import digest_of, frozen_parameters
+from shared.checkpoints.layout import digest_of, frozen_parameters, read_archive, read_model
 from shared.checkpoints.progress import Progress
 from shared.compat import of_accelerate
 from shared.config.options import Options
@@ -175,10 +175,15 @@ def load(accelerator: Any, path: Path) -> None:
     `accelerator.load_state` reads the same files, but also the random states, and ignores those that it cannot read.
 
     Raises:
-        UserError: the model or the optimizer in the checkpoint has other shapes; or see `load_weights`.
+        UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
+            `load_weights`.
     """
     try:
         load_all(accelerator, path)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): start the same command again to resume from the newest intact checkpoint"
+        ) from None
     except (RuntimeError, ValueError) as error:  # as torch's load_state_dict raises them
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -204,12 +209,9 @@ def load_all(accelerator: Any, path: Path) -> None:
         for i, model in enumerate(models):
             load_weights(model, path, numbered("model.safetensors", i))
         for i, optimizer in enumerate(optimizers):
-            state = torch.load(path / numbered("optimizer.bin", i), map_location="cpu", weights_only=True)
-            inner(optimizer).load_state_dict(state)
+            inner(optimizer).load_state_dict(read_archive(path / numbered("optimizer.bin", i)))
         for i, other in enumerate(of_accelerate.registered_objects(accelerator)):
-            other.load_state_dict(
-                torch.load(path / f"custom_checkpoint_{i}.pkl", map_location="cpu", weights_only=True)
-            )
+            other.load_state_dict(read_archive(path / f"custom_checkpoint_{i}.pkl"))
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(torch.load(path / "scaler.pt", weights_only=True))
 
@@ -223,11 +225,12 @@ def load_weights(model: nn.Module, path: Path, file: str) -> None:
     """
     frozen = frozen_parameters(model)
     stored = read_state(path).get("frozen") if frozen else None
-    missing, unexpected = load_model(model, path / file, strict=not stored)
+    if not read_model(model, path / file, may_lack=frozen if stored else ()):
+        missing, unexpected = load_model(model, path / file, strict=not stored)
+        if stored and (wrong := sorted(({*missing} - {*frozen}) | {*unexpected})):
+            raise RuntimeError(f"it differs in {listed(wrong)}")
     if stored is None:
         return
-    if wrong := sorted(({*missing} - {*frozen}) | {*unexpected}):
-        raise RuntimeError(f"it differs in {listed(wrong)}")
     ((algorithm, digest),) = stored.items()
     if digest_of(frozen.values(), algorithm) != digest:
         raise UserError(
@@ -239,8 +242,8 @@ def load_weights(model: nn.Module, path: Path, file: str) -> None:
 def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
     """Load the best step's model, if the run exports that model and it is not the last step's.
 
-    If its checkpoint does not exist, print a warning and keep the last step's model. Also print a line if the run was
-    stopped early.
+    If its checkpoint is missing or damaged, print a warning and keep the last step's model. Also print a line if the
+    run was stopped early.
     """
     step = progress.best_step
     if progress.out_of_patience(config.early_stopping_patience) and config.metric_for_best_model:
@@ -252,10 +255,9 @@ def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
         )
     if not config.load_best_model_at_end or step in (None, progress.step):
         return
-    if all(on_writers(accelerator, config, lambda: step in complete(config.output_dir))):
-        load(accelerator, path_of(config.output_dir, step))
+    path = path_of(config.output_dir, step)
+    if not (problem := next(filter(None, on_writers(accelerator, config, lambda: problem_with(path))), None)):
+        load(accelerator, path)
         return
-    accelerator.print(
-        f"warning: the best model, of step {step}, is not in {folder(config.output_dir)}: model/ has the last one"
-    )
+    accelerator.print(f"warning: {path}, with the best model, cannot be read ({problem}): model/ has the last one")
     progress.best_step, progress.best_results = progress.step, progress.results

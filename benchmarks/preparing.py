@@ -1,10 +1,11 @@
-"""Measure how fast one and two processes tokenize a corpus and decode images, and the memory that they need.
+"""Measure how fast one and two processes tokenize texts and decode images, and the memory that they need.
 
     python benchmarks/preparing.py --output_dir out/preparing
 
 The corpus is one file of the embedded docstrings, repeated with numbers, as JSON lines and compressed with zstd.
 `python -m shared.prepare` tokenizes it into an empty cache folder, with a WordPiece tokenizer that exists already and
-without the tokenizer's own threads. It decodes JPEGs of 500 x 375 pixels to squares of 256 pixels; then each process
+without the tokenizer's own threads. The table is a file of the beginnings of these docstrings with labels, for
+recipes/nlp.py. It decodes JPEGs of 500 x 375 pixels to squares of 256 pixels; then each process
 has one core. At most 500 JPEGs differ; further files are links to them. The launches take turns. Figures of each:
 
 - seconds: from the start of the processes to the end of the last one, with all imports
@@ -37,8 +38,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import launching, rounds
 from benchmarks.harness.photos import write_photos
 
-KINDS = ("jsonl", "jsonl.zst", "photos")
+KINDS = ("jsonl", "jsonl.zst", "table", "photos")
 DIFFERENT = 500  # photos
+CHARACTERS = 150  # of a text of the table
 RECIPES = launching.ROOT / "recipes"
 MIB = 1 << 20
 VOCABULARY = 8192
@@ -89,6 +91,17 @@ def most_frequent_words(texts: list[str], special: list[str]) -> Any:
     return models.WordLevel(vocabulary, unk_token="[UNK]")
 
 
+def write_table(path: Path, rows: int) -> None:
+    """Write the beginnings of docstrings, repeated with numbers, with two labels."""
+    from shared.datasets import demo_texts
+
+    texts = demo_texts.documents()["text"].to_pylist()
+    with path.open("w") as file:
+        for row in range(rows):
+            line = {"text": f"{row} {texts[row % len(texts)][:CHARACTERS]}", "label": "ab"[row % 2]}
+            file.write(json.dumps(line) + "\n")
+
+
 def write_linked_photos(folder: Path, count: int) -> None:
     """Write `count` JPEGs, of which at most DIFFERENT differ; the others are hard links."""
     write_photos(folder, min(count, DIFFERENT))
@@ -130,6 +143,9 @@ def recipe_and_flags(folder: Path, kind: str) -> list[Any]:
     if kind == "photos":
         sizes = ("--image_size", 224, "--decode_size", 256)
         return [RECIPES / "image_classification.py", "--train_dir", folder / "photos", "--cache", "uint8", *sizes]
+    if kind == "table":
+        files = ("--train_file", folder / "table.jsonl", "--validation_file", folder / "few.jsonl")
+        return [RECIPES / "nlp.py", *files, "--model_name_or_path", folder / "tokenizer"]
     corpus = ("--train_file", folder / f"corpus.{kind}")
     return [RECIPES / "mlm.py", *corpus, "--model_name_or_path", folder / "tokenizer"]
 
@@ -144,6 +160,7 @@ def wait(process: subprocess.Popen) -> Any:
 def main() -> None:
     parser = rounds.parser(__doc__ or "", "out/preparing")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the corpus as JSON lines, in MiB")
+    parser.add_argument("--rows", type=int, default=200_000, help="number of texts in the table")
     parser.add_argument("--photos", type=int, default=6000, help="number of JPEGs")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is prepared")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="processes of the launches")
@@ -153,8 +170,12 @@ def main() -> None:
     contestants = {f"{kind}, {count} process{'es' * (count > 1)}": (kind, count) for kind, count in turns}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if {"jsonl", "jsonl.zst"}.intersection(arguments.kinds):
-            write_corpus(folder, arguments.megabytes * MIB, arguments.kinds, arguments.tokenizer)
+        if {"jsonl", "jsonl.zst", "table"}.intersection(arguments.kinds):
+            size = arguments.megabytes * MIB if {"jsonl", "jsonl.zst"}.intersection(arguments.kinds) else 0
+            write_corpus(folder, size, arguments.kinds, arguments.tokenizer)
+        if "table" in arguments.kinds:
+            write_table(folder / "table.jsonl", arguments.rows)
+            write_table(folder / "few.jsonl", 100)
         if "photos" in arguments.kinds:
             write_linked_photos(folder / "photos", arguments.photos)
         rows = rounds.take_turns(list(contestants), arguments.rounds, lambda one, _: prepare(folder, *contestants[one]))

@@ -25,7 +25,7 @@ from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
-from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_tuples
+from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_parts
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -154,8 +154,7 @@ def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(train, columns[:2], config.tokenizer_type, config.vocab_size, config.max_length)
-    data = tokenize_tuples(train, columns, tokenizer, config.max_length)
-    return data, tokenize_tuples(validation, columns[:2], tokenizer, config.max_length), tokenizer
+    return *tokenize_parts(train, validation, columns, tokenizer, config.max_length), tokenizer
 
 
 def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:

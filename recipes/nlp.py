@@ -35,7 +35,7 @@ from shared.pretrained.from_pretrained import checkpoint_activations, head_for, 
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
+from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize_tables, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +164,9 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
-    texts = [tokenize(t, columns, tokenizer, config.max_length).with_targets(labels.encode(t)) for t in tables]
-    return texts[0], texts[1], labels, tokenizer
+    texts = tokenize_tables(tables, columns, tokenizer, config.max_length)
+    train, validation = (text.with_targets(labels.encode(table)) for text, table in zip(texts, tables, strict=True))
+    return train, validation, labels, tokenizer
 
 
 def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:

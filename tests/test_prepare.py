@@ -85,7 +85,29 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
     assert errors == [f"error: --train_file {flags[1]}: no file matches this pattern"]
 
 
-def test_a_shard_has_no_effect_on_other_recipes(texts):
+@pytest.mark.parametrize(
+    ("recipe", "columns", "left"),
+    [
+        ("nlp", ["text"], ["80 of 160", "17 of 37"]),
+        ("embeddings", ["text", "label"], ["80 of 160", "80 of 160", "17 of 37", "17 of 37"]),
+    ],
+)
+def test_the_tasks_of_an_array_tokenize_both_tables_together(texts, monkeypatch, capsys, recipe, columns, left):
+    monkeypatch.setattr("shared.text.tokenized.UNDIVIDED_ROWS", 30)
+    monkeypatch.setattr("shared.text.table_texts.BLOCK_ROWS", 20)
+    flags = [*map(str, texts), *runs.TINY, "--text_column_names", *columns]
+    path = runs.ROOT / f"recipes/{recipe}.py"
+    prepare.prepare(path, flags, (0, 2))
+    captured = capsys.readouterr()
+    assert re.findall(r"(\d+ of \d+) rows of --\w+ \S+ are left to other tasks", captured.err) == left
+    assert captured.out == ""
+    prepare.prepare(path, flags, (1, 2))
+    assert re.search(r"^training +160 samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
+    nothing_is_built(monkeypatch)
+    prepare.prepare(path, flags, (0, 1))
+
+
+def test_a_shard_has_no_effect_on_small_tables(texts):
     flags = [*map(str, texts), *runs.TINY]
     with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*nlp\.py with these flags, whose data are not"):
         prepare.prepare(runs.ROOT / "recipes/nlp.py", flags, (0, 2))

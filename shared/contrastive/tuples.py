@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import array_writer, build_once, read_array
+from shared.cache.prepared import array_writer, build_once, each_share, read_array
 from shared.config.options import Options
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
@@ -52,9 +52,18 @@ def tokenize_tuples(table: pa.Table, columns: Sequence[str], tokenizer: Any, max
     """The tokens of the texts in `columns`, each truncated to `max_length` by the tokenizer.
 
     Raises:
-        UserError: see `tokenize`.
+        UserError, Unfinished: see `tokenize`. A task of a job array writes its share of each column first.
     """
-    return TextTuples([tokenize(table, (column,), tokenizer, max_length) for column in columns])
+    return TextTuples(each_share(lambda column: tokenize(table, (column,), tokenizer, max_length), columns))
+
+
+def tokenize_parts(
+    train: pa.Table, validation: pa.Table, columns: Sequence[str], tokenizer: Any, max_length: int
+) -> tuple["TextTuples", "TextTuples"]:
+    """The tokens of the training and the validation texts: see `tokenize_tuples`. Validation has no hard negatives."""
+    parts = (train, columns), (validation, columns[:2])
+    first, second = each_share(lambda part: tokenize_tuples(*part, tokenizer, max_length), parts)
+    return first, second
 
 
 class TextTuples(Dataset):

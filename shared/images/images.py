@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import Unfinished
+from shared.cache.prepared import each_share
 from shared.errors import UserError, say
 from shared.images import cache, gpu_decoding
 from shared.images.decoding import CorruptImage, Pixels, decode
@@ -210,15 +210,7 @@ def prepare_all(sources: Iterable[Source], config: Any, size: int, interpolation
         Unfinished: this process is a task of a job array and has decoded its share of each source, and another task has
             not.
     """
-    images, left = [], []
-    for source in sources:
-        try:
-            images.append(prepare(source, config, size, interpolation))
-        except Unfinished as unfinished:
-            left.append(str(unfinished))
-    if left:
-        raise Unfinished("; ".join(left))
-    return images
+    return each_share(lambda source: prepare(source, config, size, interpolation), sources)
 
 
 def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:

@@ -1,5 +1,6 @@
 """Loading pretrained tokenizers, and checking that they have a vocabulary, know the texts and can pad."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError, say
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 FLAG = "--model_name_or_path"
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a data set: with more unknown tokens, a warning is printed
+THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")  # values of TOKENIZERS_PARALLELISM, as the library reads it
 SPACE_MARKS = {"▁", "Ġ", "##"}
 # Models that count positions from the padding id + 1 and never use the position embeddings below it.
 OFFSET_POSITIONS = (
@@ -100,3 +102,8 @@ def unknown_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The id that is used only for unknown words; None if there is none, as in byte-level tokenizers."""
     found = tokenizer.unk_token_id
     return None if found is None or found in tokenizer("")["input_ids"] else found
+
+
+def threads_off() -> bool:
+    """Whether TOKENIZERS_PARALLELISM turns the threads of the tokenizers library off."""
+    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() in THREADS_OFF

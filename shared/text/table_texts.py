@@ -1,20 +1,38 @@
-"""The text columns of a table, read in batches."""
+"""The text columns of a table, read in batches, and the files of their tokens."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import tokenizers
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from shared.cache.blocks import Blocks, cores_of_process
+from shared.cache.prepared import array_writer, read_array
 from shared.datasets.rows import FILL_IN, column_of, content_of, is_text, source_of, where
 from shared.errors import UserError
+from shared.pretrained.tokenizers import threads_off, unknown_token
+from shared.processes.exit_reasons import local_processes
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 3  # part of the names of tokens in the cache: increase it when the files for the same texts change
 FLAG = "--text_column_names"
 BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
+UNDIVIDED_ROWS = 1 << 14  # a table of at most so many rows is tokenized by one process of a machine
+BLOCK_ROWS = 1 << 12  # of a larger table: 0.2 s of one core for texts of 150 characters
+ELEMENTS = 1 << 20  # of an array that are copied at once when blocks are joined
 BATCH_BYTES = 1 << 20  # of text in a batch, or one row: the tokenizer needs about 30 bytes of memory for each
 
 
@@ -90,3 +108,150 @@ def digest_of(settings: bytes, table: pa.Table, columns: pa.Table) -> str:
             digest.update(memoryview(text_buffer)[offsets[0] : offsets[-1]])
         digest.update(lengths.digest())
     return digest.hexdigest()
+
+
+class Encoder:
+    """Converts texts to token ids, without transformers' wrapper where possible, because that doubles the time."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.id_type = np.uint16 if max(tokenizer.get_vocab().values()) <= np.iinfo(np.uint16).max else np.int32
+        self.with_types = "token_type_ids" in tokenizer.model_input_names
+        self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
+        self.fast: Tokenizer | None = None
+        if tokenizer.is_fast:
+            # A copy, because truncation is a setting of the tokenizer and the caller's must not change.
+            self.fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            self.fast.no_padding()
+            self.fast.enable_truncation(max_length, direction=tokenizer.truncation_side)
+            self.fast.encode_special_tokens = tokenizer.split_special_tokens
+            content = self.fast.to_str().encode()
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer.save_pretrained(folder)
+                content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
+        settings = (
+            FORMAT,
+            tokenizers.__version__,
+            max_length,
+            tokenizer.split_special_tokens,
+            self.with_types,
+            self.unknown,
+        )
+        self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content
+
+    def encode(self, batch: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The concatenated token ids, the number of tokens in each row (int64), and the token types (uint8)."""
+        if self.fast:
+            encodings = self.fast.encode_batch_fast(batch)
+            ids = [encoding.ids for encoding in encodings]
+            types = [encoding.type_ids for encoding in encodings] if self.with_types else []
+        else:
+            pairs = list(zip(*batch, strict=True)) if isinstance(batch[0], tuple) else [batch]
+            encoded = self.tokenizer(*map(list, pairs), truncation=True, max_length=self.max_length)
+            ids, types = encoded["input_ids"], encoded.get("token_type_ids", [])
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        total = lengths.sum()
+        flat = np.fromiter(chain.from_iterable(ids), self.id_type, total)
+        return flat, lengths, np.fromiter(chain.from_iterable(types), np.uint8, total if self.with_types else 0)
+
+
+@dataclass(frozen=True)
+class TableTokens:
+    """Writes the tokens of the rows of a table as the files that `TokenizedText` reads."""
+
+    table: pa.Table
+    columns: pa.Table  # its text columns
+    encoder: Encoder
+    special: int  # special tokens in each row
+
+    def write_all(self, folder: Path) -> None:
+        """Write the files of all rows, with a progress bar."""
+        refuse_empty(self.table, self.columns)
+        source = source_of(self.table)
+        with tqdm(total=self.table.num_rows, desc=f"tokenizing {source}", unit=" rows", mininterval=0.5) as bar:
+            self.write(folder, range(self.table.num_rows), bar.update)
+
+    def write_divided(self, name: str) -> Path:
+        """Write the files of all rows into the folder `name` of the cache, together with other processes; return it."""
+        if local_processes() > 1:  # the threads of tokenizers; it keeps their number if it has already started them
+            os.environ.setdefault("RAYON_NUM_THREADS", str(cores_of_process()))
+        return Blocks(
+            name,
+            self.table.num_rows,
+            BLOCK_ROWS,
+            lambda _, folder, rows: self.write(folder, rows),
+            self.join,
+            "tokenizing",
+            "rows",
+            source_of(self.table),
+            begin=lambda _: refuse_empty(self.table, self.columns),
+            most_threads=2 if self.encoder.fast and not threads_off() else 1,  # one tokenizes, one converts
+        ).build()
+
+    def encoded(self, rows: range) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield what `Encoder.encode` returns for batches of the given rows."""
+        yield from map(self.encoder.encode, batches_of(self.columns.slice(rows.start, len(rows))))
+
+    def write(self, folder: Path, rows: range, count: Callable[[int], object] = lambda _: None) -> None:
+        """Write the files of the given rows; calls `count(n)` after each n of them."""
+        end = unknown = 0
+        with self._writers(folder) as (add_ids, add_lengths, add_offsets, add_types):
+            add_offsets(np.zeros(1, np.int64))
+            for ids, lengths, types in self.encoded(rows):
+                if not lengths.all():
+                    raise self._without_tokens(rows.stop)
+                add_ids(ids)
+                add_lengths(lengths)
+                add_offsets(end + np.cumsum(lengths))
+                add_types(types)
+                end += len(ids)
+                unknown += int(np.count_nonzero(ids == self.encoder.unknown))
+                count(len(lengths))
+        (folder / "unknown").write_text(f"{unknown} {end - self.special * len(rows)}")
+
+    def join(self, _: Path, folder: Path, blocks: list[Path]) -> None:
+        """Write the files of all rows from those of consecutive blocks."""
+        end, unknown = 0, np.zeros(2, np.int64)
+        with self._writers(folder) as (add_ids, add_lengths, add_offsets, add_types):
+            add_offsets(np.zeros(1, np.int64))
+            for block in blocks:
+                for ids in in_parts(block / "input_ids.npy"):
+                    add_ids(ids)
+                for lengths in in_parts(block / "lengths.npy"):
+                    add_lengths(lengths)
+                    add_offsets(end + np.cumsum(lengths, dtype=np.int64))
+                    end += int(lengths.sum(dtype=np.int64))
+                if self.encoder.with_types:
+                    for types in in_parts(block / "token_type_ids.npy"):
+                        add_types(types)
+                unknown += np.array((block / "unknown").read_text().split(), np.int64)
+        (folder / "unknown").write_text("{} {}".format(*unknown))
+
+    @contextmanager
+    def _writers(self, folder: Path) -> Iterator[list[Callable[[np.ndarray], object]]]:
+        """Yield the functions that append to the files of input_ids, lengths, offsets and token_type_ids."""
+        kinds = {"lengths": np.int32, "offsets": np.int64, "token_type_ids": np.uint8}
+        with ExitStack() as stack:
+            add_ids = stack.enter_context(array_writer(folder / "input_ids.npy", self.encoder.id_type))
+            others = (stack.enter_context(array_writer(folder / f"{name}.npy", kind)) for name, kind in kinds.items())
+            yield [add_ids, *others]
+        if not self.encoder.with_types:
+            (folder / "token_type_ids.npy").unlink()
+
+    def _without_tokens(self, end: int) -> UserError:
+        """The error for the first row before `end` without tokens: the same one, whichever such row a process meets."""
+        row = 0
+        for _, lengths, _ in self.encoded(range(end)):
+            if not lengths.all():
+                row += int(lengths.argmin())
+                break
+            row += len(lengths)
+        return UserError(f"{where(self.table, row)} has a text without tokens: remove the row")
+
+
+def in_parts(path: Path) -> Iterator[np.ndarray]:
+    """Yield the elements of a .npy file in arrays of at most ELEMENTS."""
+    array = read_array(path)
+    for start in range(0, len(array), ELEMENTS):
+        yield array[start : start + ELEMENTS]

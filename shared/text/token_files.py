@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import build_once
 from shared.datasets.documents import Batches, Documents
 from shared.errors import UserError
-from shared.pretrained.tokenizers import check_unknown, unknown_token
+from shared.pretrained.tokenizers import check_unknown, threads_off, unknown_token
 from shared.text.masking import Masking
 from shared.text.pieces import Selection, cut_into_pieces
 from shared.text.shards import build_shards, facts_of
@@ -38,7 +38,6 @@ FORMAT = 5  # part of the cache's names: increase it when the files for the same
 BATCH_CHARACTERS = 1 << 18  # in a batch of texts: the tokenizer needs about 30 bytes of memory for each
 IN_FLIGHT = 4  # batches read ahead: they keep the tokenizer busy and need little memory
 MOST_MAPPED = 512  # shards that a process maps at once: each takes a file descriptor, of which it may have 1,024
-THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")  # values of TOKENIZERS_PARALLELISM, as the library reads it
 
 Ints = NDArray[np.int64]
 
@@ -256,7 +255,7 @@ def _in_order(function: Any, items: Iterator[Any]) -> Iterator[Any]:
 
     With TOKENIZERS_PARALLELISM=false, neither the library nor this function uses threads.
     """
-    if os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() in THREADS_OFF:
+    if threads_off():
         yield from map(function, items)
         return
     pending: deque[Future[Any]] = deque()

@@ -1,10 +1,8 @@
 """Tables of texts as flat arrays of tokens, cached on disk; padding of batches; training of new tokenizers."""
 
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -15,18 +13,26 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
-from shared.cache.prepared import array_writer, build_once, cache_dir, mapped_file, read_array
-from shared.datasets.rows import source_of, where
+from shared.cache.prepared import build_once, cache_dir, each_share, mapped_file, read_array
+from shared.datasets.rows import source_of
 from shared.errors import UserError
-from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown, unknown_token
-from shared.text.table_texts import batches_of, columns_in_batches, digest_of, refuse_empty, texts_of, with_progress
+from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
+from shared.text.table_texts import (
+    UNDIVIDED_ROWS,
+    Encoder,
+    TableTokens,
+    columns_in_batches,
+    digest_of,
+    refuse_empty,
+    texts_of,
+    with_progress,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the names of tokenizers in the cache: increase it when training gives another tokenizer
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -150,94 +156,32 @@ def tokenize(
 ) -> TokenizedText:
     """The tokens of one text column, or of the text pairs in two columns, truncated to `max_length` by the tokenizer.
 
-    The first process of a machine writes them, with a progress bar; the others wait and read. The cache is keyed by
-    texts, tokenizer and `max_length`.
+    All processes that call this divide the rows (see `blocks.py`). If there are at most UNDIVIDED_ROWS, the first
+    process of a machine tokenizes them; the others wait and read. The cache is keyed by texts, tokenizer and
+    `max_length`.
 
     Raises:
         UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
             `max_length` leaves no room for text.
+        Unfinished: see `Blocks.build`.
     """
     columns = texts_of(table, text_columns)
     special = tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
     if max_length <= special:
         raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
-    encoder = _Encoder(tokenizer, max_length)
-
-    def build(folder: Path) -> None:
-        refuse_empty(table, columns)
-        rows = end = unknown = 0
-        with (
-            tqdm(total=table.num_rows, desc=f"tokenizing {source_of(table)}", unit=" rows", mininterval=0.5) as bar,
-            array_writer(folder / "input_ids.npy", encoder.id_type) as add_ids,
-            array_writer(folder / "lengths.npy", np.int32) as add_lengths,
-            array_writer(folder / "offsets.npy", np.int64) as add_offsets,
-            array_writer(folder / "token_type_ids.npy", np.uint8) as add_types,
-        ):
-            add_offsets(np.zeros(1, np.int64))
-            for batch in batches_of(columns):
-                ids, lengths, types = encoder.encode(batch)
-                if len(without := np.flatnonzero(lengths == 0)):
-                    raise UserError(f"{where(table, rows + int(without[0]))} has a text without tokens: remove the row")
-                add_ids(ids)
-                add_lengths(lengths)
-                add_offsets(end + np.cumsum(lengths))
-                add_types(types)
-                rows, end = rows + len(lengths), end + len(ids)
-                unknown += int(np.count_nonzero(ids == encoder.unknown))
-                bar.update(len(batch))
-        if not encoder.with_types:
-            (folder / "token_type_ids.npy").unlink()
-        (folder / "unknown").write_text(f"{unknown} {end - special * rows}")
-
-    data = TokenizedText(build_once(f"tokens-{digest_of(encoder.identity, table, columns)}", build))
+    tokens = TableTokens(table, columns, Encoder(tokenizer, max_length), special)
+    name = f"tokens-{digest_of(tokens.encoder.identity, table, columns)}"
+    divided = table.num_rows > UNDIVIDED_ROWS
+    data = TokenizedText(tokens.write_divided(name) if divided else build_once(name, tokens.write_all))
     check_unknown(source_of(table), *map(int, (data.folder / "unknown").read_text().split()))
     return data
 
 
-class _Encoder:
-    """Converts texts to token ids, without transformers' wrapper where possible, because that doubles the time."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", max_length: int) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
-        self.id_type = np.uint16 if max(tokenizer.get_vocab().values()) <= np.iinfo(np.uint16).max else np.int32
-        self.with_types = "token_type_ids" in tokenizer.model_input_names
-        self.unknown = -1 if (found := unknown_token(tokenizer)) is None else found
-        self.fast: Tokenizer | None = None
-        if tokenizer.is_fast:
-            # A copy, because truncation is a setting of the tokenizer and the caller's must not change.
-            self.fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-            self.fast.no_padding()
-            self.fast.enable_truncation(max_length, direction=tokenizer.truncation_side)
-            self.fast.encode_special_tokens = tokenizer.split_special_tokens
-            content = self.fast.to_str().encode()
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                tokenizer.save_pretrained(folder)
-                content = b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
-        settings = (
-            FORMAT,
-            tokenizers.__version__,
-            max_length,
-            tokenizer.split_special_tokens,
-            self.with_types,
-            self.unknown,
-        )
-        self.identity = repr((*settings, type(tokenizer).__name__)).encode() + content
-
-    def encode(self, batch: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The concatenated token ids, the number of tokens in each row (int64), and the token types (uint8)."""
-        if self.fast:
-            encodings = self.fast.encode_batch_fast(batch)
-            ids = [encoding.ids for encoding in encodings]
-            types = [encoding.type_ids for encoding in encodings] if self.with_types else []
-        else:
-            pairs = list(zip(*batch, strict=True)) if isinstance(batch[0], tuple) else [batch]
-            encoded = self.tokenizer(*map(list, pairs), truncation=True, max_length=self.max_length)
-            ids, types = encoded["input_ids"], encoded.get("token_type_ids", [])
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-        total = lengths.sum()
-        flat = np.fromiter(chain.from_iterable(ids), self.id_type, total)
-        return flat, lengths, np.fromiter(chain.from_iterable(types), np.uint8, total if self.with_types else 0)
+def tokenize_tables(
+    tables: Sequence[pa.Table], text_columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int
+) -> list[TokenizedText]:
+    """The tokens of several tables: see `tokenize`. A task of a job array writes its share of each of them."""
+    return each_share(lambda table: tokenize(table, text_columns, tokenizer, max_length), tables)
 
 
 def train_tokenizer(

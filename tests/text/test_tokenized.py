@@ -113,7 +113,7 @@ def test_tokens_of_any_text_are_those_of_the_tokenizer_itself(tokenizers, data, 
     single = [row for row in rows if isinstance(row, str)]
     texts = [single] if single else list(map(list, zip(*rows, strict=True)))
     expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)
-    ids, lengths, types = tokenized._Encoder(tokenizers[kind], max_length).encode(rows)
+    ids, lengths, types = table_texts.Encoder(tokenizers[kind], max_length).encode(rows)
     assert ids.tolist() == list(chain.from_iterable(expected["input_ids"]))
     assert lengths.tolist() == list(map(len, expected["input_ids"]))
     assert types.tolist() == list(chain.from_iterable(expected.get("token_type_ids", [])))
@@ -148,7 +148,7 @@ def test_every_type_of_text_column_is_read(tokenizers, type_):
 
 def test_equal_content_is_tokenized_once_however_it_is_chunked(tokenizers, monkeypatch):
     first = tokenize(PAIRS, ["text"], tokenizers["bpe"], 20)
-    monkeypatch.setattr(tokenized._Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
+    monkeypatch.setattr(table_texts.Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
     chunked = pa.concat_tables([PAIRS.slice(0, 1), PAIRS.slice(1, 6), PAIRS.slice(7)])
     renamed = pa.table({"sentence": chunked["text"], "more": chunked["other"]})
     assert tokenize(renamed, ["sentence"], tokenizers["bpe"], 20).folder == first.folder

@@ -57,7 +57,7 @@ class Blocks:
     source: str  # where the items come from, in messages: "--train_dir photos"
     begin: Callable[[Path], None] | None = None  # begin(shared) creates the files that all blocks share, in full size
     delay: float = 0  # seconds until the progress bar is shown
-    threads_per_core: int = 1
+    threads_per_core: int = 1  # 0: one thread, for work that has threads of its own
     by_task: bool = True  # whether the tasks of a job array (`only_task`) divide the blocks and end with their share
 
     @property
@@ -132,10 +132,10 @@ class Blocks:
         silent: dict[str, Any] = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
         shown = {"desc": f"{self.verb} {self.source}", "unit": f" {self.unit}", "delay": self.delay, **silent}
         # An equal share of the cores for each process of this machine. Pillow and tokenizers release the GIL.
-        threads = self.threads_per_core * max(1, len(os.sched_getaffinity(0)) // exit_reasons.local_processes())
+        cores = max(1, len(os.sched_getaffinity(0)) // exit_reasons.local_processes())
         with (
             tqdm(total=self.count, mininterval=0.5, **shown) as bar,
-            ThreadPoolExecutor(threads) as pool,
+            ThreadPoolExecutor(max(1, self.threads_per_core * cores)) as pool,
         ):
 
             def show() -> None:

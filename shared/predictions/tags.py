@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, missing, named, numbered, source_of
+from shared.datasets.rows import CONTENT_KEY, ROW_COLUMN, column_of, is_text, missing, named, numbered, source_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad
@@ -78,9 +78,8 @@ def predict_tags(accelerator: Any, settings: TagSettings) -> Prediction:
     table, text_column, words = read_input(settings, tags)
     source, bounds = source_of(table), words.bounds
     pieces = cut_words(named(pa.table({WORDS: words.of_rows}), source), tokenizer)
-    begins = first_words(bounds)
     window = settings.max_length, settings.stride, special_tokens_around(tokenizer)
-    data = TaggedWords(pieces, words.tags, begins, *window)
+    data = TaggedWords(pieces, words.tags, *window)
     model = adapt_to_device(accelerator, settings, model)
     collate, how = pack_or_pad(model, data, tokenizer, accelerator, settings)
     model.to(accelerator.device)
@@ -99,7 +98,7 @@ def predict_tags(accelerator: Any, settings: TagSettings) -> Prediction:
         """The scores of the recipe's evaluation, of the words with tags."""
         predicted = data.tags_of_all(outputs[pieces.words, TAG].astype(int), tags.outside)
         scored = words.scored
-        scores = tagging_scores(tags, predicted[scored], words.tags[scored], begins[scored])
+        scores = tagging_scores(tags, predicted[scored], words.tags[scored], data.begins[scored])
         losses = outputs[pieces.words[scored[pieces.words]], LOSS]
         return {"eval_loss": float(losses.astype(np.float64).mean())} | {f"eval_{n}": v for n, v in scores.items()}
 
@@ -173,7 +172,8 @@ def targets_of(
     part = numbered(table).filter(pa.array(labeled))
     try:
         _, found = words_and_tags(part, settings.text_column_name, column)
-        tagged = pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(part.schema.metadata)
+        metadata = {**(part.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
+        tagged = pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata)
         known = tags.encode(tagged)
     except UserError as error:
         raise UserError(f"{error}; or use --no_scores, to predict without scores") from None

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,6 +34,7 @@ from shared.tagging.tagged_texts import (
     words_of,
 )
 from shared.tagging.tags import TAGS, WORDS, Tags
+from shared.tagging.text_blocks import begins_of, sizes_of
 from shared.tagging.windows import TaggedWords
 from shared.text.token_files import special_tokens_around
 from shared.text.tokenized import check_max_length, check_vocabulary
@@ -202,21 +202,9 @@ def columns_of(tags: Tags, texts: pa.Array, outputs: Outputs) -> dict[str, pa.Ar
         return of_words
     words = [word for text in texts.to_pylist() for word in WORD.findall(text)]
     spans = np.array([span for row in places for span in row], np.int64).reshape(-1, 2)
-    found = tags.entities(numbers, first_words(bounds))
+    found = tags.entities(numbers, begins_of(np.diff(bounds)))
     kinds = pa.array(tags.kinds_of_entities, pa.string()).take(pa.array(found.kind))
     fields = {"start": spans[found.first, 0], "end": spans[found.last, 1], "label": kinds}
     entities = pa.StructArray.from_arrays([*map(pa.array, fields.values())], names=[*fields])
     ends = np.searchsorted(found.first, bounds).astype(np.int32)
     return {WORDS_OF_TEXT: lists(pa.array(words, pa.string())), **of_words, ENTITIES: lists(entities, ends)}
-
-
-def sizes_of(lists: pa.Array) -> Ints:
-    """int64 [rows]: the lengths of lists."""
-    return np.asarray(pc.list_value_length(lists)).astype(np.int64)
-
-
-def first_words(bounds: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """bool [words]: whether a word is the first of its row; a row may have no words. `bounds`: as in `Words`."""
-    begins = np.zeros(bounds[-1], bool)
-    begins[bounds[:-1][np.diff(bounds) > 0]] = True
-    return begins

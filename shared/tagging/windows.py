@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import build_once, cache_dir, mapped_file, read_array, shared_array
-from shared.datasets.arrow_files import IN_MEMORY
+from shared.datasets import arrow_files
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
@@ -76,7 +76,7 @@ def windows_of(pieces: WordPieces, room: int, stride: int, special: int) -> tupl
             yield vars(windows) | {"lengths": (windows.sizes + special).astype(np.int32)}
 
     texts = len(pieces.offsets) - 1
-    if pieces.pieces.nbytes <= IN_MEMORY:
+    if pieces.pieces.nbytes <= arrow_files.IN_MEMORY:
         windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
         return Windows(*map(stored, vars(windows).values())), stored((windows.sizes + special).astype(np.int32))
     name = f"windows-{digest_of(FORMAT, pieces.folder.name, room, stride, special)}"

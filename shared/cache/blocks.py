@@ -57,7 +57,8 @@ class Blocks:
     source: str  # where the items come from, in messages: "--train_dir photos"
     begin: Callable[[Path], None] | None = None  # begin(shared) creates the files that all blocks share, in full size
     delay: float = 0  # seconds until the progress bar is shown
-    threads_per_core: int = 1  # 0: one thread, for work that has threads of its own
+    threads_per_core: int = 1
+    most_threads: int | None = None  # in a process
     by_task: bool = True  # whether the tasks of a job array (`only_task`) divide the blocks and end with their share
 
     @property
@@ -131,11 +132,10 @@ class Blocks:
         # One process prints the progress of all. If only one block is missing, that is the process that writes it.
         silent: dict[str, Any] = {"disable": True} if int(os.environ.get("RANK", 0)) and len(pending) > 1 else {}
         shown = {"desc": f"{self.verb} {self.source}", "unit": f" {self.unit}", "delay": self.delay, **silent}
-        # An equal share of the cores for each process of this machine. Pillow and tokenizers release the GIL.
-        cores = max(1, len(os.sched_getaffinity(0)) // exit_reasons.local_processes())
+        threads = self.threads_per_core * cores_of_process()  # Pillow and tokenizers release the GIL
         with (
             tqdm(total=self.count, mininterval=0.5, **shown) as bar,
-            ThreadPoolExecutor(max(1, self.threads_per_core * cores)) as pool,
+            ThreadPoolExecutor(min(threads, self.most_threads or threads)) as pool,
         ):
 
             def show() -> None:
@@ -188,6 +188,11 @@ class Blocks:
     def _missing(self, starts: list[int]) -> list[int]:
         """Those of the given blocks that are not complete."""
         return [start for start in starts if not is_complete(self._block(start))]
+
+
+def cores_of_process() -> int:
+    """This process's equal share of the cores of its machine, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) // exit_reasons.local_processes())
 
 
 @contextmanager

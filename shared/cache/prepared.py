@@ -31,6 +31,7 @@ IN_MEMORY = 1 << 20  # maximum number of bytes of an array of `shared_array` tha
 POLL_SECONDS = 0.2  # between two looks at the work of other processes
 
 Job = TypeVar("Job")
+Prepared = TypeVar("Prepared")
 
 
 def cache_dir() -> Path:
@@ -142,6 +143,24 @@ def share_of_task(jobs: Sequence[Job]) -> list[Job]:
     if given.tasks > 1:
         given.divided = True
     return [*jobs[given.task :: given.tasks]]
+
+
+def each_share(prepare: Callable[[Job], Prepared], jobs: Iterable[Job]) -> list[Prepared]:
+    """`prepare(job)` for each job, in order; a task of a job array does its share of all of them before it ends.
+
+    Raises:
+        Unfinished: `prepare` raised it for at least one job. The message is that of all of them.
+    """
+    done: list[Prepared] = []
+    left: list[str] = []
+    for job in jobs:
+        try:
+            done.append(prepare(job))
+        except Unfinished as unfinished:
+            left.append(str(unfinished))
+    if left:
+        raise Unfinished("; ".join(left))
+    return done
 
 
 def until_complete(

@@ -14,7 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
-from shared.cache.prepared import Unfinished, read_array
+from shared.cache.prepared import each_share, read_array
 from shared.datasets import arrow_files
 from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, say
@@ -114,15 +114,7 @@ def cut_tables(tables: Sequence[pa.Table], tokenizer: "PreTrainedTokenizerBase")
         UserError: see `cut_words`.
         Unfinished: this process is a task of a job array and has cut its share of each table, and another task has not.
     """
-    found, left = [], []
-    for table in tables:
-        try:
-            found.append(cut_words(table, tokenizer))
-        except Unfinished as unfinished:
-            left.append(str(unfinished))
-    if left:
-        raise Unfinished("; ".join(left))
-    return found
+    return each_share(lambda table: cut_words(table, tokenizer), tables)
 
 
 def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPieces:

@@ -7,12 +7,13 @@
     python -m shared.prepare recipes/image_classification.py --train_dir photos --cache uint8
 
 It calls the recipe's `load_data`, which stores its results in the cache folder. Training with the same flags finds them
-there. All processes with the same cache folder divide the corpus of recipes/mlm.py, and the images of
-recipes/image_classification.py --cache uint8, however the processes are started. The data of the other recipes are
-prepared by one process per machine, and the others wait. After an interruption, the same command resumes.
+there. All processes with the same cache folder divide the corpus of recipes/mlm.py, the texts of
+recipes/token_classification.py, and the images of recipes/image_classification.py --cache uint8, however the processes
+are started. The data of the other recipes are prepared by one process per machine, and the others wait. After an
+interruption, the same command resumes.
 
 --shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus or
-every N-th block of images, and ends without waiting for the others. What is missing afterwards is prepared by the same
+every N-th block of texts or images, and ends without waiting for the others. What is missing afterwards is prepared by the same
 command without --shard, or by the training run.
 
 --to FOLDER also copies the tokens of recipes/mlm.py, their index and their tokenizer to a folder. Copy this folder

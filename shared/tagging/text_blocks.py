@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from shared.cache.blocks import Blocks
 from shared.cache.prepared import array_writer, read_array
 
-SMALLEST_BLOCK = 4096  # texts: about 1 s of one core for texts of 30 words
+SMALLEST_BLOCK = 4096  # texts; the default data are one block
 BATCH_TEXTS = 1000
 BATCH_WORDS = 1 << 14  # in a batch, or one text: a tokenizer needs about 1 kB of memory for each
 

@@ -64,7 +64,7 @@ def load(
         how, read = repr((reader[0], kinds)), reader[1]
     tables, room = [], IN_MEMORY
     if reader and is_complete(cache_dir() / _name(files, sources, how)):
-        room = -1  # the files are known to be large, so none is parsed
+        room = -1  # the rows are known to be large; parsing CoNLL to find this out is slow
     for file, name in zip(files, sources, strict=True):
         if room < 0 or (table := in_memory(read(file, name), name, room)) is None:
             if not reader and len({*kinds}) > 1:

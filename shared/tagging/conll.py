@@ -59,6 +59,7 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
 
 
 def _lines(path: Path, source: str) -> Iterator[str]:
+    """The lines of a file, without line breaks; UserError if it cannot be read or is not UTF-8."""
     with opened(path, source) as file:
         text = CheckedText(file, source)
         pieces = iter(lambda: text.read(READ_BYTES), b"")

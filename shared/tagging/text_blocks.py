@@ -17,7 +17,7 @@ from shared.cache.prepared import array_writer, read_array
 
 SMALLEST_BLOCK = 4096  # texts; the default data are one block
 BATCH_TEXTS = 1000
-BATCH_WORDS = 1 << 14  # in a batch, or one text: a tokenizer needs about 1 kB of memory for each
+BATCH_WORDS = 1 << 14  # in a batch, or one text; limits the memory of the tokenizer
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -39,7 +39,7 @@ def make_arrays(
     Args:
         name: contains a digest of everything that the arrays depend on.
         texts: the number of texts.
-        make: yields arrays [n, ...] for consecutive batches of a range of texts. Places in an array count from the
+        make: yields arrays [n] for consecutive batches of a range of texts. Places in an array count from the
             beginning of the batch.
         places: {array of places: the array in which they are places}.
         verb: of the progress bar: "tokenizing".

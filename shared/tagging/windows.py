@@ -75,14 +75,13 @@ def windows_of(pieces: WordPieces, room: int, stride: int, special: int) -> tupl
             windows = cut_into_windows(pieces.offsets[start : end + 1], pieces.firsts, room, stride)
             yield vars(windows) | {"lengths": (windows.sizes + special).astype(np.int32)}
 
-    texts = len(pieces.offsets) - 1
     if pieces.pieces.nbytes <= arrow_files.IN_MEMORY:
         windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
         return Windows(*map(stored, vars(windows).values())), stored((windows.sizes + special).astype(np.int32))
     name = f"windows-{digest_of(FORMAT, pieces.folder.name, room, stride, special)}"
-    folder = make_arrays(name, texts, make, {}, "cutting", "texts into windows")
-    *arrays, lengths = (read_array(folder / f"{name}.npy") for name in (*(f.name for f in fields(Windows)), "lengths"))
-    return Windows(*arrays), lengths
+    folder = make_arrays(name, len(pieces.offsets) - 1, make, {}, "cutting", "texts into windows")
+    arrays = (read_array(folder / f"{field.name}.npy") for field in fields(Windows))
+    return Windows(*arrays), read_array(folder / "lengths.npy")
 
 
 class TaggedWords(Dataset):
@@ -171,7 +170,7 @@ class TaggedWords(Dataset):
 
         if len(files) < len(arrays):
             return digest()
-        name = f"digest-{digest_of(*(f'{file.parent.name}/{file.name}' for file in files))}"
+        name = f"digest-{digest_of(FORMAT, *(f'{file.parent.name}/{file.name}' for file in files))}"
 
         def build(folder: Path) -> None:
             (folder / "digest").write_text(digest())

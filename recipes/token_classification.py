@@ -36,10 +36,10 @@ from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.processes.collectives import on_main_process
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_words
+from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_tables
 from shared.tagging.scores import SCORES, tagging_scores
 from shared.tagging.tagged_texts import load_tagged
-from shared.tagging.tags import Tags, first_words
+from shared.tagging.tags import Tags
 from shared.tagging.windows import TaggedWords
 from shared.text.token_files import special_tokens_around
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
@@ -145,8 +145,9 @@ def load_data(config: Config) -> tuple[TaggedWords, TaggedWords, Tags, Any]:
         tokenizer = train_tokenizer(texts, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
     tokenizer = begin_words_with_a_space(tokenizer)
     window = config.max_length, config.stride, special_tokens_around(tokenizer)
-    data = [TaggedWords(cut_words(t, tokenizer), tags.encode(t), first_words(t), *window) for t in tables]
-    return data[0], data[1], tags, tokenizer
+    pieces = cut_tables(tables, tokenizer)
+    train, validation = (TaggedWords(p, tags.encode(t), *window) for p, t in zip(pieces, tables, strict=True))
+    return train, validation, tags, tokenizer
 
 
 def build_model(config: Config, tags: Tags, tokenizer: Any) -> torch.nn.Module:

@@ -8,10 +8,10 @@
     python -m shared.prepare recipes/image_classification.py --train_dir photos --cache uint8
 
 It calls the recipe's `load_data`, which stores its results in the cache folder. Training with the same flags finds them
-there. All processes with the same cache folder divide the corpus of recipes/mlm.py, the texts of recipes/nlp.py and
-recipes/embeddings.py, and the images of recipes/image_classification.py --cache uint8, however the processes are
-started. All other data, and tables of at most 16,384 texts, are prepared by one process per machine, and the others
-wait. After an interruption, the same command resumes.
+there. All processes with the same cache folder divide the corpus of recipes/mlm.py, the texts of recipes/nlp.py,
+recipes/embeddings.py and recipes/token_classification.py, and the images of recipes/image_classification.py --cache
+uint8, however the processes are started. All other data, and tables of few texts, are prepared by one process per
+machine, and the others wait. After an interruption, the same command resumes.
 
 --shard I/N is for the tasks of a job array, with I from 0 to N-1: the task prepares every N-th part of the corpus or
 every N-th block of texts or images, and ends without waiting for the others. What is missing afterwards is prepared by

@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once
+from shared.cache.prepared import build_once, cache_dir, is_complete
 from shared.datasets import readers
 from shared.datasets.files import is_compressed, kind_of, opened
 from shared.datasets.rows import (
@@ -34,34 +35,57 @@ FORMAT = 1  # part of the cache's names: increase it when the files for the same
 IN_MEMORY = 1 << 24  # maximum number of bytes of a table that stays in memory
 
 Blocks = Iterable[pa.Table]
+Reader = Callable[[Path, str], Blocks]  # reader(file, source): the rows of a file
 
 
-def load(files: Sequence[Path], flag: str, source: str, csv_delimiter: str | None = None) -> pa.Table:
+def load(
+    files: Sequence[Path],
+    flag: str,
+    source: str,
+    csv_delimiter: str | None = None,
+    reader: tuple[str, Reader] | None = None,
+) -> pa.Table:
     """The rows of all files, as one table with the source `source`.
+
+    Args:
+        files: of kinds that the reader knows.
+        flag: the flag that names them.
+        source: see `rows.named`.
+        csv_delimiter: of CSV files.
+        reader: instead of `readers.blocks`; with a name, which is part of the cache's names.
 
     Raises:
         UserError: a file cannot be read, or two of them have different columns or types; names `flag`.
     """
-    sources = [f"{flag} {file}" for file in files]
+    sources, kinds = [f"{flag} {file}" for file in files], [kind_of(file) for file in files]
+    how = csv_delimiter if min(kinds) in (".csv", ".tsv") else None
+    read: Reader = partial(readers.blocks, csv_delimiter=csv_delimiter)
+    if reader:
+        how, read = repr((reader[0], kinds)), reader[1]
     tables, room = [], IN_MEMORY
+    if reader and is_complete(cache_dir() / _name(files, sources, how)):
+        room = -1  # the rows are known to be large; parsing CoNLL to find this out is slow
     for file, name in zip(files, sources, strict=True):
-        if (table := in_memory(file, name, csv_delimiter, room)) is None:
-            return _stored_files(files, sources, source if len(files) > 1 else name, csv_delimiter)
+        if room < 0 or (table := in_memory(read(file, name), name, room)) is None:
+            if not reader and len({*kinds}) > 1:
+                raise UserError(
+                    f"{source}: files of several kinds ({', '.join(sorted({*kinds}))}) can be read together only if "
+                    f"their rows take at most {IN_MEMORY >> 20} MiB: convert them to one kind"
+                )
+            return _stored_files(files, sources, source if len(files) > 1 else name, read, how)
         tables.append(named(table, name))
         room -= table.nbytes
     return joined(tables, source)
 
 
-def in_memory(
-    path: Path, source: str, csv_delimiter: str | None = None, most_bytes: float = float("inf")
-) -> pa.Table | None:
+def in_memory(blocks: Blocks, source: str, most_bytes: float = float("inf")) -> pa.Table | None:
     """The rows of a file, in memory; None if they take more than `most_bytes` there.
 
     Raises:
-        UserError: see `readers.blocks`; or two rows disagree about the type of a column.
+        UserError: two rows disagree about the type of a column.
     """
     tables = []
-    for table in readers.blocks(path, source, csv_delimiter):
+    for table in blocks:
         tables.append(table)
         most_bytes -= table.nbytes
         if most_bytes < 0:
@@ -74,33 +98,38 @@ def in_memory(
         raise UserError(f"{source} is malformed: {readers.first_line(error)}") from None
 
 
-def _stored_files(files: Sequence[Path], sources: Sequence[str], source: str, csv_delimiter: str | None) -> pa.Table:
-    """The rows of all files, memory-mapped. The Arrow file is found by the files' states."""
-    if len(kinds := sorted({kind_of(file) for file in files})) > 1:
-        raise UserError(
-            f"{source}: files of several kinds ({', '.join(kinds)}) can be read together only if their rows take at "
-            f"most {IN_MEMORY >> 20} MiB: convert them to one kind"
-        )
+def _name(files: Sequence[Path], sources: Sequence[str], how: str | None) -> str:
+    """The name of the folder of `_stored_files`, which depends on the files' states.
+
+    Raises:
+        UserError: a file does not exist or cannot be read.
+    """
     states = []
     for file, name in zip(files, sources, strict=True):
         with opened(file, name):
             states.append(_state_of(file))
-    how = csv_delimiter if kinds[0] in (".csv", ".tsv") else None
+    return f"rows-{_digest(FORMAT, states, how)}"
+
+
+def _stored_files(
+    files: Sequence[Path], sources: Sequence[str], source: str, read: Reader, how: str | None
+) -> pa.Table:
+    """The rows of all files, memory-mapped."""
 
     def build(folder: Path) -> None:
-        digest = hashlib.blake2b(repr((FORMAT, kinds, how)).encode(), digest_size=16)
+        digest = hashlib.blake2b(repr((FORMAT, sorted({*map(kind_of, files)}), how)).encode(), digest_size=16)
         for file in files:
             with file.open("rb") as content:
                 digest.update(file.suffix.encode() if is_compressed(file) else b"")
                 digest.update(hashlib.file_digest(content, "blake2b").digest())
         starts = _write(
             folder / "rows.arrow",
-            lambda: [readers.blocks(file, name, csv_delimiter) for file, name in zip(files, sources, strict=True)],
+            lambda: [read(file, name) for file, name in zip(files, sources, strict=True)],
             sources,
         )
         (folder / "facts.json").write_text(json.dumps({"content": digest.hexdigest(), "starts": starts}))
 
-    folder = build_once(f"rows-{_digest(FORMAT, states, how)}", build)
+    folder = build_once(_name(files, sources, how), build)
     facts = json.loads((folder / "facts.json").read_text())
     parts = json.dumps([*zip(facts["starts"], sources, strict=True)]) if len(files) > 1 else "[]"
     table = _mapped(folder)
@@ -146,6 +175,35 @@ def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]]
     folder = build_once(f"rows-{content}", build)
     schema = numbered(table.slice(0, 0)).schema  # types of columns may have been decided since the file was written
     return with_content(pa.Table.from_arrays(_mapped(folder).columns, schema=schema), content)
+
+
+def converted(
+    table: pa.Table, convert: Callable[[pa.Table], tuple[pa.Table, int]], *key: object
+) -> tuple[pa.Table, int]:
+    """The rows that `convert` makes from a memory-mapped table, memory-mapped, and the sum of its counts.
+
+    Args:
+        table: the rows.
+        convert: called with each block of the table, which has row numbers; returns rows and a count.
+        key: identifies the conversion, together with the content of the table.
+    """
+    content = _digest(FORMAT, content_of(table), *key)
+
+    def build(folder: Path) -> None:
+        counts = []
+
+        def blocks() -> Iterator[pa.Table]:
+            for block in blocks_of(table):
+                made, count = convert(block)
+                counts.append(count)
+                yield made
+
+        _write(folder / "rows.arrow", lambda: [blocks()], [""])
+        (folder / "count.json").write_text(json.dumps(sum(counts)))
+
+    folder = build_once(f"rows-{content}", build)
+    made = _mapped(folder).replace_schema_metadata(table.schema.metadata)
+    return with_content(made, content), json.loads((folder / "count.json").read_text())
 
 
 def _write(path: Path, read: Callable[[], Iterable[Blocks]], sources: Sequence[str]) -> list[int]:

@@ -229,12 +229,13 @@ def _json_lines(text: CheckedText, source: str) -> tuple[str, Iterator[bytes]]:
     first = next((piece for piece in pieces if not piece.isspace()), b"").removeprefix(codecs.BOM_UTF8)
     pieces = chain([first], pieces)
     if not first.lstrip().startswith(b"["):
-        return "line", _whole_lines(pieces, source)
+        return "line", whole_lines(pieces, source)
     elements = (json.dumps(row).encode() + b"\n" for row in _array_elements(pieces, source))
-    return "element", _whole_lines(_in_pieces(elements), source)
+    return "element", whole_lines(_in_pieces(elements), source)
 
 
-def _whole_lines(pieces: Iterator[bytes], source: str) -> Iterator[bytes]:
+def whole_lines(pieces: Iterator[bytes], source: str) -> Iterator[bytes]:
+    """The same bytes in pieces of whole lines; UserError if a line is longer than BLOCK_BYTES."""
     rest = b""
     for piece in pieces:
         end = piece.rfind(b"\n") + 1

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.datasets.rows import ROW_COLUMN, column_of, is_text, missing, named, numbered, source_of
+from shared.datasets.rows import CONTENT_KEY, ROW_COLUMN, column_of, is_text, missing, named, numbered, source_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import pack_or_pad
@@ -35,6 +34,7 @@ from shared.tagging.tagged_texts import (
     words_of,
 )
 from shared.tagging.tags import TAGS, WORDS, Tags
+from shared.tagging.text_blocks import begins_of, sizes_of
 from shared.tagging.windows import TaggedWords
 from shared.text.token_files import special_tokens_around
 from shared.text.tokenized import check_max_length, check_vocabulary
@@ -78,9 +78,8 @@ def predict_tags(accelerator: Any, settings: TagSettings) -> Prediction:
     table, text_column, words = read_input(settings, tags)
     source, bounds = source_of(table), words.bounds
     pieces = cut_words(named(pa.table({WORDS: words.of_rows}), source), tokenizer)
-    begins = first_words(bounds)
     window = settings.max_length, settings.stride, special_tokens_around(tokenizer)
-    data = TaggedWords(pieces, words.tags, begins, *window)
+    data = TaggedWords(pieces, words.tags, *window)
     model = adapt_to_device(accelerator, settings, model)
     collate, how = pack_or_pad(model, data, tokenizer, accelerator, settings)
     model.to(accelerator.device)
@@ -99,7 +98,7 @@ def predict_tags(accelerator: Any, settings: TagSettings) -> Prediction:
         """The scores of the recipe's evaluation, of the words with tags."""
         predicted = data.tags_of_all(outputs[pieces.words, TAG].astype(int), tags.outside)
         scored = words.scored
-        scores = tagging_scores(tags, predicted[scored], words.tags[scored], begins[scored])
+        scores = tagging_scores(tags, predicted[scored], words.tags[scored], data.begins[scored])
         losses = outputs[pieces.words[scored[pieces.words]], LOSS]
         return {"eval_loss": float(losses.astype(np.float64).mean())} | {f"eval_{n}": v for n, v in scores.items()}
 
@@ -173,7 +172,8 @@ def targets_of(
     part = numbered(table).filter(pa.array(labeled))
     try:
         _, found = words_and_tags(part, settings.text_column_name, column)
-        tagged = pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(part.schema.metadata)
+        metadata = {**(part.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
+        tagged = pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata)
         known = tags.encode(tagged)
     except UserError as error:
         raise UserError(f"{error}; or use --no_scores, to predict without scores") from None
@@ -202,21 +202,9 @@ def columns_of(tags: Tags, texts: pa.Array, outputs: Outputs) -> dict[str, pa.Ar
         return of_words
     words = [word for text in texts.to_pylist() for word in WORD.findall(text)]
     spans = np.array([span for row in places for span in row], np.int64).reshape(-1, 2)
-    found = tags.entities(numbers, first_words(bounds))
+    found = tags.entities(numbers, begins_of(np.diff(bounds)))
     kinds = pa.array(tags.kinds_of_entities, pa.string()).take(pa.array(found.kind))
     fields = {"start": spans[found.first, 0], "end": spans[found.last, 1], "label": kinds}
     entities = pa.StructArray.from_arrays([*map(pa.array, fields.values())], names=[*fields])
     ends = np.searchsorted(found.first, bounds).astype(np.int32)
     return {WORDS_OF_TEXT: lists(pa.array(words, pa.string())), **of_words, ENTITIES: lists(entities, ends)}
-
-
-def sizes_of(lists: pa.Array) -> Ints:
-    """int64 [rows]: the lengths of lists."""
-    return np.asarray(pc.list_value_length(lists)).astype(np.int64)
-
-
-def first_words(bounds: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """bool [words]: whether a word is the first of its row; a row may have no words. `bounds`: as in `Words`."""
-    begins = np.zeros(bounds[-1], bool)
-    begins[bounds[:-1][np.diff(bounds) > 0]] = True
-    return begins

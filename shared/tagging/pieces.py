@@ -1,10 +1,11 @@
-"""Words as pieces of a tokenizer, on disk: made once per machine, then memory-mapped."""
+"""Words as pieces of a tokenizer, on disk: made by all processes together, then memory-mapped."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,19 +13,20 @@ import pyarrow.compute as pc
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
-from tqdm import tqdm
 
-from shared.cache.prepared import build_once
-from shared.datasets.rows import source_of
+from shared.cache.prepared import each_share, read_array
+from shared.datasets import arrow_files
+from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, say
 from shared.pretrained.tokenizers import check_unknown, unknown_token
 from shared.tagging.tags import WORDS, Ints
+from shared.tagging.text_blocks import batches_of, begins_of, digest_of, make_arrays, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
-BATCH_TEXTS = 1000
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+PLACES = {"offsets": "pieces", "firsts": "pieces", "words": "begins"}  # see `make_arrays`
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,40 @@ class WordPieces:
     @cached_property
     def pieces(self) -> NDArray[np.uint32]:
         """[pieces] token ids."""
-        return _mapped(self.folder / "pieces.npy")
+        return read_array(self.folder / "pieces.npy")
 
     @cached_property
     def offsets(self) -> Ints:
         """[texts + 1] where each text begins in `pieces`, and the end of `pieces`."""
-        return _mapped(self.folder / "offsets.npy")
+        return read_array(self.folder / "offsets.npy")
 
     @cached_property
     def firsts(self) -> Ints:
         """[words with pieces] the place of the first piece of each word in `pieces`."""
-        return _mapped(self.folder / "firsts.npy")
+        return read_array(self.folder / "firsts.npy")
 
     @cached_property
     def words(self) -> Ints:
         """[words with pieces] the number of each word among all words of the table."""
-        return _mapped(self.folder / "words.npy")
+        return read_array(self.folder / "words.npy")
+
+    @cached_property
+    def begins(self) -> NDArray[np.bool_]:
+        """[words] whether a word is the first of its text; of all words of the table."""
+        return read_array(self.folder / "begins.npy")
 
 
 def as_texts(table: pa.Table) -> pa.Table:
     """A table with the column "text": the words of each row, separated by spaces; to train a tokenizer on."""
-    texts = [" ".join(words) for words in table[WORDS].to_pylist()]
-    return pa.table({"text": pa.array(texts, pa.large_string())}).replace_schema_metadata(table.schema.metadata)
+
+    def convert(block: pa.Table) -> tuple[pa.Table, int]:
+        batches = (batch.to_pylist() for _, batch in batches_of(block[WORDS], range(block.num_rows)))
+        texts = [pa.array([" ".join(words) for words in batch], pa.large_string()) for batch in batches]
+        return pa.table({"text": pa.chunked_array(texts, pa.large_string())}), 0
+
+    if content_of(table):
+        return arrow_files.converted(table, convert, "texts", FORMAT)[0]
+    return convert(table)[0].replace_schema_metadata(table.schema.metadata)
 
 
 def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
@@ -93,53 +107,67 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
     return tokenizer
 
 
+def cut_tables(tables: Sequence[pa.Table], tokenizer: "PreTrainedTokenizerBase") -> list[WordPieces]:
+    """`cut_words` of each table.
+
+    Raises:
+        UserError: see `cut_words`.
+        Unfinished: this process is a task of a job array and has cut its share of each table, and another task has not.
+    """
+    return each_share(lambda table: cut_words(table, tokenizer), tables)
+
+
 def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPieces:
     """The pieces of the words of a table; "[MASK]" in a text is cut as text.
 
-    The first process of a machine writes them, with a progress bar; the others wait and read. The cache is keyed by
-    words and tokenizer. The number of words without pieces is printed.
+    All processes that call this divide the texts (see `text_blocks.py`). The cache is keyed by words and tokenizer. The
+    number of words without pieces is printed.
 
     Raises:
         UserError: no word has pieces, or all pieces are unknown.
+        Unfinished: see `cut_tables`.
     """
     fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, because its settings are changed
     fast.no_padding()
     fast.no_truncation()
     fast.encode_special_tokens = True
     unknown_id = -1 if (found := unknown_token(tokenizer)) is None else found
-    texts = table[WORDS].combine_chunks()
-    lengths = np.asarray(pc.list_value_length(texts))
     settings = repr((FORMAT, tokenizers.__version__, unknown_id)).encode() + fast.to_str().encode()
 
-    def build(folder: Path) -> None:
-        ids, owners = [], []  # arrays [pieces] for each text: token ids, and numbers of words in the text
-        with tqdm(total=len(texts), desc=f"tokenizing {source_of(table)}", unit=" texts", mininterval=0.5) as bar:
-            for start in range(0, len(texts), BATCH_TEXTS):
-                batch = texts.slice(start, BATCH_TEXTS).to_pylist()
-                for encoding in fast.encode_batch(batch, is_pretokenized=True, add_special_tokens=False):
-                    ids.append(np.array(encoding.ids, np.uint32))
-                    owners.append(np.array(encoding.word_ids, np.int64))
-                bar.update(len(batch))
-        sizes = np.fromiter(map(len, ids), np.int64, len(ids))
-        words_before = np.cumsum(lengths) - lengths
-        pieces, words = np.concatenate(ids), np.concatenate(owners) + np.repeat(words_before, sizes)
-        if not len(pieces):
-            raise UserError(f"{source_of(table)}: the tokenizer gives no word a token: use another model")
-        firsts = np.flatnonzero(np.diff(words, prepend=-1))
-        arrays = {"pieces": pieces, "offsets": np.append(0, np.cumsum(sizes)), "firsts": firsts, "words": words[firsts]}
-        for name, array in arrays.items():
-            np.save(folder / f"{name}.npy", array)
-        (folder / "unknown").write_text(f"{np.count_nonzero(pieces == unknown_id)} {len(pieces)}")
+    def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
+        for first_text, batch in batches_of(table[WORDS], texts):
+            encodings = fast.encode_batch(batch.to_pylist(), is_pretokenized=True, add_special_tokens=False)
+            of_texts, words_of_texts = sizes_of(batch), [np.array(each.word_ids, np.int64) for each in encodings]
+            ends = np.cumsum([len(each) for each in words_of_texts])
+            words_before = np.cumsum(of_texts) - of_texts
+            pieces = np.concatenate([np.array(each.ids, np.uint32) for each in encodings])
+            words = np.concatenate(words_of_texts) + np.repeat(words_before, np.diff(ends, prepend=0))
+            firsts = np.flatnonzero(np.diff(words, prepend=-1))
+            yield {
+                "pieces": pieces,
+                "offsets": ends if first_text else np.append(0, ends),
+                "firsts": firsts,
+                "words": words[firsts],
+                "begins": begins_of(of_texts),
+                "unknown": np.array([np.count_nonzero(pieces == unknown_id)]),
+            }
 
-    cut = WordPieces(build_once(f"words-{_digest(settings, texts)}", build))
-    if lost := int(lengths.sum()) - len(cut.words):
-        say(f"{source_of(table)}: {lost:,} words have no tokens; the evaluation counts the tag O as their prediction")
-    check_unknown(source_of(table), *map(int, (cut.folder / "unknown").read_text().split()))
+    source = source_of(table)
+    name = f"words-{_digest(settings, table)}"
+    cut = WordPieces(make_arrays(name, table.num_rows, make, PLACES, "tokenizing", source, delay=0, by_task=True))
+    if not len(cut.pieces):
+        raise UserError(f"{source}: the tokenizer gives no word a token: use another model")
+    if lost := len(cut.begins) - len(cut.words):
+        say(f"{source}: {lost:,} words have no tokens; the evaluation counts the tag O as their prediction")
+    check_unknown(source, int(read_array(cut.folder / "unknown.npy").sum()), len(cut.pieces))
     return cut
 
 
-def _digest(settings: bytes, texts: pa.LargeListArray) -> str:
-    """A digest of settings and words."""
+def _digest(settings: bytes, table: pa.Table) -> str:
+    """A digest of settings and words; the words of a memory-mapped table are not read."""
+    if content := content_of(table):
+        return digest_of(settings, content)
+    texts = table[WORDS].combine_chunks()
     words = texts.flatten()
     digest = hashlib.blake2b(settings, digest_size=16)
     digest.update(np.ascontiguousarray(pc.list_value_length(texts)).data)
@@ -147,8 +175,3 @@ def _digest(settings: bytes, texts: pa.LargeListArray) -> str:
     offsets = np.frombuffer(words.buffers()[1], np.int64)[words.offset : words.offset + len(words) + 1]
     digest.update(memoryview(words.buffers()[2])[offsets[0] : offsets[-1]])
     return digest.hexdigest()
-
-
-def _mapped(path: Path) -> NDArray:
-    # A plain array over the mapping, because slicing an np.memmap takes several times as long.
-    return np.load(path, mmap_mode="r").view(np.ndarray)

@@ -5,7 +5,7 @@ In all tables of this module, the column "tokens" is a list of words, and "tags"
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.datasets import arrow_files
+from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.label_cells import class_names
 from shared.datasets.rows import (
@@ -22,8 +22,8 @@ from shared.datasets.rows import (
     FILL_IN,
     ROW_COLUMN,
     column_of,
+    content_of,
     is_text,
-    joined,
     named,
     numbered,
     source_of,
@@ -35,10 +35,12 @@ from shared.pretrained.from_pretrained import label_order
 from shared.tagging import conll, demo_sources
 from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
 
+FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 TEXT_FLAG, TAG_FLAG = "--text_column_name", "--label_column_name"
 KINDS = (".json", ".jsonl", ".parquet", *conll.KINDS)
 LISTS = pa.large_list(pa.large_string())
 WORD = re.compile(r"\w+|[^\w\s]")  # the words of a text with spans: letters and digits, or one other character
+BATCH_ROWS = 1000  # of texts with spans that are Python objects at once
 SPAN = "{start, end, label}"
 
 
@@ -80,37 +82,53 @@ def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
 def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Table:
     """The rows of the files that `given` names; each sentence of a CoNLL file is a row. `untagged`: see `read_conll`.
 
+    They are in memory, or if they are large, memory-mapped: see `arrow_files`.
+
     Raises:
         UserError: a file cannot be read, or two files have different columns.
     """
 
-    def read(path: Path, source: str) -> pa.Table:
+    def read(path: Path, source: str) -> Iterator[pa.Table]:
         if kind_of(path) in conll.KINDS:
             return conll.read_conll(path, source, untagged)
-        return arrow_files.in_memory(path, source)
+        return readers.blocks(path, source)
 
-    sources = {file: f"{flag} {file}" for file in find_files(given, flag, KINDS)}
-    return joined([named(read(*each), each[1]) for each in sources.items()], f"{flag} {' '.join(given)}")
+    reader = f"tagged texts, format {FORMAT}, {untagged=}", read
+    return arrow_files.load(find_files(given, flag, KINDS), flag, f"{flag} {' '.join(given)}", reader=reader)
 
 
 def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
     """The columns tokens and tags of a table, from lists of words and tags, or from texts and their spans.
 
-    Rows without words are left out, and their number is printed.
+    Rows without words are left out, and their number is printed. If the table is memory-mapped, so is the result.
 
     Raises:
         UserError: no row has words; see also `words_and_tags`.
     """
-    words, tags = words_and_tags(table, text_column, label_column)
-    rows = numbered(table)[ROW_COLUMN]
-    metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
-    result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: rows}).replace_schema_metadata(metadata)
-    full = have_words(words)
-    if not full.any():
+
+    def convert(block: pa.Table) -> tuple[pa.Table, int]:
+        """The rows with words, and the number of widened spans."""
+        try:
+            words, tags, widened = _words_and_tags(block, text_column, label_column)
+        except UserError:
+            _checked_columns(table, text_column, label_column)  # raises the error that the whole table has
+            raise
+        result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: numbered(block)[ROW_COLUMN]})
+        return result.filter(pa.array(have_words(words))), widened
+
+    if content_of(table):
+        names = class_names(table, label_column) if label_column in table.column_names else ()
+        result, widened = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
+    else:
+        result, widened = convert(table)
+        metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
+        result = result.replace_schema_metadata(metadata)
+    _report_widened(table, label_column, widened)
+    if not result.num_rows:
         raise UserError(f"{source_of(table)} has no words in {text_column}: use the column of the words as {TEXT_FLAG}")
-    if not full.all():
-        say(f"{source_of(table)}: {(~full).sum():,} rows without words are skipped")
-    return result.filter(pa.array(full))
+    if skipped := table.num_rows - result.num_rows:
+        say(f"{source_of(table)}: {skipped:,} rows without words are skipped")
+    return result
 
 
 def have_words(words: pa.LargeListArray) -> NDArray[np.bool_]:
@@ -128,6 +146,7 @@ def words_of(table: pa.Table, text_column: str, label_column: str = "") -> pa.La
     """
     texts = _column(table, text_column, TEXT_FLAG, _is_text_or_words, label_column)
     _refuse_missing(table, text_column, texts)
+    texts = texts.combine_chunks()
     if is_text(texts.type):
         return pa.array([WORD.findall(text) for text in texts.to_pylist()], LISTS)
     words = _strings(texts)
@@ -144,20 +163,67 @@ def words_and_tags(table: pa.Table, text_column: str, label_column: str) -> tupl
         UserError: a column does not exist or has another type, a row has no value or not one tag for each word, or a
             span does not fit its text.
     """
+    words, tags, widened = _words_and_tags(table, text_column, label_column)
+    _report_widened(table, label_column, widened)
+    return words, tags
+
+
+def _words_and_tags(
+    table: pa.Table, text_column: str, label_column: str
+) -> tuple[pa.LargeListArray, pa.LargeListArray, int]:
+    """See `words_and_tags`; also the number of widened spans, which is not printed."""
+    texts, labels = (cells.combine_chunks() for cells in _checked_columns(table, text_column, label_column))
+    if is_text(texts.type):
+        return _of_spans(table, texts, labels, label_column)
+    return *_of_words(table, texts, labels, text_column, label_column), 0
+
+
+def _checked_columns(table: pa.Table, text_column: str, label_column: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """The two columns; UserError if their types do not fit, a row has no value, or it has not one tag for each word."""
     if text_column == label_column:
         raise UserError(f"{TEXT_FLAG} {text_column} and {TAG_FLAG} {label_column}: use different columns")
     texts = _column(table, text_column, TEXT_FLAG, _is_text_or_words, label_column)
     labels = _column(table, label_column, TAG_FLAG, lambda type_: _is_list(type_, _is_tag_or_span), text_column)
     for name, cells in ((text_column, texts), (label_column, labels)):
         _refuse_missing(table, name, cells)
+    value = labels.type.value_type
     if is_text(texts.type):
-        return _of_spans(table, texts.to_pylist(), labels, text_column, label_column)
-    return _of_words(table, texts, labels, text_column, label_column)
+        keys = {field.name for field in value} if pa.types.is_struct(value) else set()
+        if not ({"start", "end", "label"} <= keys or pa.types.is_null(value)):
+            raise UserError(
+                f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}; with the texts "
+                f"in {TEXT_FLAG} {text_column}, it needs lists of spans {SPAN}"
+            )
+    elif not (is_text(value) or pa.types.is_integer(value) or pa.types.is_null(value)):
+        raise UserError(
+            f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}, not lists of tags; "
+            f"lists of spans need a column of texts as {TEXT_FLAG}"
+        )
+    else:
+        _refuse_other_sizes(table, texts, labels, text_column, label_column)
+    return texts, labels
 
 
-def _refuse_missing(table: pa.Table, name: str, cells: pa.Array) -> None:
+def _refuse_other_sizes(
+    table: pa.Table, texts: pa.ChunkedArray, labels: pa.ChunkedArray, text_column: str, label_column: str
+) -> None:
+    """UserError if a row has not one tag for each word."""
+    message, rows_before, count = "", 0, 0
+    for batch in pa.table([texts, labels], ["texts", "labels"]).to_batches():
+        sizes = [np.asarray(pc.list_value_length(cells)) for cells in batch.columns]
+        rows = np.flatnonzero(sizes[0] != sizes[1])
+        if len(rows) and not count:
+            found = f"{sizes[0][rows[0]]:,} words in {text_column} and {sizes[1][rows[0]]:,} tags in {label_column}"
+            message = f"{where(table, rows_before + int(rows[0]))} has {found}"
+        rows_before, count = rows_before + batch.num_rows, count + len(rows)
+    if count:
+        such = f" ({count:,} such rows)" if count > 1 else ""
+        raise UserError(f"{message}{such}: write one tag for each word")
+
+
+def _refuse_missing(table: pa.Table, name: str, cells: pa.ChunkedArray) -> None:
     """UserError if a row has no value in the column `name`."""
-    if len(rows := np.flatnonzero(cells.is_null())):
+    if cells.null_count and len(rows := np.flatnonzero(cells.is_null())):
         raise UserError(f"{where(table, int(rows[0]))} has no value in {name}: {FILL_IN}")
 
 
@@ -173,7 +239,7 @@ def _strings(cells: pa.Array) -> pa.LargeListArray:
     return cells.cast(pa.large_list(cells.type.value_type)).cast(LISTS)
 
 
-def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType], bool], taken: str) -> pa.Array:
+def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType], bool], taken: str) -> pa.ChunkedArray:
     """The column `name`; UserError if it does not exist or has another type.
 
     The error about a missing column names the columns of a fitting type, except the one that is `taken`.
@@ -188,7 +254,7 @@ def _column(table: pa.Table, name: str, flag: str, fits: Callable[[pa.DataType],
     if not fits(column.type):
         needs = "lists of words, or texts" if flag == TEXT_FLAG else f"lists of tags, or lists of spans {SPAN}"
         raise UserError(f"{flag} {name}: this column of {source_of(table)} contains {column.type}, not {needs}")
-    return column.combine_chunks()
+    return column
 
 
 def _is_list(type_: pa.DataType, fits: Callable[[pa.DataType], bool]) -> bool:
@@ -212,17 +278,6 @@ def _of_words(
     table: pa.Table, texts: pa.Array, labels: pa.Array, text_column: str, label_column: str
 ) -> tuple[pa.Array, pa.Array]:
     """The words and tags of two columns of lists."""
-    value = labels.type.value_type
-    if not (is_text(value) or pa.types.is_integer(value) or pa.types.is_null(value)):
-        raise UserError(
-            f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}, not lists of tags; "
-            f"lists of spans need a column of texts as {TEXT_FLAG}"
-        )
-    sizes = [np.asarray(pc.list_value_length(cells)) for cells in (texts, labels)]
-    if len(rows := np.flatnonzero(sizes[0] != sizes[1])):
-        found = f"{sizes[0][rows[0]]:,} words in {text_column} and {sizes[1][rows[0]]:,} tags in {label_column}"
-        such = f" ({len(rows):,} such rows)" if len(rows) > 1 else ""
-        raise UserError(f"{where(table, int(rows[0]))} has {found}{such}: write one tag for each word")
     names = class_names(table, label_column)
     if names:
         labels = _named(table, labels, names, label_column)
@@ -252,24 +307,32 @@ def _named(table: pa.Table, labels: pa.Array, names: tuple[str, ...], column: st
 
 
 def _of_spans(
-    table: pa.Table, texts: list[str], labels: pa.Array, text_column: str, label_column: str
-) -> tuple[pa.Array, pa.Array]:
-    """The words of texts, with IOB2 tags from the spans of each text.
+    table: pa.Table, texts: pa.Array, labels: pa.Array, label_column: str
+) -> tuple[pa.LargeListArray, pa.LargeListArray, int]:
+    """The words of texts, with IOB2 tags from the spans of each text, and the number of widened spans.
 
     A span {start, end, label} covers the characters from `start` up to `end`, which is excluded. A span that begins or
-    ends inside a word is widened to the whole word; the number of such spans is printed.
+    ends inside a word is widened to the whole word.
 
     Raises:
         UserError: a span lies outside its text, contains no word, or shares a word with another span.
     """
-    keys = {field.name for field in labels.type.value_type} if pa.types.is_struct(labels.type.value_type) else set()
-    if not ({"start", "end", "label"} <= keys or pa.types.is_null(labels.type.value_type)):
-        raise UserError(
-            f"{TAG_FLAG} {label_column}: this column of {source_of(table)} contains {labels.type}; with the texts in "
-            f"{TEXT_FLAG} {text_column}, it needs lists of spans {SPAN}"
-        )
+    words, tags, widened = [pa.array([], LISTS)], [pa.array([], LISTS)], 0
+    for first in range(0, len(texts), BATCH_ROWS):
+        batch = texts.slice(first, BATCH_ROWS).to_pylist(), labels.slice(first, BATCH_ROWS).to_pylist()
+        *found, more = _words_of_spans(table, first, *batch, label_column)
+        words.append(pa.array(found[0], LISTS))
+        tags.append(pa.array(found[1], LISTS))
+        widened += more
+    return pa.concat_arrays(words), pa.concat_arrays(tags), widened
+
+
+def _words_of_spans(
+    table: pa.Table, first_row: int, texts: list[str], spans_of_texts: list[list[dict[str, Any]]], label_column: str
+) -> tuple[list[list[str]], list[list[str]], int]:
+    """See `_of_spans`; the texts are those of the rows from `first_row` on."""
     words, tags, widened = [], [], 0
-    for row, (text, spans) in enumerate(zip(texts, labels.to_pylist(), strict=True)):
+    for row, (text, spans) in enumerate(zip(texts, spans_of_texts, strict=True), first_row):
         begins, ends = [m.start() for m in WORD.finditer(text)], [m.end() for m in WORD.finditer(text)]
         here = [OUTSIDE] * len(begins)
         for span in spans:
@@ -291,9 +354,12 @@ def _of_spans(
             here[first : last + 1] = [f"B-{label}", *[f"I-{label}"] * (last - first)]
         words.append([text[begin:end] for begin, end in zip(begins, ends, strict=True)])
         tags.append(here)
+    return words, tags, widened
+
+
+def _report_widened(table: pa.Table, label_column: str, widened: int) -> None:
     if widened:
         say(
             f"{source_of(table)}: {widened:,} spans in the column {label_column} begin or end inside a word and are "
             "widened to whole words"
         )
-    return pa.array(words, LISTS), pa.array(tags, LISTS)

@@ -1,19 +1,24 @@
 """Tags of words: their scheme, their numbers, and the entities that they mark."""
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.datasets.rows import source_of, where
+from shared.cache.prepared import build_once, read_array
+from shared.datasets.rows import content_of, source_of, where
 from shared.errors import UserError, listed, say
+from shared.tagging.text_blocks import batches_of, begins_of, digest_of, make_arrays, sizes_of
 
+FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see tagged_texts.py
 OUTSIDE = "O"
 TAG = re.compile(r"([BIESLU])(?:-(.+))?")  # a prefix, and a kind of entity, which is missing if there is only one kind
@@ -52,7 +57,7 @@ class Tags:
         Raises:
             UserError: there is only one tag.
         """
-        found = table[TAGS].combine_chunks().flatten().unique().to_pylist()
+        found = _distinct_tags(table)
         if len(found) < 2:
             raise UserError(
                 f"{source_of(table)}: every word has the tag {found[0]}, so there is nothing to learn: use the column "
@@ -99,23 +104,49 @@ class Tags:
         return self.names.index(OUTSIDE) if OUTSIDE in self.names else -1
 
     def encode(self, table: pa.Table) -> Ints:
-        """int64 [words]: the number of each word's tag.
+        """int64 [words]: the number of each word's tag; memory-mapped if the table is.
 
         Raises:
             UserError: a tag does not occur in training; names the first row.
         """
-        tags = table[TAGS].combine_chunks()
+        if content_of(table):
+            return read_array(self._stored(table) / "tags.npy")
+        return self._numbers(table, table[TAGS].combine_chunks())
+
+    def _stored(self, table: pa.Table) -> Path:
+        """The folder of the numbers of the tags of a memory-mapped table, and of the `_violations` of its batches."""
+
+        def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
+            for _, tags in batches_of(table[TAGS], texts):
+                numbers = self._numbers(table, tags)
+                yield {"tags": numbers, "violations": self._violations(numbers, begins_of(sizes_of(tags)))}
+
+        name = f"tags-{digest_of(FORMAT, content_of(table), self.names)}"
+        return make_arrays(name, table.num_rows, make, {}, "numbering the tags of", source_of(table))
+
+    def _numbers(self, table: pa.Table, tags: pa.LargeListArray) -> Ints:
+        """int64 [words]: see `encode`; `tags` are some rows of the table."""
         words = tags.flatten()
         found = pc.index_in(words, pa.array(self.names, words.type))
-        if len(unknown := np.flatnonzero(found.is_null())):
-            row = np.asarray(pc.list_parent_indices(tags))[unknown[0]]
-            names = words.take(pa.array(unknown)).unique().to_pylist()
-            raise UserError(
-                f"{where(table, int(row))} has a tag that the training data does not have (unknown: {listed(names)}; "
-                f"known: {listed(self.names)}): correct it, remove such rows, or add rows with these tags to the "
-                "training data"
-            )
+        if found.null_count:
+            raise self._unknown(table)
         return found.to_numpy().astype(np.int64)
+
+    def _unknown(self, table: pa.Table) -> UserError:
+        """The error about tags that are not among the names."""
+        first, rows_before, unknown = -1, 0, dict[str, None]()
+        for tags in table[TAGS].chunks:
+            words = tags.flatten()
+            places = np.flatnonzero(pc.index_in(words, pa.array(self.names, words.type)).is_null())
+            if len(places) and first < 0:
+                first = rows_before + int(np.searchsorted(np.cumsum(sizes_of(tags)), places[0], side="right"))
+            unknown |= dict.fromkeys(words.take(pa.array(places)).unique().to_pylist())
+            rows_before += len(tags)
+        return UserError(
+            f"{where(table, first)} has a tag that the training data does not have (unknown: {listed([*unknown])}; "
+            f"known: {listed(self.names)}): correct it, remove such rows, or add rows with these tags to the "
+            "training data"
+        )
 
     def entities(self, numbers: Ints, begins: NDArray[np.bool_]) -> Entities:
         """The entities that tags mark, by the rules of conlleval.
@@ -137,22 +168,36 @@ class Tags:
 
     def scheme(self, numbers: Ints, begins: NDArray[np.bool_]) -> tuple[str, int]:
         """The scheme that these tags follow, and how many of the words violate it; arguments as in `entities`."""
+        return self._scheme(self._violations(numbers, begins))
+
+    def _violations(self, numbers: Ints, begins: NDArray[np.bool_]) -> Ints:
+        """int64 [3], counts of words: what violates BIOES, what violates IOB2, and each B that is not as in IOB1."""
         prefix, kind = self._prefixes[numbers], self._kinds[numbers]
         before, kind_before = _previous(prefix, begins, O), _previous(kind, begins, -1)
         open_before = np.isin(before, (B, I)) & (kind == kind_before)
         without_begin = np.isin(prefix, (I, E)) & ~open_before
+        continued = np.append((np.isin(prefix, (I, E)) & open_before)[1:], False)
+        of_bioes = without_begin | (np.isin(prefix, (B, I)) & ~continued)
+        return np.array([of_bioes.sum(), without_begin.sum(), ((prefix == B) & ~open_before).sum()], np.int64)
+
+    def _scheme(self, violations: Ints) -> tuple[str, int]:
+        """The result of `scheme`, from the summed `_violations`."""
+        of_bioes, of_iob2, not_iob1 = violations.tolist()
         if self.plain:
             return "plain", 0
         if np.isin(self._prefixes, (E, S)).any():
-            continued = np.append((np.isin(prefix, (I, E)) & open_before)[1:], False)
-            return "BIOES", int((without_begin | (np.isin(prefix, (B, I)) & ~continued)).sum())
-        if without_begin.any() and open_before[prefix == B].all():
+            return "BIOES", of_bioes
+        if of_iob2 and not not_iob1:
             return "IOB1", 0  # B- only between two entities of the same kind
-        return "IOB2", int(without_begin.sum())
+        return "IOB2", of_iob2
 
     def report_violations(self, table: pa.Table) -> None:
         """Print how many words of a table violate the scheme of their tags, if any do."""
-        scheme, count = self.scheme(self.encode(table), first_words(table))
+        if content_of(table):
+            violations = read_array(self._stored(table) / "violations.npy").reshape(-1, 3).sum(0)
+        else:
+            violations = self._violations(self.encode(table), first_words(table))
+        scheme, count = self._scheme(violations)
         if count:
             say(
                 f"{source_of(table)}: {count:,} tags violate {scheme} (such as I- without B- before it); entities are "
@@ -162,9 +207,26 @@ class Tags:
 
 def first_words(table: pa.Table) -> NDArray[np.bool_]:
     """bool [words]: whether a word is the first of its text; each text has a word."""
-    lengths = np.asarray(pc.list_value_length(table[WORDS].combine_chunks()))
-    found = np.zeros(lengths.sum(), bool)
-    found[np.cumsum(lengths) - lengths] = True
+    return begins_of(sizes_of(table[WORDS].combine_chunks()))
+
+
+def _distinct_tags(table: pa.Table) -> list[str]:
+    """The tags of a table, in the order in which they occur; of a memory-mapped one, read once per machine."""
+
+    def read() -> list[str]:
+        found: dict[str, None] = {}
+        for tags in table[TAGS].chunks:
+            found |= dict.fromkeys(tags.flatten().unique().to_pylist())
+        return [*found]
+
+    def build(folder: Path) -> None:
+        (folder / "tags.json").write_text(json.dumps(read()))
+
+    if not (content := content_of(table)):
+        return read()
+    found: list[str] = json.loads(
+        (build_once(f"tag-names-{digest_of(FORMAT, content)}", build) / "tags.json").read_text()
+    )
     return found
 
 

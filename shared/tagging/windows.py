@@ -1,17 +1,23 @@
 """Windows of tagged texts: a long text is several overlapping samples, and each word belongs to one of them."""
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import shared_array
+from shared.cache.prepared import build_once, cache_dir, mapped_file, read_array, shared_array
+from shared.datasets import arrow_files
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
+from shared.tagging.text_blocks import BATCH_TEXTS, digest_of, make_arrays
+
+FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,27 @@ def cut_into_windows(offsets: Ints, firsts: Ints, room: int, stride: int) -> Win
     return Windows(*(array[kept] for array in arrays))
 
 
+def windows_of(pieces: WordPieces, room: int, stride: int, special: int) -> tuple[Windows, NDArray[np.int32]]:
+    """`cut_into_windows` of all texts, and the length of each window with `special` tokens, int32 [windows].
+
+    If the texts are large, all processes make the windows together, and they are memory-mapped.
+    """
+
+    def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
+        for start in range(texts.start, texts.stop, BATCH_TEXTS):
+            end = min(start + BATCH_TEXTS, texts.stop)
+            windows = cut_into_windows(pieces.offsets[start : end + 1], pieces.firsts, room, stride)
+            yield vars(windows) | {"lengths": (windows.sizes + special).astype(np.int32)}
+
+    if pieces.pieces.nbytes <= arrow_files.IN_MEMORY:
+        windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
+        return Windows(*map(stored, vars(windows).values())), stored((windows.sizes + special).astype(np.int32))
+    name = f"windows-{digest_of(FORMAT, pieces.folder.name, room, stride, special)}"
+    folder = make_arrays(name, len(pieces.offsets) - 1, make, {}, "cutting", "texts into windows")
+    arrays = (read_array(folder / f"{field.name}.npy") for field in fields(Windows))
+    return Windows(*arrays), read_array(folder / "lengths.npy")
+
+
 class TaggedWords(Dataset):
     """Windows of tagged texts, with the tag of each window's own words at their first pieces.
 
@@ -67,7 +94,6 @@ class TaggedWords(Dataset):
     Args:
         pieces: the pieces of all texts.
         tags: int64 [words] the tag of each word of the table, also of those without pieces.
-        begins: bool [words] whether it is the first word of its text.
         max_length: tokens of a window, with special tokens.
         stride: pieces that consecutive windows of a text share.
         around: ids of the special tokens before and after each window.
@@ -80,12 +106,11 @@ class TaggedWords(Dataset):
         self,
         pieces: WordPieces,
         tags: Ints,
-        begins: NDArray[np.bool_],
         max_length: int,
         stride: int,
         around: tuple[list[int], list[int]],
     ) -> None:
-        self.pieces, self.tags, self.begins = pieces, stored(tags), stored(begins)
+        self.pieces, self.tags, self.begins = pieces, stored(tags), pieces.begins
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         special = len(self.before) + len(self.after)
         room = max_length - special
@@ -98,9 +123,7 @@ class TaggedWords(Dataset):
                 f"--stride {stride} is not smaller than the {room} tokens of text in --max_length {max_length}: lower "
                 "it, or increase --max_length"
             )
-        windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
-        self.windows = Windows(*map(stored, (windows.starts, windows.sizes, windows.first_words, windows.num_words)))
-        self.lengths = stored((windows.sizes + special).astype(np.int32))  # [N] with special tokens
+        self.windows, self.lengths = windows_of(pieces, room, stride, special)  # lengths: with special tokens
         self.num_words = self.windows.num_words  # int64 [N]: own words of each window, which have a share in the loss
 
     def __len__(self) -> int:
@@ -134,12 +157,25 @@ class TaggedWords(Dataset):
         return found
 
     def digest(self) -> str:
-        """A digest of the tokens, the windows and the tags."""
-        content = hashlib.blake2b(digest_size=16)
-        arrays: tuple[NDArray[Any], ...] = (self.pieces.pieces, self.pieces.firsts, self.pieces.words)
-        for array in (*arrays, self.windows.starts, self.lengths, self.num_words, self.tags, self.begins):
-            content.update(np.ascontiguousarray(array).view(np.uint8).data)
-        return content.hexdigest()
+        """A digest of the tokens, the windows and the tags; computed once per machine, except for arrays in memory."""
+        arrays: list[NDArray[Any]] = [self.pieces.pieces, self.pieces.firsts, self.pieces.words]
+        arrays += [self.windows.starts, self.lengths, self.num_words, self.tags, self.begins]
+        files = [file for array in arrays if (file := mapped_file(array)) and file.parent.parent == cache_dir()]
+
+        def digest() -> str:
+            content = hashlib.blake2b(digest_size=16)
+            for array in arrays:
+                content.update(np.ascontiguousarray(array).view(np.uint8).data)
+            return content.hexdigest()
+
+        if len(files) < len(arrays):
+            return digest()
+        name = f"digest-{digest_of(FORMAT, *(f'{file.parent.name}/{file.name}' for file in files))}"
+
+        def build(folder: Path) -> None:
+            (folder / "digest").write_text(digest())
+
+        return (build_once(name, build) / "digest").read_text()
 
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
@@ -148,7 +184,7 @@ class TaggedWords(Dataset):
 
 def stored(array: NDArray[Any]) -> NDArray[Any]:
     """The same array, memory-mapped if it is large: see `shared_array`."""
-    return shared_array(lambda: [array], array.dtype)
+    return array if mapped_file(array) else shared_array(lambda: [array], array.dtype)
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:

@@ -80,14 +80,16 @@ def test_tagged_texts_of_a_large_saved_data_set_are_those_of_a_small_one(tmp_pat
     rows["kinds"] = [["B-A", "B-C"]] * 60
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
     plain = vars(Options(dataset_name=str(tmp_path / "saved"), skip_incomplete_rows=True, max_train_samples=9))
-    found = []
+    found, contents = [], []
     for most in (1 << 24, -1):
         monkeypatch.setattr(arrow_files, "IN_MEMORY", most)
         for column in ("tags", "kinds"):
             config = SimpleNamespace(**{**plain, "text_column_name": "words", "label_column_name": column})
             config.model_name_or_path = None
             train, validation, tags = load_tagged(config)
-            assert content_of(train) is None
+            contents.append(content_of(train))
             found.append((train.to_pylist(), validation.to_pylist(), tags))
     assert found[:2] == found[2:]
     assert found[0] != found[1]
+    assert contents[:2] == [None, None]
+    assert len({*contents}) == 3

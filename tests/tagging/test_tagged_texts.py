@@ -35,7 +35,7 @@ def write(folder, rows, name="data.jsonl"):
 @pytest.mark.parametrize("form", CONLL)
 def test_a_conll_file_is_read_in_all_its_forms(tmp_path, form):
     (tmp_path / "train.conll").write_bytes(CONLL[form].encode())
-    assert columns(read_conll(tmp_path / "train.conll", "train")) == (SENTENCES, TAGS)
+    assert columns(pa.concat_tables(read_conll(tmp_path / "train.conll", "train"))) == (SENTENCES, TAGS)
 
 
 WORDS = st.text(st.characters(exclude_categories=("Cs", "Z", "C")), min_size=1, max_size=5)
@@ -46,7 +46,9 @@ WORDS = st.text(st.characters(exclude_categories=("Cs", "Z", "C")), min_size=1, 
 def test_any_words_are_read_as_they_were_written(tmp_path_factory, texts):
     file = tmp_path_factory.mktemp("conll") / "a.conll"
     file.write_text("\n".join("".join(f"{word}\t{tag}\n" for word, tag in text) for text in texts), encoding="utf-8")
-    assert columns(read_conll(file, "a")) == tuple([[pair[i] for pair in text] for text in texts] for i in (0, 1))
+    assert columns(pa.concat_tables(read_conll(file, "a"))) == tuple(
+        [[pair[i] for pair in text] for text in texts] for i in (0, 1)
+    )
 
 
 @pytest.mark.parametrize(

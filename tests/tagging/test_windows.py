@@ -29,14 +29,14 @@ def cut(pieces_of_words):
         offsets=np.cumsum([0, *sizes]),
         firsts=firsts[of_all > 0],
         words=np.flatnonzero(of_all > 0),
+        begins=np.array([i == 0 for text in pieces_of_words for i in range(len(text))]),
     )
 
 
 def dataset(pieces_of_words, room, stride, around=([1], [2, 3])):
     """A data set in which the tag of a word is its number."""
-    begins = np.array([i == 0 for text in pieces_of_words for i in range(len(text))])
-    special = len(around[0]) + len(around[1])
-    return TaggedWords(cut(pieces_of_words), np.arange(len(begins)), begins, room + special, stride, around)
+    pieces, special = cut(pieces_of_words), len(around[0]) + len(around[1])
+    return TaggedWords(pieces, np.arange(len(pieces.begins)), room + special, stride, around)
 
 
 @settings(max_examples=50)

@@ -49,7 +49,7 @@ def main(limit: int, flags: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:  # starts the threads of Arrow, whose stacks are not measured
         for name, content in (("a.jsonl", '{"text": "a"}\n'), ("a.csv", "text\na\n")):
             (Path(folder) / name).write_text(content)
-            arrow_files.in_memory(Path(folder) / name, name)
+            arrow_files.in_memory(readers.blocks(Path(folder) / name, name), name)
     start, peak, done = memory_in_use(), [0], threading.Event()
 
     def watch() -> None:

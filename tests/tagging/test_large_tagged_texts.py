@@ -1,0 +1,249 @@
+"""Large tagged texts: the digests and errors of small ones, in memory-mapped files of any number of processes."""
+
+import json
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+from toy_data import tagged_rows, write_tagged
+
+from shared import prepare
+from shared.cache import prepared
+from shared.cache.prepared import mapped_file
+from shared.config import options
+from shared.datasets import arrow_files, readers, rows
+from shared.errors import UserError
+from shared.tagging import conll, pieces, tagged_texts, text_blocks, windows
+from shared.tagging.tags import Tags
+
+RECIPE = runs.ROOT / "recipes/token_classification.py"
+FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
+LARGE = {  # tables of any size are memory-mapped, and all blocks are small
+    (arrow_files, "IN_MEMORY"): -1,
+    (readers, "BLOCK_BYTES"): 2000,
+    (rows, "BLOCK_ROWS"): 23,
+    (conll, "READ_BYTES"): 300,
+    (conll, "BLOCK_WORDS"): 50,
+    (tagged_texts, "BATCH_ROWS"): 3,
+    (text_blocks, "SMALLEST_BLOCK"): 16,
+    (text_blocks, "BATCH_TEXTS"): 5,
+    (text_blocks, "BATCH_WORDS"): 60,
+    (windows, "BATCH_TEXTS"): 5,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture
+def large(monkeypatch):
+    for (module, name), value in LARGE.items():
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """The flags of 70 texts to train on and 30 to validate on."""
+    return [*map(str, write_tagged(tmp_path_factory.mktemp("tagged"), tagged_rows())), *FLAGS]
+
+
+def load(flags):
+    recipe = runs.load_recipe("token_classification")
+    return recipe.load_data(options.parse(recipe.Config, flags))
+
+
+def in_both_ways(read):
+    """What `read` returns, or the message of its error: for tables in memory, and for memory-mapped ones."""
+    found = []
+    for patches in ({}, LARGE):
+        with pytest.MonkeyPatch.context() as patch:
+            for (module, name), value in patches.items():
+                patch.setattr(module, name, value)
+            try:
+                found.append(read())
+            except UserError as error:
+                found.append(str(error))
+    return found
+
+
+def as_spans(row):
+    """A row of a text and its spans, each of one word."""
+    starts = np.cumsum([0, *(len(word) + 1 for word in row["tokens"])]).tolist()
+    places = [(start, start + len(word)) for start, word in zip(starts, row["tokens"], strict=False)]
+    tagged = [(place, tag[2:]) for place, tag in zip(places, row["tags"], strict=True) if tag != "O"]
+    found = [{"start": start, "end": end, "label": kind} for (start, end), kind in tagged]
+    return {"text": " ".join(row["tokens"]), "spans": found}
+
+
+def write(folder, form):
+    """Write texts as a file of this form; return its flags."""
+    texts = [row for row in tagged_rows() if all(re.fullmatch(r"\w+|[^\w\s]", word) for word in row["tokens"])]
+    texts += [{"tokens": [], "tags": []}] * (form != "conll")  # a row without words, which is skipped
+    path = folder / f"train.{'jsonl' if form == 'spans' else form}"
+    if form == "conll":
+        sentences = ("".join(f"{w}\t{t}\n" for w, t in zip(r["tokens"], r["tags"], strict=True)) for r in texts)
+        path.write_text("\n".join(sentences))
+    elif form == "parquet":
+        pq.write_table(pa.Table.from_pylist(texts), path, row_group_size=9)
+    else:
+        texts = [as_spans(row) for row in texts] if form == "spans" else texts
+        path.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    columns = ["--text_column_name", "text", "--label_column_name", "spans"] * (form == "spans")
+    return ["--train_file", str(path), *columns, *FLAGS]
+
+
+@pytest.mark.parametrize("form", ["conll", "jsonl", "parquet", "spans"])
+def test_large_texts_give_the_same_run_as_small_ones(tmp_path, capsys, form):
+    given = [*write(tmp_path, form), "--max_train_samples", "40"]
+    messages, mapped = [], []
+
+    def read():
+        train, validation, tags, tokenizer = load(given)
+        messages.append(capsys.readouterr().err)
+        places = np.arange(len(train)), np.zeros(len(train), int)
+        batch = [array.tolist() for array in train.read_micro_batch(*places)]
+        mapped.append(mapped_file(train.tags) is not None)
+        return train.digest(), validation.digest(), batch, tags, tokenizer.get_vocab(), str(train)
+
+    small, large = in_both_ways(read)
+    assert mapped == [False, True]
+    assert small == large
+    said = [[line for line in text.splitlines() if "train." in line and "%|" not in line] for text in messages]
+    assert said[0] == said[1]
+    assert any("held out" in line for line in said[0])
+
+
+def test_all_arrays_of_large_texts_are_memory_mapped_files_of_the_cache(flags, large):
+    for data in load(flags)[:2]:
+        arrays = [data.tags, data.begins, data.lengths, data.pieces.pieces, *vars(data.windows).values()]
+        assert all(mapped_file(array).parent.parent == prepared.cache_dir() for array in arrays)
+
+
+GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
+BAD = {
+    "sizes": [GOOD] * 20 + [{"tokens": ["a"], "tags": []}] + [GOOD] * 20 + [{"tokens": ["a"], "tags": ["O", "O"]}],
+    "missing": [{"tokens": ["a"], "tags": []}] + [GOOD] * 30 + [{"tokens": ["a"], "tags": None}],
+    "gap": [GOOD] * 33 + [{"tokens": ["a", None], "tags": ["O", "O"]}],
+    "empty": [{"tokens": [" "], "tags": ["O"]}] * 40,
+    "one tag": [{"tokens": ["a"], "tags": ["O"]}] * 40,
+    "type": [{"tokens": 7, "tags": ["O"]}] * 40,
+    "span": [
+        {"tokens": "hello you", "tags": [{"start": 0, "end": 5 + 9 * (i == 31), "label": "X"}]} for i in range(40)
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_large_texts_are_refused_with_the_line_of_small_ones(tmp_path, name):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in BAD[name]))
+    small, large = in_both_ways(lambda: load(["--train_file", str(tmp_path / "a.jsonl"), *FLAGS]))
+    assert isinstance(small, str)
+    assert small == large
+
+
+def test_unknown_tags_and_malformed_lines_are_refused_with_the_line_of_small_texts(tmp_path):
+    for name, text in (
+        ("train", "a O\nb B-X\n\n" * 30),
+        ("unknown", "a O\n\n" * 20 + "b I-Z\n\n" + "a O\n\n" * 20 + "b I-A\n"),
+        ("malformed", "a O\nb B-X\n\n" * 60 + "c\n"),
+    ):
+        (tmp_path / f"{name}.conll").write_text(text)
+    for name, expected in (
+        ("unknown", r"row 21 of .* \(unknown: I-Z, I-A; known: B-X, O\)"),
+        ("malformed", "malformed in line 181: it has 1 column"),
+    ):
+        files = [f"{tmp_path}/train.conll", "--validation_file", f"{tmp_path}/{name}.conll"]
+        small, large = in_both_ways(lambda files=files: load(["--train_file", *files, *FLAGS]))
+        assert re.search(expected, small)
+        assert small == large
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [[["B-A", "I-A", "O"], ["I-A", "I-A"]], [["I-A"], ["B-A", "I-A"]], [["S-A", "B-A", "E-A"], ["E-A"], ["B-A"]]],
+)
+def test_the_violations_of_a_scheme_are_the_sum_of_those_of_its_texts(texts):
+    tags = Tags(tuple(sorted({tag for text in texts for tag in text} | {"O", "B-A", "I-A"})))
+    numbers = [np.array([tags.names.index(tag) for tag in text]) for text in texts]
+    begins = [text_blocks.begins_of(np.array([len(text)])) for text in texts]
+    whole = tags._violations(np.concatenate(numbers), np.concatenate(begins))
+    assert sum(map(tags._violations, numbers, begins)).tolist() == whole.tolist()
+
+
+def content():
+    """{path: bytes} of the cache; there is nothing unfinished in it."""
+    here = prepared.cache_dir()
+    assert not [*here.glob("*.blocks-*"), *here.glob("*.partial-*")]
+    kinds = ("words-*/*", "tags-*/*", "windows-*/*")
+    return {str(path.relative_to(here)): path.read_bytes() for kind in kinds for path in here.glob(kind)}
+
+
+def in_another_process(rank, flags, cache, processes):
+    """Load the data in a forked process."""
+    os.environ.update({"ACCELERATE_RECIPES_CACHE": str(cache), "RANK": str(rank), "WORLD_SIZE": str(processes)})
+    for (module, name), value in LARGE.items():
+        setattr(module, name, value)
+    load(flags)
+
+
+def test_two_processes_write_the_bytes_of_one(flags, large, tmp_path, monkeypatch):
+    load(flags)
+    alone = content()
+    assert {Path(path).parts[0].split("-")[0] for path in alone} == {"words", "tags", "windows"}
+    runs.fork(in_another_process, (flags, tmp_path / "other", 2), 2)
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "other"))
+    assert content() == alone
+
+
+def test_after_an_interruption_only_the_missing_blocks_are_tokenized(flags, large, tmp_path, monkeypatch):
+    load(flags)
+    alone = content()
+    cut = []
+
+    def count(sizes, limit):
+        cut.append(len(sizes))
+        if sum(cut) > limit:
+            raise KeyboardInterrupt
+        return text_blocks.begins_of(sizes)
+
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(pieces, "begins_of", lambda sizes: count(sizes, 30))
+    with pytest.raises(KeyboardInterrupt):
+        load(flags)
+    cut.clear()
+    monkeypatch.setattr(pieces, "begins_of", lambda sizes: count(sizes, 1000))
+    load(flags)
+    assert sum(cut) == 100 - 16  # one block was complete
+    assert content() == alone
+
+
+def test_the_tasks_of_an_array_tokenize_together_ahead_of_training(flags, large, tmp_path, monkeypatch, capsys):
+    flags = [*flags, "--output_dir", str(tmp_path / "run")]
+    prepare.prepare(RECIPE, flags, (0, 2))
+    captured = capsys.readouterr()
+    assert re.search(
+        r"--shard 0/2: prepared in \d+ s; 32 of 70 texts of --train_file .* are left to other tasks; 14 of 30 texts of "
+        "--validation_file .* are left to other tasks, or to this command without --shard$",
+        captured.err,
+        re.MULTILINE,
+    )
+    assert captured.out == ""
+    prepare.prepare(RECIPE, flags, (1, 2))
+    assert re.search(r"^training +[\d,]+ samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
+    train, validation, *_ = load(flags)
+    digests = train.digest(), validation.digest()
+
+    def mkdtemp(**_):
+        raise AssertionError("data were prepared again")
+
+    monkeypatch.setattr(prepared, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    assert tuple(data.digest() for data in load(flags)[:2]) == digests

@@ -58,7 +58,7 @@ class Blocks:
     begin: Callable[[Path], None] | None = None  # begin(shared) creates the files that all blocks share, in full size
     delay: float = 0  # seconds until the progress bar is shown
     threads_per_core: int = 1
-    most_threads: int | None = None  # in a process
+    most_threads: int | None = None  # of a process; None: no maximum
     by_task: bool = True  # whether the tasks of a job array (`only_task`) divide the blocks and end with their share
 
     @property

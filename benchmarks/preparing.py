@@ -2,11 +2,15 @@
 
     python benchmarks/preparing.py --output_dir out/preparing
 
-The corpus is one file of the embedded docstrings, repeated with numbers, as JSON lines and compressed with zstd.
-`python -m shared.prepare` tokenizes it into an empty cache folder, with a WordPiece tokenizer that exists already and
-without the tokenizer's own threads. The table is a file of the beginnings of these docstrings with labels, for
-recipes/nlp.py. It decodes JPEGs of 500 x 375 pixels to squares of 256 pixels; then each process
-has one core. At most 500 JPEGs differ; further files are links to them. The launches take turns. Figures of each:
+`python -m shared.prepare` prepares each kind of data in an empty cache folder:
+
+- jsonl, jsonl.zst: a corpus for recipes/mlm.py, in one file: the embedded docstrings, repeated with numbers
+- table: the beginnings of these docstrings with labels, for recipes/nlp.py
+- conll: the words of these docstrings with tags, for recipes/token_classification.py
+- photos: JPEGs of 500 x 375 pixels, decoded to squares of 256 pixels, with one core for each process. At most 500 JPEGs
+  differ; further files are links to them.
+
+The WordPiece tokenizer exists already, and its own threads are off. The launches take turns. Figures of each:
 
 - seconds: from the start of the processes to the end of the last one, with all imports
 - cpu_seconds: of the process with most of it, on a processor; for a machine that has other work
@@ -38,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import launching, rounds
 from benchmarks.harness.photos import write_photos
 
-KINDS = ("jsonl", "jsonl.zst", "table", "photos")
+KINDS = ("jsonl", "jsonl.zst", "table", "conll", "photos")
 DIFFERENT = 500  # photos
 CHARACTERS = 150  # of a text of the table
 RECIPES = launching.ROOT / "recipes"
@@ -102,6 +106,21 @@ def write_table(path: Path, rows: int) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+def write_conll(path: Path, words: int) -> None:
+    """Write words of docstrings, one in a line, with a tag for those that begin with a capital letter."""
+    from shared.datasets import demo_texts
+
+    left = words
+    with path.open("w") as file:
+        for text in cycle(demo_texts.documents()["text"].to_pylist()):
+            sentence = text.split()[:left]
+            file.writelines(f"{word}\t{'B-CAPITAL' if word[0].isupper() else 'O'}\n" for word in sentence)
+            file.write("\n")
+            left -= len(sentence)
+            if not left:
+                break
+
+
 def write_linked_photos(folder: Path, count: int) -> None:
     """Write `count` JPEGs, of which at most DIFFERENT differ; the others are hard links."""
     write_photos(folder, min(count, DIFFERENT))
@@ -146,6 +165,9 @@ def recipe_and_flags(folder: Path, kind: str) -> list[Any]:
     if kind == "table":
         files = ("--train_file", folder / "table.jsonl", "--validation_file", folder / "few.jsonl")
         return [RECIPES / "nlp.py", *files, "--model_name_or_path", folder / "tokenizer"]
+    if kind == "conll":
+        files = ("--train_file", folder / "words.conll", "--validation_file", folder / "few.conll")
+        return [RECIPES / "token_classification.py", *files, "--model_name_or_path", folder / "tokenizer"]
     corpus = ("--train_file", folder / f"corpus.{kind}")
     return [RECIPES / "mlm.py", *corpus, "--model_name_or_path", folder / "tokenizer"]
 
@@ -161,6 +183,7 @@ def main() -> None:
     parser = rounds.parser(__doc__ or "", "out/preparing")
     parser.add_argument("--megabytes", type=int, default=256, help="size of the corpus as JSON lines, in MiB")
     parser.add_argument("--rows", type=int, default=200_000, help="number of texts in the table")
+    parser.add_argument("--words", type=int, default=2_000_000, help="number of words with tags")
     parser.add_argument("--photos", type=int, default=6000, help="number of JPEGs")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what is prepared")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="processes of the launches")
@@ -170,12 +193,15 @@ def main() -> None:
     contestants = {f"{kind}, {count} process{'es' * (count > 1)}": (kind, count) for kind, count in turns}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if {"jsonl", "jsonl.zst", "table"}.intersection(arguments.kinds):
+        if {"jsonl", "jsonl.zst", "table", "conll"}.intersection(arguments.kinds):
             size = arguments.megabytes * MIB if {"jsonl", "jsonl.zst"}.intersection(arguments.kinds) else 0
             write_corpus(folder, size, arguments.kinds, arguments.tokenizer)
         if "table" in arguments.kinds:
             write_table(folder / "table.jsonl", arguments.rows)
             write_table(folder / "few.jsonl", 100)
+        if "conll" in arguments.kinds:
+            write_conll(folder / "words.conll", arguments.words)
+            write_conll(folder / "few.conll", 1000)
         if "photos" in arguments.kinds:
             write_linked_photos(folder / "photos", arguments.photos)
         rows = rounds.take_turns(list(contestants), arguments.rounds, lambda one, _: prepare(folder, *contestants[one]))

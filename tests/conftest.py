@@ -12,6 +12,7 @@ from hypothesis import settings
 from shared.config import options
 from shared.monitoring import tracking
 
+gc.disable()  # until the tests are collected: imports leave little garbage, and searching it takes a second per worker
 settings.register_profile("without deadlines", deadline=None)  # timing never decides a test
 settings.load_profile("without deadlines")
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -31,6 +32,7 @@ def pytest_collection_modifyitems(items):
     """Run the files of LONG first; the others keep their order."""
     places = {f"tests/{file}": place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.location[0], len(LONG)))
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -83,13 +83,6 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Freeze what exists, so that the collections of this file skip it; tests/conftest.py unfreezes it."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
 def run(tmp_path):
     accelerator = Accelerator(cpu=True)

@@ -12,6 +12,7 @@ from hypothesis import settings
 from shared.config import options
 from shared.monitoring import tracking
 
+gc.disable()  # until the tests are collected: imports leave little garbage, and searching it takes a second per worker
 settings.register_profile("without deadlines", deadline=None)  # timing never decides a test
 settings.load_profile("without deadlines")
 LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
@@ -28,9 +29,11 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
-    """Run the files of LONG first; the others keep their order."""
+    """Run the files of LONG first; the others keep their order. Garbage collections skip the imported modules."""
     places = {f"tests/{file}": place for place, file in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.location[0], len(LONG)))
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -57,12 +60,15 @@ def reset_process_state():
 
     Accelerate keeps its state, such as the precision, in class attributes. Benchmarks bind the process to a core.
     """
-    names, cores = {*os.environ}, os.sched_getaffinity(0)
+    names, cores, frozen = {*os.environ}, os.sched_getaffinity(0), gc.get_freeze_count()
     torch.set_num_threads(1)  # two test workers share a core; threads that wait for each other would waste it
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    gc.unfreeze()  # objects frozen by launch.run would never be collected
+    if gc.get_freeze_count() > frozen:  # objects that a test froze would never be collected
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
     os.sched_setaffinity(0, cores)
     for name in {*os.environ} - names - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]

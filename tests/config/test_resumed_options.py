@@ -166,7 +166,7 @@ configs = st.builds(Config, **{name: values(hint) for name, hint in command_line
     )
 )
 @example(config=Config(text_column_names=(), learning_rate=1e-300, weight_decay=1e22, output_dir="word " * 50))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_saved_config_is_read_back_exactly(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "check", lambda config: None)  # any value of the right type, sensible or not
     path = tmp_path / "config.yaml"

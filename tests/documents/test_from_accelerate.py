@@ -190,6 +190,7 @@ def test_a_prepared_loader_feeds_samples_twice_to_make_batches_even(on_two):
     assert on_two["fed"] == 12  # of 9
 
 
+@pytest.mark.docs  # it starts a launcher to test a fact about Accelerate, not about the recipes
 def test_accelerate_launch_with_cpu_starts_one_process_instead_of_two(tmp_path):
     script = tmp_path / "count.py"
     script.write_text("import os\nprint('started', os.environ.get('WORLD_SIZE', '1'))\n")

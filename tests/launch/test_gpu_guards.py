@@ -4,7 +4,6 @@ No GPU is needed: the tests replace the functions with which torch and Accelerat
 """
 
 import os
-import sys
 from types import SimpleNamespace
 
 import accelerate
@@ -94,28 +93,13 @@ def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_acc
 def test_an_unusable_driver_is_printed_once_per_launch_and_ends_every_process_with_2(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(BROKEN_DRIVER.format(reason=TOO_OLD, root=str(runs.ROOT)))
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "WORLD_SIZE": "2"}
-    common["CUDA_VISIBLE_DEVICES"] = "0"
-    processes = [
-        runs.start(
-            [sys.executable, script, "--output_dir", tmp_path / "run"],
-            **common,
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            LOCAL_WORLD_SIZE="2",
-        )
-        for rank in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            runs.end(process)
-    assert [process.returncode for process in processes] == [2, 2], printed
-    lines = [line for text in printed for line in text.splitlines() if line.startswith("error:")]
+    flags = ["--output_dir", tmp_path / "run"]
+    codes, printed = runs.run_forked(2, script, flags, tmp_path, CUDA_VISIBLE_DEVICES="0")
+    assert codes == [2, 2], printed
+    lines = [line for line in printed.splitlines() if line.startswith("error:")]
     assert len(lines) == 1, printed
     assert TOO_OLD in lines[0]
-    assert "Traceback" not in "".join(printed)
+    assert "Traceback" not in printed
 
 
 def test_compiling_for_a_gpu_needs_gcc(monkeypatch):

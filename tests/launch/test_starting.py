@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -20,9 +19,9 @@ from shared.run import command
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 
 
-def test_freed_memory_is_kept_for_the_next_step():
+def test_freed_memory_is_kept_for_the_next_step(tmp_path):
     # In a separate process, because the setting lasts until the process ends.
-    script = """
+    (tmp_path / "steps.py").write_text("""
 import resource, torch
 from shared.launch import starting
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -34,8 +33,9 @@ step()
 fresh = step()
 starting.keep_freed_memory()
 print(fresh, min(step() for _ in range(30)))  # in the first ones, the kept memory still grows
-"""
-    fresh, kept = map(int, runs.succeed([sys.executable, "-c", script]).split())
+""")
+    _, printed = runs.run_forked(1, tmp_path / "steps.py", [], tmp_path)
+    fresh, kept = map(int, printed.split())
     assert fresh > 8000
     assert kept < fresh / 10
 

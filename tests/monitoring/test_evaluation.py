@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,7 +153,7 @@ def evaluate_in_group(rank: int, folder: Path) -> None:
 def test_real_groups_of_3_2_and_1_processes_get_scikit_learns_accuracy_for_every_size(tmp_path: Path) -> None:
     from sklearn.metrics import accuracy_score
 
-    torch.multiprocessing.spawn(evaluate_in_group, args=(tmp_path,), nprocs=3)
+    runs.fork(evaluate_in_group, (tmp_path,), 3)
     main, second, third = (json.loads((tmp_path / f"cases_{rank}.json").read_text()) for rank in range(3))
     sizes = [(world, total) for world in (3, 2, 1) for total in range(1, 2 * world * BATCH + 2)]
     assert [(world, total) for world, total, *_ in main] == sizes

@@ -7,12 +7,12 @@ import os
 import random
 import re
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import runs
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 from training_line import TRAINING
@@ -236,8 +236,11 @@ def test_wandb_that_cannot_start_is_reported_and_does_not_end_the_run(tmp_path):
         "def Settings(**_): ...\ndef init(**_): raise RuntimeError('401 unauthorized')\n__version__ = '0.31.0'\n"
     )
     (tmp_path / "run.py").write_text(
-        "import sys\n"
+        "import os, sys\n"
         "from pathlib import Path\n"
+        "rank = os.environ['RANK']\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "sys.stderr = open(Path(sys.argv[1], 'errors-' + rank), 'w', buffering=1)\n"
         "from accelerate import Accelerator\n"
         "from shared.monitoring.tracking import Tracker\n"
         "accelerator = Accelerator(cpu=True)\n"
@@ -246,36 +249,14 @@ def test_wandb_that_cannot_start_is_reported_and_does_not_end_the_run(tmp_path):
         "    run_id=None, config={}, step=0, total_steps=1)\n"
         "tracker.log(1, {'loss': 1.0})\n"
         "tracker.finish(1, {'train_runtime': 1.0})\n"
-        "print(tracker.run_id, tracker.state)\n"
+        "Path(sys.argv[1], 'state-' + rank).write_text(f'{tracker.run_id} {tracker.state}')\n"
         "accelerator.end_training()\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    root = str(Path(tracking.__file__).parents[2])
-    environment = os.environ | {
-        "WANDB_MODE": "online",
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, tmp_path / "run.py", tmp_path],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    last_lines = [out.splitlines()[-1] for out, _ in outputs]
-    assert last_lines[0] == last_lines[1]
-    assert last_lines[0].endswith(" none (wandb did not start: RuntimeError: 401 unauthorized)")
-    warnings = [err.count("warning: --report_to wandb did not start: RuntimeError: 401") for _, err in outputs]
+    codes, printed = runs.run_forked(2, tmp_path / "run.py", [tmp_path], tmp_path, WANDB_MODE="online")
+    assert codes == [0, 0], printed
+    states, errors = ([(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] for name in ("state", "errors"))
+    assert states[0] == states[1]
+    assert states[0].endswith(" none (wandb did not start: RuntimeError: 401 unauthorized)")
+    warnings = [text.count("warning: --report_to wandb did not start: RuntimeError: 401") for text in errors]
     assert warnings == [1, 0]
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1]

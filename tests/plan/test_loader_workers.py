@@ -56,6 +56,7 @@ main()
 @pytest.mark.parametrize("started", ["before", "after"])
 def test_a_child_process_of_the_user_survives_and_the_workers_end(started):
     done = runs.run([sys.executable, "-c", SCRIPT, started], timeout=60)
+    assert done.returncode == 1
     assert done.stdout == "survived 2 workers\n"
     assert done.stderr.endswith("RuntimeError: in a step\n")
 

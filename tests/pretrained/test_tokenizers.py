@@ -188,7 +188,7 @@ def ending(texts, tmp_path_factory):
     return flags, written["--train_file"], written["--validation_file"]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.docs), "qwen2"])
 def test_decoders_train_the_same_for_any_micro_batches_and_their_export_gives_the_score(ending, tmp_path, capsys, kind):
     flags, rows, validation = ending
     model = write_decoder(tmp_path / "model", kind, rows)

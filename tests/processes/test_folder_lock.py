@@ -4,14 +4,11 @@ import errno
 import fcntl
 import multiprocessing
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import runs
 from filelock import FileLock, Timeout
 
 from shared.config.options import Options
@@ -19,14 +16,13 @@ from shared.errors import UserError
 from shared.processes import folder_lock
 from shared.run import run_folder
 
-HOLD = """
-import sys, time
-from shared.processes import folder_lock
-folder_lock.acquire(sys.argv[1])
-print("locked", flush=True)
-sys.stdin.readline()
-folder_lock.release_all()
-"""
+
+def hold(folder, pipe):
+    """Lock `folder`, and release it when something comes through the pipe."""
+    folder_lock.acquire(folder)
+    pipe.send("locked")
+    pipe.recv()
+    folder_lock.release_all()
 
 
 def is_locked(folder):
@@ -40,18 +36,14 @@ def is_locked(folder):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process, which holds the lock of `tmp_path`."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path],
-        cwd=runs.ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout.readline() == "locked\n"
-    yield process
-    runs.end(process)
+    """Another process, which holds the lock of `tmp_path`, and the pipe that ends it."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=hold, args=(tmp_path, theirs))
+    process.start()
+    assert ours.recv() == "locked"
+    yield process, ours
+    process.kill()
+    process.join()
 
 
 def test_the_lock_file_names_its_process_and_is_removed_on_release(tmp_path):
@@ -65,7 +57,7 @@ def test_the_lock_file_names_its_process_and_is_removed_on_release(tmp_path):
 
 def test_a_live_holder_is_printed_once_waited_for_and_then_refused(holder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.5)
-    with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder.pid} on .*another folder"):
+    with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder[0].pid} on .*another folder"):
         folder_lock.acquire(tmp_path)
     assert capsys.readouterr().out.count("is in use by process") == 1
 
@@ -118,9 +110,8 @@ def test_a_waiting_run_gets_the_lock_when_its_holder_ends(holder, tmp_path, monk
     def flock(fd, how):
         tries.append(how)
         if len(tries) == 3:
-            holder.stdin.write("\n")
-            holder.stdin.flush()
-            holder.wait(30)
+            holder[1].send("end")
+            holder[0].join(30)
         fcntl_flock(fd, how)
 
     fcntl_flock = fcntl.flock
@@ -134,7 +125,8 @@ def test_a_waiting_run_gets_the_lock_when_its_holder_ends(holder, tmp_path, monk
 
 
 def test_the_lock_of_a_killed_process_does_not_count(holder, tmp_path, capsys):
-    runs.end(holder)
+    holder[0].kill()
+    holder[0].join()
     assert (tmp_path / ".lock").exists()
     folder_lock.acquire(tmp_path)
     folder_lock.release_all()

@@ -1,15 +1,16 @@
 """Texts are tokenized once per machine, exactly as by the tokenizer itself; tokenizers of new models are trained."""
 
+import contextlib
+import functools
 import os
 import pickle
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,29 +178,23 @@ def test_other_content_is_tokenized_again(tokenizers):
     assert len(folders) == len(variants)
 
 
+def tokenize_in_a_process(rank, folder):
+    """Train a tokenizer and tokenize; write the number of tokens and all that is printed to `folder`."""
+    os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder / "cache")
+    for module in (tokenized, table_texts):  # the forked processes of the tests print no progress bars otherwise
+        module.tqdm = functools.partial(module.tqdm, disable=False)
+    table = pa.table({"text": ["a b c", "d e f"] * 500})
+    with (folder / f"printed-{rank}").open("w") as printed, contextlib.redirect_stderr(printed):
+        data = tokenize(table, ["text"], train_tokenizer(table, ["text"], "bpe", 300, 9), 9)
+    (folder / f"tokens-{rank}").write_text(str(data.lengths.sum()))
+
+
 def test_only_one_of_two_processes_tokenizes_and_prints_it(tmp_path):
-    program = (
-        "import pyarrow as pa\n"
-        "from shared.text.tokenized import tokenize, train_tokenizer\n"
-        "table = pa.table({'text': ['a b c', 'd e f'] * 500})\n"
-        "print(tokenize(table, ['text'], train_tokenizer(table, ['text'], 'bpe', 300, 9), 9).lengths.sum())\n"
-    )
-    environment = os.environ | {"ACCELERATE_RECIPES_CACHE": str(tmp_path)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=environment,
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=120) for process in started]
-    assert [out for out, _ in outputs] == ["5000\n", "5000\n"], outputs
-    assert sum("tokenizing" in err for _, err in outputs) == 1
-    assert sum("training the tokenizer" in err for _, err in outputs) == 1
+    runs.fork(tokenize_in_a_process, (tmp_path,), 2)
+    tokens, printed = ([(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] for name in ("tokens", "printed"))
+    assert tokens == ["5000", "5000"]
+    assert sum("tokenizing" in text for text in printed) == 1
+    assert sum("training the tokenizer" in text for text in printed) == 1
 
 
 def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):

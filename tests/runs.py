@@ -95,9 +95,15 @@ def wait(context, timeout=240):
         while not context.join(timeout=max(0, deadline - time.monotonic())):
             assert time.monotonic() < deadline, f"{len(context.processes)} processes have not ended in {timeout} s"
     finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+        kill(context)
+
+
+def kill(context):
+    """Kill the processes of `begin_fork` that have not ended."""
+    for process in context.processes:
+        process.kill()
+    for process in context.processes:
+        process.join()
 
 
 def run(command, folder=ROOT, timeout=240, **environment):
@@ -227,9 +233,7 @@ def run_forked(processes, script, flags, folder, timeout=240, picture=False, **c
         for process in context.processes:
             process.join(deadline - time.monotonic())
     finally:
-        for process in context.processes:
-            process.kill()
-            process.join()
+        kill(context)
     return [process.exitcode for process in context.processes], log.read_text()
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from shared.config import options
 from shared.launch import starting
-from shared.monitoring import evaluation, tracking
+from shared.monitoring import evaluation
 from shared.plan.batches import Plan
 from shared.processes import ending
 from shared.run import run_folder
@@ -101,7 +101,6 @@ def evaluate(module, config):
 if __name__ == "__main__":
     recipe, jobs = map(Path, sys.argv[1:])
     module = load(recipe)
-    tracking.draw_curves = lambda *_: None  # takes longer than the run; tests/monitoring/test_curves.py tests it
     modes = {"train": module.main, "record": lambda c: record(module, c), "evaluate": lambda c: evaluate(module, c)}
     modes["dropout"] = lambda c: dropout(module, c)
     for job in json.loads(jobs.read_text()):

@@ -3,6 +3,7 @@
 import gc
 import os
 
+import fork_server
 import pytest
 import runs
 import torch
@@ -28,6 +29,19 @@ LONG = (
 )
 
 
+@pytest.hookimpl(optionalhook=True)  # a hook of pytest-xdist
+def pytest_configure_node(node):
+    """Start one fork server for all workers, in their controller."""
+    fork_server.ensure_running(runs.environment_of_a_user(OMP_NUM_THREADS="1"))
+    node.workerinput["fork_server"] = fork_server.address()
+
+
+def pytest_configure(config):
+    """Fork from the controller's server if this process is a worker."""
+    if hasattr(config, "workerinput"):
+        fork_server.use(config.workerinput["fork_server"])
+
+
 def pytest_collection_modifyitems(items):
     """Run the files of LONG first; the others keep their order. Garbage collections skip the imported modules."""
     places = {f"tests/{file}": place for place, file in enumerate(LONG)}
@@ -50,6 +64,7 @@ def alone(texts, tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ACCELERATE_USE_CPU", "true")
         environment.setenv("OMP_NUM_THREADS", "1")
+        environment.setattr(tracking, "draw_curves", lambda *_: None)
         nlp.main(options.parse(nlp.Config, [*runs.TINY, *map(str, texts), "--output_dir", str(output)]))
     return output
 

@@ -6,7 +6,6 @@ import csv
 import gc
 import importlib.util
 import json
-import multiprocessing
 import os
 import runpy
 import shutil
@@ -17,10 +16,9 @@ import sys
 import sysconfig
 import time
 from datetime import timedelta
-from multiprocessing import forkserver
 from pathlib import Path
-from unittest import mock
 
+import fork_server
 import psutil
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,14 +41,6 @@ TINY = [
 TINY_IMAGES = [
     *("--embedding_size", "8", "--hidden_sizes", "8", "16", "--image_size", "16", "--global_batch_size", "48"),
     *("--per_device_train_batch_size", "12", "--max_train_steps", "8", "--logging_steps", "2", "--eval_steps", "8"),
-]
-
-# Modules that runs import. A process that is forked after their import saves two seconds of CPU time.
-SLOW_IMPORTS = [
-    *("torch", "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo"),
-    *("accelerate", "datasets", "evaluate", "pyarrow.parquet", "sklearn.datasets", "sklearn.metrics"),
-    *("transformers", "transformers.models.auto.image_processing_auto", "transformers.models.auto.tokenization_auto"),
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "modernbert", "resnet")),
 ]
 
 
@@ -98,9 +88,7 @@ def fork(function, args, processes, timeout=240):
 
 def begin_fork(function, args, processes):
     """Start the processes of `fork` without waiting; return their context, for `wait`."""
-    multiprocessing.set_forkserver_preload(SLOW_IMPORTS)
-    with mock.patch.dict(os.environ, environment_of_a_user(OMP_NUM_THREADS="1"), clear=True):
-        forkserver.ensure_running()  # the first call starts the server, which keeps this environment
+    fork_server.ensure_running(environment_of_a_user(OMP_NUM_THREADS="1"))
     return torch.multiprocessing.start_processes(function, args, processes, join=False, start_method="forkserver")
 
 
@@ -111,9 +99,15 @@ def wait(context, timeout=240):
         while not context.join(timeout=max(0, deadline - time.monotonic())):
             assert time.monotonic() < deadline, f"{len(context.processes)} processes have not ended in {timeout} s"
     finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+        kill(context)
+
+
+def kill(context):
+    """Kill the processes of `begin_fork` that have not ended."""
+    for process in context.processes:
+        process.kill()
+    for process in context.processes:
+        process.join()
 
 
 def run(command, folder=ROOT, timeout=240, **environment):
@@ -228,23 +222,22 @@ def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, 
     return begin_fork(_call_recipe, (words, log, environment | changes), processes)
 
 
-def run_forked(processes, script, flags, folder, timeout=240, **changes):
+def run_forked(processes, script, flags, folder, timeout=240, picture=False, **changes):
     """Run a script in forked processes of one launch, as `torchrun` would; return (exit codes by rank, their output).
 
     Prefer it to `run`, except in a test of the launcher itself: forked processes have the slow packages already.
+    Without `picture`, curves.png is not drawn, because drawing takes as long as the rest of a tiny run.
     """
     log = folder / f"forked-{time.monotonic_ns()}.txt"
     environment = environment_of_a_user(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | in_one_launch(processes)
     words = [str(word) for word in (ROOT / script, *flags)]
-    context = begin_fork(_run_script, (words, log, environment | changes), processes)
+    context = begin_fork(_run_script, (words, log, environment | changes, picture), processes)
     deadline = time.monotonic() + timeout
     try:
         for process in context.processes:
             process.join(deadline - time.monotonic())
     finally:
-        for process in context.processes:
-            process.kill()
-            process.join()
+        kill(context)
     return [process.exitcode for process in context.processes], log.read_text()
 
 
@@ -257,10 +250,10 @@ def in_one_launch(processes):
 
 
 def _call_recipe(rank, words, log, environment):
-    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment)
+    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment, False)
 
 
-def _run_script(rank, words, log, environment):
+def _run_script(rank, words, log, environment, picture):
     if "WORLD_SIZE" in environment:
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ.clear()
@@ -270,6 +263,10 @@ def _run_script(rank, words, log, environment):
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    if not picture:
+        from shared.monitoring import tracking
+
+        tracking.draw_curves = lambda *_: None  # tests/monitoring/test_curves.py tests it
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 

@@ -68,17 +68,15 @@ def outputs(recipe, texts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     bert = runs.write_bert_with_dropout(folder / "bert", texts)
     flags = [*texts, *FLAGS, "--model_name_or_path", bert, "--learning_rate", 1e-3]
-    launched = [*flags, "--expect_processes", 2, "--output_dir", folder / "resumed-2"]
-    command = runs.torchrun(2, runs.ROOT / "recipes/nlp.py", *launched)
-    process = runs.start(command, OMP_NUM_THREADS="1")
+    context = runs.begin_many(2, {"resumed": flags}, folder)
     try:
         deadline = time.monotonic() + 120
         while not (folder / "resumed-2/checkpoints/step_00000006/manifest.json").exists():
-            assert process.poll() is None, process.communicate()
+            assert all(process.is_alive() for process in context.processes), (folder / "output-2.txt").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.005)
     finally:
-        runs.end(process)
+        runs.kill(context)
     assert not (folder / "resumed-2/model").exists(), "it had finished before it was killed"
     shutil.copytree(folder / "resumed-2", folder / "killed")
     shutil.copytree(folder / "resumed-2", folder / "shrunk-1")

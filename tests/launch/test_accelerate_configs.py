@@ -351,10 +351,10 @@ def launched(tmp_path: Path) -> Iterator[Any]:
             process.wait()
 
 
+# `make test` launches multi_gpu.yaml, too, in test_launch.py.
+@pytest.mark.clusters
 @pytest.mark.parametrize(
-    "argv",
-    [pytest.param(["multi_cpu.yaml"], marks=pytest.mark.clusters), ["multi_gpu.yaml", "--mixed_precision", "no"]],
-    ids=lambda one: one[0],
+    "argv", [["multi_cpu.yaml"], ["multi_gpu.yaml", "--mixed_precision", "no"]], ids=lambda one: one[0]
 )
 def test_two_processes_form_a_gloo_group_without_gpus(argv: list[str], launched: Any) -> None:
     seen = launched("--config_file", str(FOLDER / argv[0]), *argv[1:])

@@ -65,7 +65,7 @@ def test_a_dry_run_without_a_launcher_is_one_process_and_writes_no_file(texts, t
 
 def test_processes_without_a_launcher_give_the_same_run_and_exit_with_0(texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--output_dir", tmp_path / "run"]
-    codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path)
+    codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, picture=True)
     assert codes == [0, 0], printed
     check(tmp_path / "run", printed, alone)
 

@@ -148,6 +148,7 @@ def whole(recipe, texts, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setattr(tracking, "draw_curves", lambda *_: None)
         train(recipe, texts, output)
     return output
 

@@ -181,8 +181,8 @@ def test_other_content_is_tokenized_again(tokenizers):
 def tokenize_in_a_process(rank, folder):
     """Train a tokenizer and tokenize; write the number of tokens and all that is printed to `folder`."""
     os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder / "cache")
-    for module in (tokenized, table_texts):  # the forked processes of the tests print no progress bars otherwise
-        module.tqdm = functools.partial(module.tqdm, disable=False)
+    # The forked processes of the tests print no progress bars otherwise.
+    table_texts.tqdm = functools.partial(table_texts.tqdm, disable=False)
     table = pa.table({"text": ["a b c", "d e f"] * 500})
     with (folder / f"printed-{rank}").open("w") as printed, contextlib.redirect_stderr(printed):
         data = tokenize(table, ["text"], train_tokenizer(table, ["text"], "bpe", 300, 9), 9)

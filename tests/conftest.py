@@ -20,7 +20,7 @@ LAUNCHER = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR
 
 # The slowest files, slowest first: a slow file that runs last leaves the other workers idle.
 LONG = (
-    *("launch/test_launch.py", "recipes/test_fsdp_recipes.py", "benchmarks/test_benchmarks.py"),
+    *("launch/test_launch.py", "benchmarks/test_benchmarks.py"),
     *("recipes/test_exactness.py", "processes/test_preemption.py", "checkpoints/test_resuming.py"),
     *("launch/test_preflight.py", "benchmarks/test_scaling.py", "models/test_model_families.py"),
     *("launch/test_accelerate_configs.py", "models/test_image_models.py", "recipes/test_image_recipe.py"),

@@ -14,6 +14,7 @@ SLOW_IMPORTS = [
     *("accelerate", "datasets", "evaluate", "pyarrow.csv", "pyarrow.parquet", "sklearn.datasets", "sklearn.metrics"),
     *("transformers", "transformers.models.auto.image_processing_auto", "transformers.models.auto.tokenization_auto"),
     *(f"transformers.models.{name}.modeling_{name}" for name in ("bert", "modernbert", "resnet")),
+    "tests.preloaded",  # found if the tests are started in the root of the repository; otherwise left out
 ]
 
 

@@ -56,13 +56,13 @@ def in_another_process(rank, cache, processes, kill_at=None):
     """Build in a forked process. The first one is killed by the item `kill_at`, after it wrote half of a block."""
     os.environ |= {"ACCELERATE_RECIPES_CACHE": str(cache), "RANK": str(rank), "WORLD_SIZE": str(processes)}
     os.environ["LOCAL_WORLD_SIZE"] = "1000"  # one thread
-    while rank and kill_at is not None and not (cache / "dying").exists():
+    while rank and kill_at is not None and not cache.with_name("dying").exists():
         time.sleep(0.01)  # the first process has to get the block in which it is killed
 
     def write_or_die(shared, folder, items):
         write(shared, folder, items)
         if rank == 0 and kill_at in items:
-            (cache / "dying").touch()
+            cache.with_name("dying").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     replace(SQUARES, write=write_or_die).build()

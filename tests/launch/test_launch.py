@@ -43,7 +43,6 @@ LAUNCHES = {
 }
 
 
-# `make test` starts torchrun, too, in the test of Ctrl-C below.
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.clusters), "accelerate launch"])
 def test_two_launched_processes_give_the_same_run_as_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
@@ -81,6 +80,7 @@ def test_a_hundred_runs_of_two_processes_exit_with_0(texts, tmp_path):
 # The end
 
 
+@pytest.mark.clusters
 def test_ctrl_c_saves_a_checkpoint_and_leaves_no_process_behind(texts, tmp_path):
     flags = [*runs.TINY, *texts, "--max_train_steps", 1_000_000, "--dataloader_num_workers", 1]
     command = [*runs.torchrun(2, "recipes/nlp.py"), *flags, "--output_dir", tmp_path]

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from shared.config import options
 
+pytestmark = pytest.mark.clusters
 ALONE = {"ACCELERATE_USE_CPU": "true"}
 SHARDED = {"ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 SHARDED |= {"FSDP_RESHARD_AFTER_FORWARD": "true"}
@@ -66,19 +67,14 @@ def image_configs(recipe, folder, _):
 
 HEADS = {"nlp": "ForSequenceClassification", "mlm": "ForMaskedLM", "image_classification": "ForImageClassification"}
 HEADS |= {"token_classification": "ForTokenClassification", "embeddings": ""}
-# Some kinds of model per recipe are resumed, too: that of nlp in `make test`, those of the other recipes in
-# `make test-clusters`, which also trains the kinds that are in neither list.
+# Some kinds of model per recipe are resumed, too. The kinds in neither list are trained only.
 RESUMED = {"nlp": ["modernbert"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
 RESUMED |= {"token_classification": ["modernbert", "electra"], "embeddings": ["bert", "distilbert"]}
 TRAINED = {"nlp": ["packed"]}
 KINDS = [(recipe, part) for part in ("resumed", "others") for recipe in HEADS]
-PARTS = [
-    pytest.param(each, id=", ".join(each), marks=() if each == ("nlp", "resumed") else pytest.mark.clusters)
-    for each in KINDS
-]
 
 
-@pytest.fixture(scope="module", params=PARTS)
+@pytest.fixture(scope="module", params=KINDS, ids=", ".join)
 def trained(request, texts, tmp_path_factory):
     """(recipe, {how: {kind of model: output folder}}, folder of the printed output).
 

@@ -362,6 +362,7 @@ def test_two_processes_form_a_gloo_group_without_gpus(argv: list[str], launched:
     assert seen == [{"index": 0, **common}, {"index": 1, **common}]
 
 
+@pytest.mark.clusters
 def test_cpu_yaml_starts_one_process(launched: Any) -> None:
     (seen,) = launched("--config_file", str(FOLDER / "cpu.yaml"))
     assert (seen["processes"], seen["backend"], seen["device"], seen["precision"]) == (1, None, "cpu", "no")

@@ -319,6 +319,7 @@ def shells(command, changes):
     return said, [shell.returncode for shell in started]
 
 
+@pytest.mark.clusters
 def test_processes_that_connect_print_their_setup_and_the_speed_of_communication(texts, tmp_path):
     flags = [*texts, "--global_batch_size", 12, "--output_dir", tmp_path / "run"]
     command = runs.torchrun(2, "-m", "shared.preflight", "recipes/nlp.py", *flags)
@@ -363,6 +364,7 @@ def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts
             assert re.search(part, one), one
 
 
+@pytest.mark.clusters
 def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()

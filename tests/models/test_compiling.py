@@ -120,6 +120,9 @@ def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(acc
         compile_layers(accelerator, CONFIG, bert())
 
 
+# The whole runs take long. tests/plan/test_fixed_shapes.py has a compiled run in `make test`.
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Folders of runs in this process, by name: eager, compiled, and resumed from the middle of the compiled one."""
@@ -138,6 +141,7 @@ def trained(tmp_path_factory):
     return {name: folder / name for name in jobs}
 
 
+@pytest.mark.docs
 def test_a_compiled_run_equals_the_eager_one_up_to_rounding(trained):
     assert runs.distance(runs.weights(trained["compiled"]), runs.weights(trained["eager"])) < 1e-5
     losses, mfu = (
@@ -148,11 +152,13 @@ def test_a_compiled_run_equals_the_eager_one_up_to_rounding(trained):
     assert min(mfu[1]) > 0
 
 
+@pytest.mark.docs
 def test_a_compiled_run_resumes_bit_identically(trained):
     assert [line["step"] for line in runs.training_lines(trained["resumed"])] == [6, 8]
     assert torch.equal(runs.weights(trained["resumed"]), runs.weights(trained["compiled"]))
 
 
+@pytest.mark.docs
 def test_the_exported_model_and_checkpoints_have_the_names_of_the_eager_ones(trained):
     for file in ("model/model.safetensors", "checkpoints/step_00000008/model.safetensors"):
         names = [set(load_file(trained[run] / file)) for run in ("eager", "compiled")]

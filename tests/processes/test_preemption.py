@@ -176,7 +176,11 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+FREQUENT = ("in a step", "in a save")
+POINT = [pytest.param(name, marks=() if name in FREQUENT else pytest.mark.clusters) for name in POINTS]
+
+
+@pytest.mark.parametrize("point", POINT)
 def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninterrupted_one(
     recipe, texts, whole, tmp_path, monkeypatch, point
 ):

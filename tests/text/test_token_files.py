@@ -342,8 +342,8 @@ print(len(file.tokens), len(file.offsets) - 1, read)
 )
 def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
     """The process may use `memory` bytes more than its imports, and the text is larger."""
-    memory = 48 << 20
-    line, lines = "one two " * 60 + "x" * 7000, 8_000
+    memory = 96 << 20
+    line, lines = "one two " * 60 + "x" * 7000, 16_000
     path = tmp_path / f"corpus.{kind}"
     if kind == "parquet":
         column = pa.array([line] * 100)

@@ -11,8 +11,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ POLL_SECONDS = 0.2  # between two looks at the work of other processes
 
 Job = TypeVar("Job")
 Prepared = TypeVar("Prepared")
+Arrays = Mapping[str, NDArray[Any]]
 
 
 def cache_dir() -> Path:
@@ -237,7 +238,7 @@ def array_writer(path: Path, dtype: Any, *row: int) -> Iterator[Callable[[np.nda
     def append(rows: np.ndarray) -> None:
         nonlocal count
         assert rows.shape[1:] == row, f"rows of shape {rows.shape[1:]}, not {row}"
-        file.write(np.ascontiguousarray(rows, dtype).tobytes())
+        file.write(np.ascontiguousarray(rows, dtype).data)
         count += len(rows)
 
     with path.open("wb") as file:
@@ -245,6 +246,30 @@ def array_writer(path: Path, dtype: Any, *row: int) -> Iterator[Callable[[np.nda
         yield append
         file.seek(0)
         assert write_header() == begin, "the header of a longer array has another size"
+
+
+@contextmanager
+def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[[Arrays], None]]:
+    """Write arrays of unknown lengths into .npy files: yields a function that appends to NAME.npy for each name.
+
+    Args:
+        folder: of the files.
+        places: {array of places: the array in which they are places}. In what is appended, they count from the end of
+            what was appended before; in the file, from its beginning.
+    """
+    writers: dict[str, Callable[[NDArray[Any]], object]] = {}
+    lengths: dict[str, int] = {}
+    with ExitStack() as stack:
+
+        def append(arrays: Arrays) -> None:
+            for name, array in arrays.items():
+                if name not in writers:
+                    writers[name] = stack.enter_context(array_writer(folder / f"{name}.npy", array.dtype))
+                writers[name](array + lengths.get(places[name], 0) if name in places else array)
+            for name, array in arrays.items():
+                lengths[name] = lengths.get(name, 0) + len(array)
+
+        yield append
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -283,6 +308,20 @@ def shared_array(blocks: Callable[[], Iterable[np.ndarray]], dtype: Any) -> np.n
                 append(block)
 
     return read_array(build_once(f"array-{digest.hexdigest()}", build) / "array.npy")
+
+
+def key_digest(*key: object) -> str:
+    """A digest of a key, for the name of a folder."""
+    return hashlib.blake2b(repr(key).encode(), digest_size=16).hexdigest()
+
+
+def text_once(name: str, file: str, compute: Callable[[], str]) -> str:
+    """The result of `compute`, which is called once per machine, from this file in the folder `name`."""
+
+    def build(folder: Path) -> None:
+        (folder / file).write_text(compute())
+
+    return (build_once(name, build) / file).read_text()
 
 
 def mask_once(name: str, rows: int, fill: Callable[[NDArray[np.bool_]], object]) -> NDArray[np.bool_]:

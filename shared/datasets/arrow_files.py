@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once, cache_dir, is_complete
+from shared.cache.prepared import build_once, cache_dir, is_complete, key_digest
 from shared.datasets import readers
 from shared.datasets.files import is_compressed, kind_of, opened
 from shared.datasets.rows import (
@@ -108,7 +108,7 @@ def _name(files: Sequence[Path], sources: Sequence[str], how: str | None) -> str
     for file, name in zip(files, sources, strict=True):
         with opened(file, name):
             states.append(_state_of(file))
-    return f"rows-{_digest(FORMAT, states, how)}"
+    return f"rows-{key_digest(FORMAT, states, how)}"
 
 
 def _stored_files(
@@ -150,7 +150,7 @@ def of_arrow_files(table: pa.Table, files: Sequence[Path], *key: object) -> pa.T
     if not files or table.nbytes <= IN_MEMORY:
         return table
     states, types = [_state_of(file) for file in files], str(table.schema.remove_metadata())
-    return with_content(table, _digest(FORMAT, states, types, *key))
+    return with_content(table, key_digest(FORMAT, states, types, *key))
 
 
 def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]], *key: object) -> pa.Table:
@@ -161,7 +161,7 @@ def filtered(table: pa.Table, kept: Callable[[int, pa.Table], NDArray[np.bool_]]
         kept: called with the number of the first row of a block in the table, and the block.
         key: identifies the selection, together with the content of the table.
     """
-    content = _digest(FORMAT, content_of(table), *key)
+    content = key_digest(FORMAT, content_of(table), *key)
 
     def blocks() -> Iterator[pa.Table]:
         first = 0
@@ -187,7 +187,7 @@ def converted(
         convert: called with each block of the table, which has row numbers; returns rows and a count.
         key: identifies the conversion, together with the content of the table.
     """
-    content = _digest(FORMAT, content_of(table), *key)
+    content = key_digest(FORMAT, content_of(table), *key)
 
     def build(folder: Path) -> None:
         counts = []
@@ -262,10 +262,6 @@ def _state_of(file: Path) -> tuple[str, int, int, int, int]:
     """The path, inode, size and times of a file: st_ctime, too, because rsync -t and cp -p restore only st_mtime."""
     status = file.stat()
     return str(file.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _digest(*words: object) -> str:
-    return hashlib.blake2b(repr(words).encode(), digest_size=16).hexdigest()
 
 
 def _mapped(folder: Path) -> pa.Table:

@@ -4,7 +4,6 @@ The labels of a memory-mapped table are read in blocks. Its distinct sets of lab
 learn the labels and to find errors; the targets of all rows are then written to a file and memory-mapped.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.cache.prepared import array_writer, build_once, read_array
+from shared.cache.prepared import array_writer, build_once, key_digest, read_array
 from shared.compat import of_datasets
 from shared.datasets.rows import (
     AS_WRITTEN,
@@ -232,7 +231,9 @@ def distinct_rows(table: pa.Table, columns: Sequence[str], kind: Kind | None, de
         with pa.OSFile(str(folder / "distinct.arrow"), "wb") as file, pa.ipc.new_file(file, distinct.schema) as writer:
             writer.write_table(distinct)
 
-    folder = build_once(f"labels-{_digest(FORMAT, content_of(table), columns, numbers, numbers and readings)}", build)
+    folder = build_once(
+        f"labels-{key_digest(FORMAT, content_of(table), columns, numbers, numbers and readings)}", build
+    )
     with pa.OSFile(str(folder / "distinct.arrow")) as file:
         distinct = pa.ipc.open_file(file).read_all()
     fields = [
@@ -275,7 +276,7 @@ def stored_targets(
                 else:
                     append(targets[pc.index_in(_keys(block, columns, False), keys).to_numpy()])
 
-    name = _digest(FORMAT, content_of(table), columns, delimiter, settings, readings)
+    name = key_digest(FORMAT, content_of(table), columns, delimiter, settings, readings)
     return read_array(build_once(f"targets-{name}", build) / "targets.npy")
 
 
@@ -314,7 +315,3 @@ def _as_text(cells: pa.Array) -> pa.Array:
 
 def _escaped(texts: pa.Array) -> pa.Array:
     return pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), ",", "\\,")
-
-
-def _digest(*words: object) -> str:
-    return hashlib.blake2b(repr(words).encode(), digest_size=16).hexdigest()

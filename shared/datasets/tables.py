@@ -1,6 +1,5 @@
 """Loading rows as Arrow tables: from the embedded docstrings, files, a `save_to_disk` folder or the Hub."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from shared.cache.prepared import mapped_file, mask_once
+from shared.cache.prepared import key_digest, mapped_file, mask_once
 from shared.compat import of_datasets
 from shared.config.options import Options
 from shared.datasets import arrow_files, readers
@@ -281,7 +280,7 @@ def split_off(
         file = mapped_file(targets)
         assert file is not None, "the targets of a memory-mapped table are memory-mapped"
         key = ("share of each", file.parent.name, percentage, seed)
-        name = hashlib.blake2b(repr((content_of(table), *key)).encode(), digest_size=16).hexdigest()
+        name = key_digest(content_of(table), *key)
         fill = partial(_share_of_each, table, targets, percentage, seed)
         mask = mask_once(f"held-out-rows-{name}", rows, fill)
         held_out, train = _divided(table, lambda first, block: mask[first : first + block.num_rows], *key)

@@ -14,13 +14,13 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
-from shared.cache.prepared import each_share, read_array
+from shared.cache.prepared import each_share, key_digest, read_array
 from shared.datasets import arrow_files
 from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, say
 from shared.pretrained.tokenizers import check_unknown, unknown_token
 from shared.tagging.tags import WORDS, Ints
-from shared.tagging.text_blocks import batches_of, begins_of, digest_of, make_arrays, sizes_of
+from shared.tagging.text_blocks import batches_of, begins_of, make_arrays, sizes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,7 +166,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
 def _digest(settings: bytes, table: pa.Table) -> str:
     """A digest of settings and words; the words of a memory-mapped table are not read."""
     if content := content_of(table):
-        return digest_of(settings, content)
+        return key_digest(settings, content)
     texts = table[WORDS].combine_chunks()
     words = texts.flatten()
     digest = hashlib.blake2b(settings, digest_size=16)

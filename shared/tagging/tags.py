@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once, read_array
+from shared.cache.prepared import key_digest, read_array, text_once
 from shared.datasets.rows import content_of, source_of, where
 from shared.errors import UserError, listed, say
-from shared.tagging.text_blocks import batches_of, begins_of, digest_of, make_arrays, sizes_of
+from shared.tagging.text_blocks import batches_of, begins_of, make_arrays, sizes_of
 
 FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see tagged_texts.py
@@ -121,7 +121,7 @@ class Tags:
                 numbers = self._numbers(table, tags)
                 yield {"tags": numbers, "violations": self._violations(numbers, begins_of(sizes_of(tags)))}
 
-        name = f"tags-{digest_of(FORMAT, content_of(table), self.names)}"
+        name = f"tags-{key_digest(FORMAT, content_of(table), self.names)}"
         return make_arrays(name, table.num_rows, make, {}, "numbering the tags of", source_of(table))
 
     def _numbers(self, table: pa.Table, tags: pa.LargeListArray) -> Ints:
@@ -219,14 +219,10 @@ def _distinct_tags(table: pa.Table) -> list[str]:
             found |= dict.fromkeys(tags.flatten().unique().to_pylist())
         return [*found]
 
-    def build(folder: Path) -> None:
-        (folder / "tags.json").write_text(json.dumps(read()))
-
     if not (content := content_of(table)):
         return read()
-    found: list[str] = json.loads(
-        (build_once(f"tag-names-{digest_of(FORMAT, content)}", build) / "tags.json").read_text()
-    )
+    name = f"tag-names-{key_digest(FORMAT, content)}"
+    found: list[str] = json.loads(text_once(name, "tags.json", lambda: json.dumps(read())))
     return found
 
 

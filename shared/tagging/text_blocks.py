@@ -1,11 +1,8 @@
 """Arrays made from tagged texts, in the cache: all processes make them together, in blocks of texts."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shared.cache.blocks import Blocks
-from shared.cache.prepared import array_writer, read_array
+from shared.cache.prepared import Arrays, arrays_writer, read_array
 
 SMALLEST_BLOCK = 4096  # texts; the default data are one block
 BATCH_TEXTS = 1000
 BATCH_WORDS = 1 << 14  # in a batch, or one text; limits the memory of the tokenizer
-
-Arrays = Mapping[str, NDArray[Any]]
 
 
 def make_arrays(
@@ -53,35 +48,17 @@ def make_arrays(
     """
 
     def write(_: Path, folder: Path, block: range) -> None:
-        with _appended(folder, places) as append:
+        with arrays_writer(folder, places) as append:
             for arrays in make(block):
                 append(arrays)
 
     def join(_: Path, folder: Path, blocks: list[Path]) -> None:
-        with _appended(folder, places) as append:
+        with arrays_writer(folder, places) as append:
             for block in blocks:
                 append({path.stem: read_array(path) for path in sorted(block.glob("*.npy"))})
 
     arguments = name, texts, SMALLEST_BLOCK, write, join, verb, "texts", source
     return Blocks(*arguments, delay=delay, most_threads=1, by_task=by_task).build()  # tokenizers have own threads
-
-
-@contextmanager
-def _appended(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[[Arrays], None]]:
-    """Yields a function that appends arrays to the files of a folder; places are counted from the beginning."""
-    writers: dict[str, Callable[[NDArray[Any]], object]] = {}
-    lengths: dict[str, int] = {}
-    with ExitStack() as stack:
-
-        def append(arrays: Arrays) -> None:
-            for name, array in arrays.items():
-                if name not in writers:
-                    writers[name] = stack.enter_context(array_writer(folder / f"{name}.npy", array.dtype))
-                writers[name](array + lengths.get(places[name], 0) if name in places else array)
-            for name, array in arrays.items():
-                lengths[name] = lengths.get(name, 0) + len(array)
-
-        yield append
 
 
 def batches_of(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:
@@ -104,8 +81,3 @@ def begins_of(sizes: NDArray[np.int64]) -> NDArray[np.bool_]:
     found = np.zeros(sizes.sum(), bool)
     found[(np.cumsum(sizes) - sizes)[sizes > 0]] = True
     return found
-
-
-def digest_of(*words: object) -> str:
-    """A digest for the name of a folder."""
-    return hashlib.blake2b(repr(words).encode(), digest_size=16).hexdigest()

@@ -3,19 +3,18 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import build_once, cache_dir, mapped_file, read_array, shared_array
+from shared.cache.prepared import cache_dir, key_digest, mapped_file, read_array, shared_array, text_once
 from shared.datasets import arrow_files
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
-from shared.tagging.text_blocks import BATCH_TEXTS, digest_of, make_arrays
+from shared.tagging.text_blocks import BATCH_TEXTS, make_arrays
 
 FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 
@@ -78,7 +77,7 @@ def windows_of(pieces: WordPieces, room: int, stride: int, special: int) -> tupl
     if pieces.pieces.nbytes <= arrow_files.IN_MEMORY:
         windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
         return Windows(*map(stored, vars(windows).values())), stored((windows.sizes + special).astype(np.int32))
-    name = f"windows-{digest_of(FORMAT, pieces.folder.name, room, stride, special)}"
+    name = f"windows-{key_digest(FORMAT, pieces.folder.name, room, stride, special)}"
     folder = make_arrays(name, len(pieces.offsets) - 1, make, {}, "cutting", "texts into windows")
     arrays = (read_array(folder / f"{field.name}.npy") for field in fields(Windows))
     return Windows(*arrays), read_array(folder / "lengths.npy")
@@ -170,12 +169,8 @@ class TaggedWords(Dataset):
 
         if len(files) < len(arrays):
             return digest()
-        name = f"digest-{digest_of(FORMAT, *(f'{file.parent.name}/{file.name}' for file in files))}"
-
-        def build(folder: Path) -> None:
-            (folder / "digest").write_text(digest())
-
-        return (build_once(name, build) / "digest").read_text()
+        name = f"digest-{key_digest(FORMAT, *(f'{file.parent.name}/{file.name}' for file in files))}"
+        return text_once(name, "digest", digest)
 
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once, shared_array
+from shared.cache.prepared import build_once, key_digest, shared_array
 from shared.datasets.tables import subset
 from shared.plan.hashing import Ints
 from shared.plan.splits import chosen_by_hash
@@ -55,7 +55,7 @@ def held_out(digest: str, documents: int, held: int, seed: int) -> Ints:
     def build(folder: Path) -> None:
         chosen_by_hash(documents, held, seed).tofile(folder / "documents")
 
-    name = hashlib.blake2b(repr((FORMAT, digest, documents, held, seed)).encode(), digest_size=16).hexdigest()
+    name = key_digest(FORMAT, digest, documents, held, seed)
     return _mapped(build_once(f"held-out-{name}", build) / "documents", np.int64)
 
 

@@ -4,7 +4,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from shared.cache.blocks import Blocks, cores_of_process
-from shared.cache.prepared import array_writer, read_array
+from shared.cache.prepared import arrays_writer, read_array
 from shared.datasets.rows import FILL_IN, column_of, content_of, is_text, source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import threads_off, unknown_token
@@ -32,7 +31,7 @@ FLAG = "--text_column_names"
 BATCH_ROWS = 1000  # enough for all threads of the tokenizer, few enough for frequent updates of the progress bar
 UNDIVIDED_ROWS = 1 << 14  # a table of at most so many rows is tokenized by one process of a machine
 BLOCK_ROWS = 1 << 12  # of a larger table: 0.2 s of one core for texts of 150 characters
-ELEMENTS = 1 << 20  # of an array that are copied at once when blocks are joined
+PLACES = {"offsets": "input_ids"}  # see `arrays_writer`
 BATCH_BYTES = 1 << 20  # of text in a batch, or one row: the tokenizer needs about 30 bytes of memory for each
 
 
@@ -195,49 +194,35 @@ class TableTokens:
 
     def write(self, folder: Path, rows: range, count: Callable[[int], object] = lambda _: None) -> None:
         """Write the files of the given rows; calls `count(n)` after each n of them."""
-        end = unknown = 0
-        with self._writers(folder) as (add_ids, add_lengths, add_offsets, add_types):
-            add_offsets(np.zeros(1, np.int64))
+        unknown = tokens = 0
+        with arrays_writer(folder, PLACES) as append:
+            append(self._no_rows())
             for ids, lengths, types in self.encoded(rows):
                 if not lengths.all():
                     raise self._without_tokens(rows.stop)
-                add_ids(ids)
-                add_lengths(lengths)
-                add_offsets(end + np.cumsum(lengths))
-                add_types(types)
-                end += len(ids)
+                arrays = {"input_ids": ids, "lengths": lengths, "offsets": np.cumsum(lengths)}
+                append(arrays | ({"token_type_ids": types} if self.encoder.with_types else {}))
                 unknown += int(np.count_nonzero(ids == self.encoder.unknown))
+                tokens += len(ids)
                 count(len(lengths))
-        (folder / "unknown").write_text(f"{unknown} {end - self.special * len(rows)}")
+        (folder / "unknown").write_text(f"{unknown} {tokens - self.special * len(rows)}")
 
     def join(self, _: Path, folder: Path, blocks: list[Path]) -> None:
         """Write the files of all rows from those of consecutive blocks."""
-        end, unknown = 0, np.zeros(2, np.int64)
-        with self._writers(folder) as (add_ids, add_lengths, add_offsets, add_types):
-            add_offsets(np.zeros(1, np.int64))
+        unknown = np.zeros(2, np.int64)
+        with arrays_writer(folder, PLACES) as append:
+            append(self._no_rows())
             for block in blocks:
-                for ids in in_parts(block / "input_ids.npy"):
-                    add_ids(ids)
-                for lengths in in_parts(block / "lengths.npy"):
-                    add_lengths(lengths)
-                    add_offsets(end + np.cumsum(lengths, dtype=np.int64))
-                    end += int(lengths.sum(dtype=np.int64))
-                if self.encoder.with_types:
-                    for types in in_parts(block / "token_type_ids.npy"):
-                        add_types(types)
+                arrays = {name: read_array(block / f"{name}.npy") for name in self._no_rows()}
+                append(arrays | {"offsets": arrays["offsets"][1:]})
                 unknown += np.array((block / "unknown").read_text().split(), np.int64)
         (folder / "unknown").write_text("{} {}".format(*unknown))
 
-    @contextmanager
-    def _writers(self, folder: Path) -> Iterator[list[Callable[[np.ndarray], object]]]:
-        """Yield the functions that append to the files of input_ids, lengths, offsets and token_type_ids."""
-        kinds = {"lengths": np.int32, "offsets": np.int64, "token_type_ids": np.uint8}
-        with ExitStack() as stack:
-            add_ids = stack.enter_context(array_writer(folder / "input_ids.npy", self.encoder.id_type))
-            others = (stack.enter_context(array_writer(folder / f"{name}.npy", kind)) for name, kind in kinds.items())
-            yield [add_ids, *others]
-        if not self.encoder.with_types:
-            (folder / "token_type_ids.npy").unlink()
+    def _no_rows(self) -> dict[str, np.ndarray]:
+        """The arrays of a table without rows, with their types. The offsets end with the number of all tokens."""
+        types = {"token_type_ids": np.empty(0, np.uint8)} if self.encoder.with_types else {}
+        empty = {"input_ids": np.empty(0, self.encoder.id_type), "lengths": np.empty(0, np.int32), **types}
+        return empty | {"offsets": np.zeros(1, np.int64)}
 
     def _without_tokens(self, end: int) -> UserError:
         """The error for the first row before `end` without tokens: the same one, whichever such row a process meets."""
@@ -248,10 +233,3 @@ class TableTokens:
                 break
             row += len(lengths)
         return UserError(f"{where(self.table, row)} has a text without tokens: remove the row")
-
-
-def in_parts(path: Path) -> Iterator[np.ndarray]:
-    """Yield the elements of a .npy file in arrays of at most ELEMENTS."""
-    array = read_array(path)
-    for start in range(0, len(array), ELEMENTS):
-        yield array[start : start + ELEMENTS]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import build_once, cache_dir, each_share, mapped_file, read_array
+from shared.cache.prepared import build_once, cache_dir, each_share, mapped_file, read_array, text_once
 from shared.datasets.rows import source_of
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
@@ -98,11 +98,7 @@ class TokenizedText(Dataset):
             return self._digest()
         words = f"{self.folder.name} {targets and targets.parent.name}".encode()
         name = f"digest-{hashlib.blake2b(words, digest_size=16).hexdigest()}"
-
-        def build(folder: Path) -> None:
-            (folder / "digest").write_text(self._digest())
-
-        return (build_once(name, build) / "digest").read_text()
+        return text_once(name, "digest", self._digest)
 
     def _digest(self) -> str:
         content = hashlib.blake2b(digest_size=16)

@@ -19,7 +19,7 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 ROWS, BLOCK = 60, 7
 TEXTS = {"text": [" ".join(WORDS[i * k % 8] for k in range(i % 11 + 1)) for i in range(ROWS)], "other": ["a b"] * ROWS}
 TABLE = named(pa.table(TEXTS), "--train_file a.csv")
-SMALL = {"UNDIVIDED_ROWS": 10, "BLOCK_ROWS": BLOCK, "BATCH_ROWS": 3, "ELEMENTS": 5}
+SMALL = {"UNDIVIDED_ROWS": 10, "BLOCK_ROWS": BLOCK, "BATCH_ROWS": 3}
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ demo demo-images demo-mlm demo-tags demo-embeddings: setup
 
 # An environment with PYTHONDONTWRITEBYTECODE would compile all tests in each worker and `shared` in each process.
 test: .venv/installed-dev
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not campaign and not clusters and not docs"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not campaign and not clusters and not docs"
 
 test-docs: .venv/installed-dev
 	$(BIN)/python -m pytest -m docs

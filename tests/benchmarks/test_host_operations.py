@@ -45,9 +45,9 @@ DOCS = pytest.mark.docs
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        ("nlp", "bf16"),
         ("images", "no"),
         pytest.param("nlp", "no", marks=DOCS),
+        pytest.param("nlp", "bf16", marks=DOCS),
         pytest.param("images", "bf16", marks=DOCS),
     ],
 )

@@ -166,7 +166,8 @@ def test_it_works_with_the_flags_of_a_run(how, kind):
     assert rows_of_last_layer(short, packed(short)) == sum(COUNTS)
 
 
-@pytest.mark.parametrize("kind", ["BERT", pytest.param("ModernBERT, local", marks=pytest.mark.docs)])
+@pytest.mark.docs
+@pytest.mark.parametrize("kind", ["BERT", "ModernBERT, local"])
 def test_compiled_layers_do_not_compile_again_for_another_number_of_masked_tokens(kind, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
     torch._dynamo.reset()

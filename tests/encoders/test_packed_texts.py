@@ -110,7 +110,7 @@ def packed(model, precision="no"):
 @pytest.mark.parametrize(
     "name", [*(pytest.param(name, marks=pytest.mark.docs) for name in ("BERT", "DistilBERT")), "ModernBERT, mean"]
 )
-@pytest.mark.parametrize("how", ["recomputed", "compiled", "in bf16"])
+@pytest.mark.parametrize("how", ["recomputed", pytest.param("compiled", marks=pytest.mark.docs), "in bf16"])
 def test_what_else_is_done_to_layers_goes_with_packing(name, how, monkeypatch):
     whole, half = tiny(name, **NO_DROPOUT).train(), how == "in bf16"
     model = copy.deepcopy(whole)

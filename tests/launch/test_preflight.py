@@ -126,10 +126,12 @@ def test_a_host_name_that_resolves_to_a_loopback_address_is_reported(monkeypatch
     assert "is a loopback address in its own /etc/hosts" in rendezvous.connection_advice()
 
 
-def test_the_time_limit_ends_a_call_that_hangs():
-    script = "from shared import preflight\nimport time\nwith preflight.time_limit(0.2, 'stood still'): time.sleep(60)"
-    done = runs.run([sys.executable, "-c", script])
-    assert (done.returncode, done.stderr) == (2, "error: stood still\n")
+def test_the_time_limit_ends_a_call_that_hangs(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "from shared import preflight\nimport time\nwith preflight.time_limit(0.2, 'stood still'): time.sleep(60)"
+    )
+    assert runs.run_forked(1, script, [], tmp_path) == ([2], "error: stood still\n")
 
 
 # What must be the same on all machines
@@ -383,12 +385,11 @@ def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_
         assert "Traceback" not in one
 
 
-def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout():
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(runs.free_port()), "CUDA_VISIBLE_DEVICES": ""}
-    done = runs.run([sys.executable, "-m", "shared.preflight", "--timeout", "2"], timeout=120, **alone)
-    assert done.returncode == 2
-    assert "rank 1 did not connect" in done.stderr
+def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout(tmp_path):
+    alone = runs.in_one_launch(2) | {"LOCAL_WORLD_SIZE": "1"}
+    codes, said = runs.run_forked(1, "shared/preflight.py", ["--timeout", 2], tmp_path, **alone)
+    assert codes == [2]
+    assert "rank 1 did not connect" in said
 
 
 def test_a_launch_of_one_process_is_ready_without_measuring_communication():

@@ -152,7 +152,7 @@ def test_norms_compute_in_float32_inside():
     assert (found.float() - F.layer_norm(values.float(), (4096,))).abs().max() < 0.02
 
 
-@pytest.mark.parametrize("how", ["recomputed", "compiled"])
+@pytest.mark.parametrize("how", ["recomputed", pytest.param("compiled", marks=pytest.mark.docs)])
 @pytest.mark.parametrize("kind", [pytest.param("bert", marks=pytest.mark.docs), "modernbert"])
 def test_it_goes_with_recomputation_and_compiling(how, kind, monkeypatch):
     accelerator = SimpleNamespace(

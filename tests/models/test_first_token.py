@@ -76,7 +76,7 @@ def test_logits_and_gradients_equal_those_of_the_whole_layer(kind, padded):
 
 
 @pytest.mark.parametrize("kind", ["bert", pytest.param("distilbert", marks=pytest.mark.docs)])
-@pytest.mark.parametrize("how", ["recomputed", "by products in bf16", "compiled"])
+@pytest.mark.parametrize("how", ["recomputed", "by products in bf16", pytest.param("compiled", marks=pytest.mark.docs)])
 def test_the_short_layer_works_with_recomputation_bf16_and_compilation(how, kind, monkeypatch):
     model, inputs = tiny(kind), batch(padded=True)
     expected = logits_and_gradients(model, inputs)

@@ -171,6 +171,7 @@ print(metrics.compute(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
 """
 
 
+@pytest.mark.docs  # it starts a process without the modules of the others
 def test_in_a_fresh_process_resolving_imports_nothing_slow_and_computing_needs_no_network_and_no_home(
     tmp_path: Path,
 ) -> None:

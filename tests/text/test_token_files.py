@@ -337,9 +337,8 @@ print(len(file.tokens), len(file.offsets) - 1, read)
 """
 
 
-@pytest.mark.parametrize(
-    "kind", ["txt", *(pytest.param(kind, marks=pytest.mark.docs) for kind in ("parquet", "jsonl.zst"))]
-)
+@pytest.mark.docs  # it starts a process without the modules of the others
+@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl.zst"])
 def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
     """The process may use `memory` bytes more than its imports, and the text is larger."""
     memory = 96 << 20

@@ -9,7 +9,9 @@ the tokenizer and the model.
 
 On a CPU, the BERT has 4 layers x 256, and all contestants predict the same texts. The pipeline has a batch size of 1,
 8, 32 or 64. The rates are texts per second of CPU time on one thread, because other programs on the machine change them
-less.
+less. In float32, the report also has the largest ratio that is possible: it assumes that every product that the logits
+need runs at the peak of the core, and that nothing else takes time. Padding, and the tokens of the last layer that the
+head does not read, are not needed. --hidden_size and --num_hidden_layers change the model.
 
     python benchmarks/predictions.py --mixed_precision bf16 --rounds 3 --output_dir out/predictions_bf16
 
@@ -39,6 +41,8 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import numpy as np
+
 from benchmarks.harness import encoder_and_texts, rounds
 
 CPU = {"texts": 2000, "batch_sizes": [1, 8, 32, 64], "pipeline_workers": [0], "max_tokens_per_micro_batch": 4096}
@@ -55,6 +59,8 @@ def make_parser(on_gpu: bool) -> argparse.ArgumentParser:
     parser.add_argument("--pipeline_texts", type=int, help="texts for a pipeline; default: all, on a GPU 4,000")
     parser.add_argument("--batch_sizes", type=int, nargs="+", help="batch sizes of the pipelines")
     parser.add_argument("--pipeline_workers", type=int, nargs="+", help="loader workers of the pipelines")
+    parser.add_argument("--hidden_size", type=int, help="of the BERT, with heads of 64; default: 256, on a GPU 768")
+    parser.add_argument("--num_hidden_layers", type=int, help="of the BERT; default: 4, on a GPU 12")
     parser.add_argument("--mixed_precision", choices=("no", "bf16"), default="no", help="precision of all contestants")
     parser.add_argument(
         "--max_tokens_per_micro_batch", type=int, help="of shared.predict; default: 4,096, on a GPU 65,536"
@@ -79,21 +85,30 @@ def main() -> None:
         for size, workers in itertools.product(arguments.batch_sizes, arguments.pipeline_workers)
     }
     with tempfile.TemporaryDirectory() as folder:
-        run = contestants(Path(folder), arguments, pipelines, on_gpu)
+        run, at_peak = contestants(Path(folder), arguments, pipelines, on_gpu)
         for name in ("ours", *pipelines) if on_gpu else ():
             run(name, WARM_UP)
         rows = rounds.take_turns(["ours", *pipelines], arguments.rounds, run)
     compared = {f"ours / {name}": rounds.compare(rows, "rate", "ours", name) for name in pipelines}
     compared["ours / the fastest pipeline"] = beside_the_fastest(rows, "rate")
     compared["ours without its load / the fastest pipeline"] = beside_the_fastest(rows, "rate_without_load")
+    if not on_gpu and arguments.mixed_precision == "no":
+        peak = [{"contestant": "at the peak", "round": row["round"], "rate": at_peak()} for row in rows]
+        for name in pipelines:
+            compared[f"every product at the peak of the core / {name}"] = rounds.compare(
+                [*rows, *peak], "rate", "at the peak", name
+            )
     gpu, cores = (torch.cuda.get_device_name(), len(os.sched_getaffinity(0))) if on_gpu else ("", 1)
     rounds.save(arguments, "predictions", cores, rows, compared, gpu=gpu)
 
 
 def contestants(
     folder: Path, arguments: argparse.Namespace, pipelines: dict[str, tuple[int, int]], on_gpu: bool
-) -> Callable[[str, int], rounds.Row]:
-    """Write the model and the texts; a function that lets a contestant predict them, and returns its figures.
+) -> tuple[Callable[[str, int], rounds.Row], Callable[[], float]]:
+    """Write the model and the texts; functions that return the figures of a contestant, and the rate at the peak.
+
+    The first function lets a contestant predict the texts. The second one measures the peak of one thread, and returns
+    the texts per second if every product that their logits need ran at this peak.
 
     Args:
         folder: where to.
@@ -107,8 +122,10 @@ def contestants(
     from transformers import pipeline
 
     from shared import predict
+    from shared.monitoring import flops
 
-    made = encoder_and_texts.prepare(folder, seed=0, texts=arguments.texts, sizes=BERT_BASE if on_gpu else None)
+    sizes = sizes_of(arguments, on_gpu)
+    made = encoder_and_texts.prepare(folder, seed=0, texts=arguments.texts, sizes=sizes)
     docstrings = pq.read_table(made["files"]["train_file"])["text"].to_pylist()
     texts = list(itertools.islice(itertools.cycle(docstrings), arguments.texts))
     dtype = torch.bfloat16 if arguments.mixed_precision == "bf16" else torch.float32
@@ -143,7 +160,36 @@ def contestants(
         row |= {"rate": len(chosen) / taken, "rate_without_load": len(chosen) / (taken - sum(loads))}
         return row if ours else row | {"batch_size": size, "workers": workers}
 
-    return run
+    def at_peak() -> float:
+        needed = needed_operations(np.resize(made["lengths"], arguments.texts), sizes)
+        return arguments.texts * flops.measure_peak(torch.device("cpu"), "no") / needed
+
+    return run, at_peak
+
+
+def sizes_of(arguments: argparse.Namespace, on_gpu: bool) -> dict[str, int]:
+    """The sizes of the BERT, as fields of BertConfig."""
+    sizes = BERT_BASE if on_gpu else encoder_and_texts.SIZES
+    if width := arguments.hidden_size:
+        heads = max(1, width // 64)
+        sizes = sizes | {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": 4 * width}
+    return sizes | ({"num_hidden_layers": arguments.num_hidden_layers} if arguments.num_hidden_layers else {})
+
+
+def needed_operations(lengths: np.ndarray, sizes: dict[str, int]) -> float:
+    """The floating-point operations of all products that the logits of a BERT need, without those of its small head.
+
+    Args:
+        lengths: tokens of each text, int array [texts].
+        sizes: fields of BertConfig. The last layer needs the keys and values of all tokens, and the rest of the first
+            token only.
+    """
+    width, inner, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
+    tokens, pairs, texts = float(lengths.sum()), float(np.square(lengths.astype(float)).sum()), len(lengths)
+    keys_and_values, rest = 2 * width**2, 2 * width**2 + 2 * width * inner
+    whole = 2 * (keys_and_values + rest) * tokens + 4 * width * pairs
+    last = 2 * (keys_and_values * tokens + rest * texts) + 4 * width * tokens
+    return (layers - 1) * whole + last
 
 
 @contextmanager

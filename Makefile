@@ -114,14 +114,16 @@ SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
 LATE := --late_bytes 4527636
 LINKS := 1000 300 100
-BENCHMARKS := utilisation mlm_cpu tagging_cpu embeddings_cpu peers_eval loop_cost independent_runs barrier_cost \
-	launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
+BENCHMARKS := utilisation mlm_cpu mlm_bf16_cpu tagging_cpu embeddings_cpu peers_eval loop_cost independent_runs \
+	barrier_cost launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
 	chunked_loss packing fused_qkv masked_layer tokenizing preparing remote_shards predictions checkpoints_cpu scale \
 	scale_processes peers_bf16 peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
-measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS)
+measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS) --contestants ours trainer trainer_tuned
+measure_mlm_bf16_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS) \
+	--contestants ours ours_bf16 trainer_bf16 trainer_tuned_bf16
 measure_tagging_cpu := python benchmarks/tagging_peers.py --rounds $(ROUNDS)
 measure_embeddings_cpu := python benchmarks/embeddings_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval

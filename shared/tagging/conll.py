@@ -91,7 +91,7 @@ def _by_columns(piece: bytes, width: int) -> Words | None:
         if any(each in b"\n" + piece + b"\n" for each in (b"  ", b"\n ", b" \n")):
             return None
         piece = piece.replace(b" ", b"\t")
-    if width < 2 or b"\r" in piece:
+    if width < 2 or b"\r" in piece or piece.startswith(codecs.BOM_UTF8):  # which Arrow would leave out
         return None
     filled, empty = b"\n" + piece, b"\n" + b"\t" * (width - 1) + b"\n"
     for _ in range(2):  # an odd line of several empty ones, then an even one

@@ -9,21 +9,8 @@ from shared.errors import UserError
 from shared.tagging import conll
 
 LINES = ["", " ", "\t", "\r", "\t\t", "-DOCSTART-\t\tO", "-DOCSTART-", "a\tO", "a b\tB-x", "é\tx\tO", "b O", "c x O"]
-LINES += [
-    "d  O",
-    " e O",
-    "f O ",
-    "g\tO\r",
-    "h\t",
-    "\tO",
-    "i\tO ",
-    "'\"\tO",
-    '"\tI-"',
-    "NA\tnull",
-    "\u00a0",
-    "\u00a0\tO",
-    "a",
-]
+LINES += ["d  O", " e O", "f O ", "g\tO\r", "h\t", "\tO", "i\tO ", "'\"\tO", '"\tI-"', "NA\tnull", "\u00a0", "a"]
+LINES += ["\u00a0\tO", "\ufeffj\tO"]
 
 
 def read(path, monkeypatch, by_lines, untagged=False):
@@ -44,6 +31,7 @@ def read(path, monkeypatch, by_lines, untagged=False):
 )
 @example(["a\tO", "", "", "", "b\tO", "", "", "c\tO"], True, False, 100)
 @example(["a\tx\tO", "\tx\t"], True, False, 100)  # a line without word and tag is not empty
+@example(["a\tO", "", "\ufeffb\tO"], True, False, 5)  # the second piece begins with a byte order mark
 @example(["a x O", "", "-DOCSTART- x O", "", "b x O"], False, False, 100)
 def test_arrow_reads_what_is_read_line_by_line(tmp_path_factory, lines, newline_at_end, untagged, size):
     path = tmp_path_factory.mktemp("conll") / "words.conll"

@@ -38,7 +38,7 @@ LENGTHS = ((48, 37, 37, 12, 3, 1), (1,), (48, 48, 48, 16))  # the last leaves no
 
 def tiny(auto, family, **more):
     own = WINDOW if family == "ModernBERT" else {}
-    return families.tiny(auto, family, 60, pad_token_id=0, num_labels=3, **NO_DROPOUT | own | more).train()
+    return families.tiny(auto, family, 60, pad_token_id=0, num_labels=3, **NO_DROPOUT | own | more).double().train()
 
 
 def as_in_the_recipe(model):
@@ -93,7 +93,7 @@ def test_filled_documents_have_the_loss_and_gradients_of_unfilled_ones(family):
         check_shapes(batches[1])
         found = [loss_and_gradients(model, batch, batch.pop("labels")) for batch in batches]
         for one, other in zip(*found, strict=True):
-            assert runs.distance(other, one) < 1e-6
+            assert runs.distance(other, one) < 1e-12
 
 
 HEADS = {"BERT": True, "DistilBERT": True, "RoBERTa": True, "ALBERT": False, "ModernBERT": False}
@@ -116,7 +116,7 @@ def test_filled_texts_have_the_logits_and_gradients_of_unfilled_ones(family):
         pairs = zip((plain, model), batches, strict=True)
         found = [loss_and_gradients(each, batch, batch.pop("labels")) for each, batch in pairs]
         for one, other in zip(*found, strict=True):
-            assert runs.distance(other, one) < 1e-6
+            assert runs.distance(other, one) < 1e-12
 
 
 def test_what_a_kernel_leaves_in_rows_of_no_document_reaches_neither_logits_nor_gradients(monkeypatch):
@@ -146,7 +146,7 @@ def test_what_a_kernel_leaves_in_rows_of_no_document_reaches_neither_logits_nor_
         batch = PackedTexts.for_model(model.config, shapes)(items(model, LENGTHS[0]))
         found.append(loss_and_gradients(model, batch, batch.pop("labels")))
     for one, other in zip(*found, strict=True):
-        assert runs.distance(other, one) < 1e-5
+        assert runs.distance(other, one) < 1e-12
 
 
 @pytest.mark.docs  # it takes long; the test of a run below counts graphs, too

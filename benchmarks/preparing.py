@@ -5,6 +5,7 @@
 `python -m shared.prepare` prepares each kind of data in an empty cache folder:
 
 - jsonl, jsonl.zst: a corpus for recipes/mlm.py, in one file: the embedded docstrings, repeated with numbers
+- parts.zst: the same corpus in 8 compressed files
 - table: the beginnings of these docstrings with labels, for recipes/nlp.py
 - conll: the words of these docstrings with tags, for recipes/token_classification.py
 - photos: JPEGs of 500 x 375 pixels, decoded to squares of 256 pixels, with one core for each process. At most 500 JPEGs
@@ -14,7 +15,8 @@ The WordPiece tokenizer exists already, and its own threads are off. The launche
 
 - seconds: from the start of the processes to the end of the last one, with all imports
 - cpu_seconds: of the process with most of it, on a processor; for a machine that has other work
-- peak_mib: resident memory of the largest process, with imports and mapped files
+- peak_mib: resident memory of the largest process, with imports and the pages of mapped files, which processes share
+- own_mib: the largest memory that belonged to one process alone, looked up ten times a second
 
     python benchmarks/preparing.py --megabytes 10240 --kinds jsonl --processes 2 --tokenizer words --rounds 1
 
@@ -32,17 +34,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness import launching, rounds
+from benchmarks.harness import launching, plan_of_size, rounds
 from benchmarks.harness.photos import write_photos
 
-KINDS = ("jsonl", "jsonl.zst", "table", "conll", "photos")
+CORPUS = {"jsonl", "jsonl.zst", "parts.zst"}
+KINDS = (*sorted(CORPUS), "table", "conll", "photos")
+PARTS = 8  # compressed files
 DIFFERENT = 500  # photos
 CHARACTERS = 150  # of a text of the table
 RECIPES = launching.ROOT / "recipes"
@@ -51,8 +55,7 @@ VOCABULARY = 8192
 
 
 def write_corpus(folder: Path, size: int, kinds: Iterable[str], tokenizer: str) -> None:
-    """Write `size` bytes of docstrings as files of these kinds, corpus.KIND, and the tokenizer, to tokenizer/."""
-    import pyarrow as pa
+    """Write `size` bytes of docstrings as files of these kinds, corpus.KIND or parts/, and the tokenizer."""
     from transformers import BertConfig
 
     from shared.datasets import demo_texts
@@ -69,20 +72,30 @@ def write_corpus(folder: Path, size: int, kinds: Iterable[str], tokenizer: str) 
     BertConfig(vocab_size=VOCABULARY).save_pretrained(folder / "tokenizer")
     texts, written, copy = table["text"].to_pylist(), 0, 0
     with ExitStack() as stack:
-        files: list[Any] = []
+        files: list[list[Any]] = []  # of each kind; they get a line in turn
         if "jsonl" in kinds:
-            files.append(stack.enter_context((folder / "corpus.jsonl").open("wb")))
+            files.append([stack.enter_context((folder / "corpus.jsonl").open("wb"))])
         if "jsonl.zst" in kinds:
-            files.append(stack.enter_context(pa.CompressedOutputStream(folder / "corpus.jsonl.zst", "zstd")))
+            files.append([compressed(stack, folder / "corpus.jsonl.zst")])
+        if "parts.zst" in kinds:
+            (folder / "parts").mkdir()
+            files.append([compressed(stack, folder / f"parts/{part}.jsonl.zst") for part in range(PARTS)])
         while written < size:
-            for text in texts:
+            for number, text in enumerate(texts):
                 line = json.dumps({"text": f"{copy} {text}"}).encode() + b"\n"
-                for file in files:
-                    file.write(line)
+                for parts in files:
+                    parts[number % len(parts)].write(line)
                 written += len(line)
                 if written >= size:
                     break
             copy += 1
+
+
+def compressed(stack: ExitStack, path: Path) -> Any:
+    """A new file compressed with zstd, open for writing until the end of the stack."""
+    import pyarrow as pa
+
+    return stack.enter_context(pa.CompressedOutputStream(path, "zstd"))
 
 
 def most_frequent_words(texts: list[str], special: list[str]) -> Any:
@@ -146,7 +159,7 @@ def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
             if kind == "photos":
                 for process, core in zip(started, cycle(os.sched_getaffinity(0)), strict=False):
                     os.sched_setaffinity(process.pid, {core})
-            usages = [wait(process) for process in started]
+            own_mib, usages = watch(started)
         seconds = time.perf_counter() - began
         if any(process.returncode for process in started):
             raise RuntimeError(f"the preparation failed:\n{(folder / 'log.txt').read_text()[-3000:]}")
@@ -154,6 +167,7 @@ def prepare(folder: Path, kind: str, processes: int) -> rounds.Row:
         "seconds": seconds,
         "cpu_seconds": max(usage.ru_utime + usage.ru_stime for usage in usages),
         "peak_mib": max(usage.ru_maxrss for usage in usages) / 1024,
+        "own_mib": own_mib,
     }
 
 
@@ -168,15 +182,24 @@ def recipe_and_flags(folder: Path, kind: str) -> list[Any]:
     if kind == "conll":
         files = ("--train_file", folder / "words.conll", "--validation_file", folder / "few.conll")
         return [RECIPES / "token_classification.py", *files, "--model_name_or_path", folder / "tokenizer"]
-    corpus = ("--train_file", folder / f"corpus.{kind}")
+    corpus = ("--train_file", folder / ("parts/*.jsonl.zst" if kind == "parts.zst" else f"corpus.{kind}"))
     return [RECIPES / "mlm.py", *corpus, "--model_name_or_path", folder / "tokenizer"]
 
 
-def wait(process: subprocess.Popen) -> Any:
-    """Wait for a process and return its resource usage."""
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return usage
+def watch(processes: list[subprocess.Popen]) -> tuple[float, list[Any]]:
+    """Wait for the processes; the largest memory of one alone, in MiB, and the resource usage of each."""
+    own, usages = 0.0, {}
+    while len(usages) < len(processes):
+        time.sleep(0.1)
+        for process in processes:
+            if process.pid in usages:
+                continue
+            with suppress(StopIteration):  # a process that has ended has no such line
+                own = max(own, plan_of_size.resident("RssAnon", process.pid))
+            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                process.returncode, usages[ended] = os.waitstatus_to_exitcode(status), usage
+    return own, [usages[process.pid] for process in processes]
 
 
 def main() -> None:
@@ -193,8 +216,8 @@ def main() -> None:
     contestants = {f"{kind}, {count} process{'es' * (count > 1)}": (kind, count) for kind, count in turns}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if {"jsonl", "jsonl.zst", "table", "conll"}.intersection(arguments.kinds):
-            size = arguments.megabytes * MIB if {"jsonl", "jsonl.zst"}.intersection(arguments.kinds) else 0
+        if {*CORPUS, "table", "conll"}.intersection(arguments.kinds):
+            size = arguments.megabytes * MIB if CORPUS.intersection(arguments.kinds) else 0
             write_corpus(folder, size, arguments.kinds, arguments.tokenizer)
         if "table" in arguments.kinds:
             write_table(folder / "table.jsonl", arguments.rows)

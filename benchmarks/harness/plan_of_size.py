@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 
-def resident(kind: str) -> float:
-    """MiB of this process in memory: RssAnon, which belongs to it, or RssFile, which processes share."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def resident(kind: str, process: int | str = "self") -> float:
+    """MiB of a process in memory: RssAnon, which belongs to it, or RssFile, which processes share."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 

@@ -18,4 +18,5 @@ def test_one_and_two_processes_prepare_texts_and_images(tmp_path):
     kinds = [f"{kind}, {n}" for kind in preparing.KINDS for n in ("1 process", "2 processes")]
     assert [row["contestant"] for row in report["rows"]] == kinds
     assert all(row["seconds"] > 0 and row["cpu_seconds"] > 0 and row["peak_mib"] > 50 for row in report["rows"])
-    assert len(report["comparisons"]) == 10
+    assert all(50 < row["own_mib"] < row["peak_mib"] for row in report["rows"])
+    assert len(report["comparisons"]) == 2 * len(preparing.KINDS)

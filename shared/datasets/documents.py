@@ -343,7 +343,9 @@ def _json_lines(file: Path, source: str, column_name: str, within: range | None 
 
 
 def _is_text_or_null(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not LONE_SURROGATE.search(value))
+    if value is None or not isinstance(value, str):
+        return value is None
+    return value.isascii() or not LONE_SURROGATE.search(value)  # isascii is much faster
 
 
 def _no_text(row: Any, line: str, number: int, source: str, column_name: str) -> UserError:

@@ -44,8 +44,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import launching, plan_of_size, rounds
 from benchmarks.harness.photos import write_photos
 
-CORPUS = {"jsonl", "jsonl.zst", "parts.zst"}
-KINDS = (*sorted(CORPUS), "table", "conll", "photos")
+CORPUS = ("jsonl", "jsonl.zst", "parts.zst")
+KINDS = (*CORPUS, "table", "conll", "photos")
 PARTS = 8  # compressed files
 DIFFERENT = 500  # photos
 CHARACTERS = 150  # of a text of the table
@@ -217,7 +217,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if {*CORPUS, "table", "conll"}.intersection(arguments.kinds):
-            size = arguments.megabytes * MIB if CORPUS.intersection(arguments.kinds) else 0
+            size = arguments.megabytes * MIB if {*CORPUS}.intersection(arguments.kinds) else 0
             write_corpus(folder, size, arguments.kinds, arguments.tokenizer)
         if "table" in arguments.kinds:
             write_table(folder / "table.jsonl", arguments.rows)

@@ -61,6 +61,16 @@ def build_if_free(name: str, build: Callable[[Path], None]) -> bool:
     return _build(cache_dir() / name, build, wait=False)
 
 
+def can_be_built(name: str) -> bool:
+    """Whether the folder `cache_dir()/name` is incomplete, and no other process is building it."""
+    folder = cache_dir() / name
+    try:
+        with locked(folder, wait=False):
+            return not is_complete(folder)
+    except Timeout:
+        return False
+
+
 def _build(folder: Path, build: Callable[[Path], None], wait: bool) -> bool:
     """Build a folder unless it is complete; False if another process is building it and `wait` is False."""
     if is_complete(folder):
@@ -118,10 +128,11 @@ class Unfinished(Exception):
 
 @dataclass
 class Tasks:
-    """The tasks of a job array, of which this process is one."""
+    """The tasks of a job array, of which this process is one; task 0 of 1 without an array."""
 
     task: int = 0
     tasks: int = 1
+    ahead_of_training: bool = False  # the data are prepared by a command of its own
     divided: bool = False  # whether any work has been divided among the tasks
 
 
@@ -130,12 +141,20 @@ _tasks: ContextVar[Tasks] = ContextVar("tasks", default=Tasks())  # noqa: B039  
 
 @contextmanager
 def only_task(task: int, tasks: int) -> Iterator[Tasks]:
-    """In this block, do only the jobs `task`, `task + tasks`, `task + 2 tasks`, ... of divided work, counted from 0."""
-    before = _tasks.set(given := Tasks(task, tasks))
+    """In this block, which prepares data ahead of training, do only the jobs of one task of divided work.
+
+    These are the jobs `task`, `task + tasks`, `task + 2 tasks`, ..., counted from 0.
+    """
+    before = _tasks.set(given := Tasks(task, tasks, ahead_of_training=True))
     try:
         yield given
     finally:
         _tasks.reset(before)
+
+
+def ahead_of_training() -> bool:
+    """Whether a command of its own prepares the data (`only_task`), so that they may not be read for a long time."""
+    return _tasks.get().ahead_of_training
 
 
 def share_of_task(jobs: Sequence[Job]) -> list[Job]:

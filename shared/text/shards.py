@@ -24,6 +24,7 @@ from shared.cache.prepared import (
     Unfinished,
     build_if_free,
     cache_dir,
+    can_be_built,
     is_complete,
     share_of_task,
     until_complete,
@@ -108,6 +109,7 @@ def build_shards(parts: Sequence[Part], settings: bytes, write: Write, source: s
     names = [hashlib.blake2b(key + part.content.encode(), digest_size=16).hexdigest() for part in parts]
     jobs = [*dict(zip(names, parts, strict=True)).items()]  # once for parts with the same content
     found: dict[str, list[Path]] = {}
+    lengths: dict[str, int] = {}  # of parts whose end this process has seen, in shards
 
     def missing(jobs: list[tuple[str, Part]]) -> list[tuple[str, Part]]:
         found.update({name: shards for name, _ in jobs if (shards := complete_shards(name))})
@@ -124,7 +126,7 @@ def build_shards(parts: Sequence[Part], settings: bytes, write: Write, source: s
             def write_parts(pending: list[tuple[str, Part]], helping: bool) -> int:
                 written = 0
                 for name, part in pending:
-                    if more := _write_part(name, part, write, helping, bar):
+                    if more := _write_part(name, part, write, helping, bar, lengths):
                         written += more
                         begun = len(first_shards.intersection(os.listdir(cache_dir())))  # noqa: PTH208  names suffice
                         bar.set_postfix_str(f"{begun:,} of {len(jobs):,} parts")
@@ -136,12 +138,14 @@ def build_shards(parts: Sequence[Part], settings: bytes, write: Write, source: s
     return [found[name] for name in names]
 
 
-def _write_part(name: str, part: Part, write: Write, helping: bool, bar: tqdm) -> int:
+def _write_part(name: str, part: Part, write: Write, helping: bool, bar: tqdm, lengths: dict[str, int]) -> int:
     """Write the missing shards of a part, except those that other processes write; return how many were written.
 
     If another process writes one of them, the rest of the part is left to it, except if this process is `helping` with
-    a long part.
+    a long part. A part whose length is in `lengths`, in shards, is not read if nothing can be written.
     """
+    if name in lengths and not any(can_be_built(shard_name(name, number)) for number in range(lengths[name])):
+        return 0
     written = 0
     for number, (batches, is_last) in enumerate(in_blocks(part.batches())):
 
@@ -154,7 +158,10 @@ def _write_part(name: str, part: Part, write: Write, helping: bool, bar: tqdm) -
         shard = shard_name(name, number)
         if build_if_free(shard, build):
             if facts_of(cache_dir() / shard)["last"]:
+                lengths[name] = number + 1
                 break
         elif not (helping and part.long):
             break
+    else:
+        lengths[name] = number + 1
     return written

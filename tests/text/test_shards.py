@@ -184,10 +184,11 @@ def in_one_of_several_launches(_, corpus, cache):
 def test_a_shard_that_another_process_writes_is_left_to_it(corpus, alone, monkeypatch, name):
     """A second process starts while the first one writes its first shard. It writes all others and then waits.
 
-    It leaves the rest of a short part to the first process.
+    It leaves the rest of a short part to the first process. It reads a long part once, however long it waits.
     """
     write, order = tokens_module._Encoder.write_shard, []
     documents = of_file(corpus / name, "--train_file", "text")
+    read, reads = documents_module._json_lines, []
 
     class Waits(Exception):
         """The second process waits for the first one."""
@@ -199,13 +200,16 @@ def test_a_shard_that_another_process_writes_is_left_to_it(corpus, alone, monkey
         is_first = not order
         order.append(folder.name.partition(".")[0])
         if is_first:
+            begun = len(reads)
             with pytest.raises(Waits):  # raised in the second process, which leaves its shards
                 tokenize_documents(documents, word_tokenizer())
+            assert name == "a.jsonl" or len(reads) == begun + 1
             order.append("end of the second process")
         return write(encoder, folder, batches, count)
 
     monkeypatch.setattr(prepared, "time", SimpleNamespace(sleep=wait))
     monkeypatch.setattr(tokens_module._Encoder, "write_shard", write_shard)
+    monkeypatch.setattr(documents_module, "_json_lines", lambda *given: reads.append(given) or read(*given))
     tokenize_documents(documents, word_tokenizer())
     assert len(order) > 10
     assert len(order) == len({*order})

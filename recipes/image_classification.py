@@ -23,7 +23,7 @@ from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.options import Limits, ScheduleType
 from shared.images.images import Images, collate, load_images, worst_predictions
 from shared.models import batch_norm
-from shared.models.image_models import adapt_to_device, freeze_backbone, load_processor, make_classifier
+from shared.models.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
@@ -78,7 +78,7 @@ def main(config: Config) -> dict[str, float]:
         accelerator, config = run.accelerator, run.config
         if run.finished:
             return run.results
-        train, validation, processor, augmentation = load_data(config)
+        train, validation, augmentation = load_data(config)
         run.check_data(train, validation)
         metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
@@ -120,6 +120,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
+        processor = image_processor(augmentation.geometry)
         return run.finish(evaluated, processor, pictures=lambda: worst_predictions(validation, *predict(*seen)[:2]))
 
 
@@ -151,11 +152,11 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
 # To train with your own data or model, replace the functions below.
 
 
-def load_data(config: Config) -> tuple[Images, Images, Any, Augmentation]:
-    """Training and validation images, the image processor, and the augmentation, which runs on the device."""
-    processor, geometry = load_processor(config)
+def load_data(config: Config) -> tuple[Images, Images, Augmentation]:
+    """Training and validation images, and the augmentation, which runs on the device."""
+    geometry = load_geometry(config)
     train, validation = load_images(config, config.decode_size or geometry.whole_size, geometry.interpolation)
-    return train, validation, processor, Augmentation.of_run(config, geometry)
+    return train, validation, Augmentation.of_run(config, geometry)
 
 
 def build_model(config: Config, names: tuple[str, ...]) -> torch.nn.Module:

@@ -196,8 +196,10 @@ def cores_of_process() -> int:
 
 
 @contextmanager
-def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
+def opened_before_end(path: Path, distance: int, read_soon: bool = True) -> Iterator[IO[bytes]]:
     """Open a file for writing at `distance` bytes before its end; afterwards, what was written is on the disk.
+
+    The system keeps it in memory as well, unless `read_soon` is False.
 
     Several machines may write to the same file at once, each its own bytes. The file is opened for writing only, since
     a client of NFS that reads a page may later write the whole page, with outdated bytes of other machines.
@@ -207,6 +209,8 @@ def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
         yield file
         file.flush()
         os.fsync(file.fileno())
+        if not read_soon and hasattr(os, "posix_fadvise"):  # macOS lacks it
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def move_or_link(path: Path, folder: Path) -> None:

@@ -12,7 +12,7 @@ import PIL
 from numpy.typing import NDArray
 
 from shared.cache.blocks import Blocks, move_or_link, opened_before_end
-from shared.cache.prepared import array_writer, read_array
+from shared.cache.prepared import ahead_of_training, array_writer, read_array
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.selection import blocks
 from shared.images.sources import Source
@@ -25,12 +25,15 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
     """Decode the images of a source to squares of `size`, unless this machine has done so before; return the folder.
 
     With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
-    call this divide the images (see `blocks.py`), and each decodes in as many threads as its share of the cores.
+    call this divide the images (see `blocks.py`), and each decodes in as many threads as its share of the cores. Pixels
+    that are decoded ahead of training do not stay in memory, where other programs could need the room.
 
     Raises:
         UserError: an image cannot be read, or the cache cannot be written.
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
+
+    read_soon = not ahead_of_training()  # asked here, because the threads that write do not know
 
     def begin(shared: Path) -> None:
         if keep_pixels:
@@ -41,16 +44,16 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
         to_end = (len(source) - images.start) * size * size * 3
         opened: AbstractContextManager[IO[bytes] | None] = nullcontext()
         if keep_pixels:
-            opened = opened_before_end(shared / "pixels.npy", to_end)
+            opened = opened_before_end(shared / "pixels.npy", to_end, read_soon)
         with opened as pixels:
             for place, i in enumerate(images):
-                square = np.zeros((size, size, 3), np.uint8)
                 try:
                     square, aspects[place] = decode(source.stored(i), size, interpolation)
                 except CorruptImage as problem:
+                    square = np.zeros((size, size, 3), np.uint8)
                     corrupt.append((i, str(problem)))
                 if pixels:
-                    pixels.write(square.tobytes())
+                    pixels.write(square.data)
         np.save(folder / "aspects.npy", aspects)
         (folder / "corrupt.json").write_text(json.dumps(corrupt))
 

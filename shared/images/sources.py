@@ -91,10 +91,12 @@ class Source:
 
     def key(self) -> str:
         """A key that changes when an encoded image changes; valid on this machine only."""
+        if self.checked:
+            return self.checked.key
         if self.paths:
             every = (self.paths.absolute(np.arange(*block)) for block in blocks(len(self.paths)))
             return key_of_files(chain.from_iterable(every))
-        return self.checked.key if self.checked else key_of_column(self.cells)
+        return key_of_column(self.cells)
 
     def corrupt(self) -> list[tuple[int, str]]:
         """Return (image number, error text) of each image that `check` found corrupt."""

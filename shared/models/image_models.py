@@ -21,23 +21,24 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers of Pillow and of image processors
 
 
-def load_processor(config: Any) -> tuple[Any, Geometry]:
-    """Return the image processor to export with the model and its geometry, which the evaluation uses, too.
-
-    --image_size and --resize_size override the values of --model_name_or_path.
+def load_geometry(config: Any) -> Geometry:
+    """The geometry of the images of a config. --image_size and --resize_size override that of --model_name_or_path.
 
     Raises:
         UserError: the pretrained image processor cannot be loaded, or cannot be reproduced on the device.
     """
-    from transformers import BitImageProcessorPil
-
     if config.model_name_or_path is None:
         size = config.image_size or 16
-        geometry = Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
-    else:
-        geometry = pretrained_geometry(config)
+        return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
+    return pretrained_geometry(config)
+
+
+def image_processor(geometry: Geometry) -> Any:
+    """The image processor to export with a model. It makes the same images as the evaluation."""
+    from transformers import BitImageProcessorPil
+
     crop = {"height": geometry.size, "width": geometry.size}
-    processor = BitImageProcessorPil(
+    return BitImageProcessorPil(
         size=crop if geometry.resize is None else {"shortest_edge": geometry.resize},
         do_center_crop=geometry.resize is not None,
         crop_size=crop,
@@ -45,7 +46,6 @@ def load_processor(config: Any) -> tuple[Any, Geometry]:
         image_std=list(geometry.std),
         resample=RESAMPLE[geometry.interpolation],
     )
-    return processor, geometry
 
 
 def pretrained_geometry(config: Any) -> Geometry:

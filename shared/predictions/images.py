@@ -17,7 +17,7 @@ from shared.errors import UserError, count_of, listed
 from shared.images.images import Images, collate, prepare
 from shared.images.paths import EXTENSIONS, Paths, images_below
 from shared.images.sources import Source, checked, folder_of, limited, load_sources, of_table
-from shared.models.image_models import adapt_to_device, load_processor
+from shared.models.image_models import adapt_to_device, load_geometry
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import Task, scorer, targets_of
 from shared.predictions.prediction import Prediction, load_trained
@@ -44,7 +44,7 @@ def predict_images(accelerator: Any, settings: ImageSettings) -> Prediction:
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     folder = str(settings.model_name_or_path)
-    model, (_, geometry) = load_trained("AutoModelForImageClassification", folder), load_processor(settings)
+    model, geometry = load_trained("AutoModelForImageClassification", folder), load_geometry(settings)
     task = Task.of_model(model.config, stored_names(folder), settings)
     source, table, found = read_input(settings, task)
     data = prepare(source, settings, settings.decode_size or geometry.whole_size, geometry.interpolation)

@@ -24,6 +24,7 @@ def test_the_cache_has_the_same_pixels_and_is_rebuilt_only_if_its_files_change(t
     prepare(source, config(cache="uint8"), 8)
     assert not decoded
     (root / "cat/0.png").write_bytes(encoded(Image.new("RGB", (20, 16), (1, 2, 3))))
+    source = class_folders(str(root), "--train_dir")
     changed = prepare(source, config(cache="uint8"), 8)
     assert len(decoded) == 20
     assert changed[0][0][0, 0].tolist() == [1, 2, 3]

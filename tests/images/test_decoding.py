@@ -11,7 +11,7 @@ from small_images import BLUE, GREEN, GREY, RED, close, corners, encoded, quarte
 from shared.augmentation.augmentation import Augmentation
 from shared.images.decoding import CorruptImage, decode, inspect
 from shared.images.images import collate
-from shared.models.image_models import load_processor
+from shared.models.image_models import image_processor, load_geometry
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])
@@ -89,8 +89,8 @@ def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
     from transformers.image_utils import load_image
 
     config = SimpleNamespace(model_name_or_path=None, image_size=16, resize_size=None)
-    processor, geometry = load_processor(config)
-    processor.save_pretrained(tmp_path)
+    geometry = load_geometry(config)
+    image_processor(geometry).save_pretrained(tmp_path)
     (tmp_path / "image").write_bytes(stored)
     loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     expected = loaded(images=load_image(str(tmp_path / "image")), return_tensors="pt")["pixel_values"]
@@ -148,7 +148,7 @@ def test_files_that_are_not_images_or_are_cut_off_are_corrupt(broken, tmp_path):
 def test_images_of_any_shape_are_decoded_as_squares(size):
     pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), 8)
     assert (pixels.shape, aspect) == ((8, 8, 3), size[0] / size[1])
-    geometry = load_processor(SimpleNamespace(model_name_or_path=None, image_size=8, resize_size=10))[1]
+    geometry = load_geometry(SimpleNamespace(model_name_or_path=None, image_size=8, resize_size=10))
     batch = collate([(pixels, aspect, 0)])
     found = Augmentation(seed=0, geometry=geometry).evaluation(batch)
     assert found.std((0, 2, 3)).max() < 1e-6

@@ -86,7 +86,7 @@ def test_the_exported_model_has_the_evaluated_accuracy_in_a_pipeline(recipe, tra
     from transformers import pipeline
 
     config = config_of(recipe)
-    _, validation, _, _ = recipe.load_data(config)
+    _, validation, _ = recipe.load_data(config)
     classify = pipeline("image-classification", model=str(trained / "model"), top_k=1)
     pictures = [Image.fromarray(validation[i][0]) for i in range(len(validation))]
     predicted = np.array([int(answer[0]["label"]) for answer in classify(pictures, batch_size=64)])
@@ -151,7 +151,7 @@ def test_a_frozen_backbone_has_no_gradient_and_no_optimizer_state_and_does_not_c
 def test_a_pretrained_model_keeps_its_weights_and_image_size_and_from_scratch_only_its_config(recipe, trained):
     pretrained = ["--model_name_or_path", trained / "model"]
     config = options.parse(recipe.Config, [str(word) for word in pretrained])
-    _, _, _, augmentation = recipe.load_data(config)
+    _, _, augmentation = recipe.load_data(config)
     assert augmentation.geometry.size == augmentation.geometry.resize == 16
     old, new = model_of(recipe, *pretrained), model_of(recipe, *pretrained, "--from_scratch")
     saved = load_file(trained / "model/model.safetensors")
@@ -184,7 +184,7 @@ def test_other_architectures_train_and_their_export_keeps_the_image_size(train, 
     flags = ["--image_size", "None", "--model_name_or_path", tmp_path / "given", "--max_train_steps", 2]
     train(tmp_path / "run", *flags, "--optim", "muon", "--from_scratch", "--trivial_augment")
     first = load_file(tmp_path / "run/model/model.safetensors")
-    again = recipe.load_data(options.parse(recipe.Config, ["--model_name_or_path", str(tmp_path / "run/model")]))[3]
+    again = recipe.load_data(options.parse(recipe.Config, ["--model_name_or_path", str(tmp_path / "run/model")]))[2]
     assert (again.geometry.size, again.geometry.resize) == ((14, 16) if kind == "ConvNext" else (16, None))
     assert all(torch.isfinite(value).all() for value in first.values())
 

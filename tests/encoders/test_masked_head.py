@@ -19,7 +19,7 @@ from shared.encoders.adapters import adapted_layers
 from shared.encoders.attention_choice import set_attention
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
 from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, use_packed_attention
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.text_models import SMALL_MASK, adapt_to_device
 from shared.models import compiling
 from shared.models.first_token import MASKED, MASKED_ENDS, MOST_MASKED, is_short
 from shared.monitoring.flops import FlopCounter, attention_flops
@@ -245,7 +245,7 @@ def test_a_layer_that_changes_logits_or_gradients_is_undone_with_one_line(change
     monkeypatch.setitem(masked_head.FAMILIES, "bert", (layers, wrong))
     adapt_to_device(accelerator(), settings(), model)
     assert not is_short(model)
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == SMALL_MASK
     output = capsys.readouterr().err
     assert output.count("\n") == 1
     assert "without a last layer that computes masked tokens only: it c" in output

@@ -19,7 +19,7 @@ from benchmarks.harness.host_waits import Operations
 from shared.config.options import Options
 from shared.encoders import text_models
 from shared.encoders.attention import LONGEST, attend
-from shared.encoders.text_models import attend_by_products, mask_on_device
+from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
 
 
 def tiny(kind):
@@ -109,6 +109,27 @@ def test_encoders_attend_by_products_in_bf16_and_give_the_same_logits(kind, padd
         assert (model(**inputs).logits.float() - expected).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("padded", [True, False], ids=["padded", "full"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
+def test_small_masks_give_the_same_bytes(kind, padded, monkeypatch):
+    model, inputs = tiny(kind), batch(padded)
+    expected, masks = model(**inputs).logits, []
+    attend_in_torch = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        lambda *given, attn_mask=None, **more: (
+            masks.append(attn_mask) or attend_in_torch(*given, attn_mask=attn_mask, **more)
+        ),
+    )
+    mask_by_row(model)
+    masks.clear()  # without those of the check on a tiny batch
+    assert torch.equal(model(**inputs).logits, expected)
+    assert len(masks) == model.config.num_hidden_layers
+    if kind != "modernbert":
+        assert all(mask is None if not padded else mask.shape == (3, 1, 1, 20) for mask in masks)
+
+
 def test_a_decoder_keeps_its_own_attention():
     torch.manual_seed(0)
     config = AutoConfig.for_model("gpt2", n_embd=16, n_layer=2, n_head=2, vocab_size=50, pad_token_id=0)
@@ -129,6 +150,12 @@ def test_a_mask_of_padding_only_is_the_attention_mask_and_others_are_made_by_tra
     given = text_models.always_masked(**arguments, allow_is_bidirectional_skip=True)
     assert torch.equal(given, expected)
     assert (given.data_ptr() == mask.data_ptr()) == cheap
-    unlike_any = text_models.always_masked(**arguments)  # transformers does not say that only padding matters
-    assert torch.equal(unlike_any, expected)
-    assert unlike_any.data_ptr() != mask.data_ptr()
+    small = text_models.small_mask(**arguments, allow_is_bidirectional_skip=True)
+    if cheap:
+        assert small is None if not padded else torch.equal(small, mask[:, None, None])
+    else:
+        assert torch.equal(small, expected)
+    for function in (text_models.always_masked, text_models.small_mask):
+        unlike_any = function(**arguments)  # transformers does not say that only padding matters
+        assert torch.equal(unlike_any, expected)
+        assert unlike_any.data_ptr() != mask.data_ptr()

@@ -20,7 +20,7 @@ sys.path.insert(0, str(runs.ROOT))
 from shared.compat import of_transformers
 from shared.encoders import text_models
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.text_models import attend_by_products, mask_on_device
+from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
 from shared.models import first_token
 from shared.models.first_token import is_short, shorten_last_layer
 from shared.models.self_check import image_batch, keep_if_equal, text_batch
@@ -85,6 +85,7 @@ def family(kind, change):
 DIFFERS, FAILS = "it changes the logits or gradients by more than rounding", "it cannot be checked (AttributeError: "
 LAST = "a last layer that computes the first token only"
 MASKS, PRODUCTS = "the attention sdpa_on_device", "the attention products"
+SMALL_MASK = "the attention sdpa_with_small_mask"
 CASES = {
     "last layer, bert": ("bert", shorten_last_layer, family("bert", changed), LAST, DIFFERS),
     "last layer, roberta": ("roberta", shorten_last_layer, family("roberta", changed), LAST, DIFFERS),
@@ -93,6 +94,7 @@ CASES = {
     "last layer, no gradient": ("bert", shorten_last_layer, family("bert", detached), LAST, DIFFERS),
     "last layer, fails": ("bert", shorten_last_layer, family("bert", lambda _: gone), LAST, FAILS),
     "masks": ("bert", mask_on_device, (text_models, "always_masked", unpadded), MASKS, DIFFERS),
+    "small masks": ("bert", mask_by_row, (text_models, "small_mask", unpadded), SMALL_MASK, DIFFERS),
     "masks, attention": (
         *("bert", mask_on_device),
         (of_transformers, "attention_function", lambda _: changed(sdpa_attention.sdpa_attention_forward)),
@@ -144,7 +146,11 @@ def test_a_sparse_head_with_different_logits_is_replaced_by_the_dense_head(chang
     ("kind", "technique"),
     [
         *((kind, shorten_last_layer) for kind in ("bert", "roberta", "distilbert", "vit")),
-        *((kind, technique) for kind in ("bert", "modernbert") for technique in (mask_on_device, attend_by_products)),
+        *(
+            (kind, technique)
+            for kind in ("bert", "modernbert")
+            for technique in (mask_on_device, mask_by_row, attend_by_products)
+        ),
         ("mlm", predict_only_masked),
     ],
 )

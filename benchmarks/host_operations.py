@@ -213,7 +213,7 @@ def loss_of(recipe: ModuleType, config: Any, loaded: Any) -> Callable[[nn.Module
             return F.cross_entropy(model(**batch).logits, targets, reduction="sum") / micro_batch.normalizer
 
     def of_images(model: nn.Module, autocast: Any, micro_batch: Any, batch: dict[str, Tensor]) -> Tensor:
-        train, _, _, augmentation = loaded
+        train, _, augmentation = loaded
         images, targets = augmentation.training(micro_batch, batch)
         mixed = targets.others is not None
         target = probabilities(targets, len(train.source.names)) if mixed else targets.labels

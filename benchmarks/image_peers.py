@@ -67,7 +67,7 @@ def bare(benchmark: str, job: SimpleNamespace, round_: int) -> None:
 
     rank, processes = dist.get_rank(), dist.get_world_size()
     config = options.parse(recipe.Config, flag_words(recipe_flags(benchmark, job.batch, processes) | {"seed": round_}))
-    train, _, _, augmentation = recipe.load_data(config)
+    train, _, augmentation = recipe.load_data(config)
     everything = collate([train[i] for i in range(len(train))])
     images, labels = augmentation.evaluation(everything), everything["labels"]  # float32 [N, 3, 16, 16], [N]
     inner = recipe.build_model(config, train.source.names)

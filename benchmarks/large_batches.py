@@ -81,12 +81,12 @@ def train(seed: int, fold: int, batch: int, flags: list[Any], given: argparse.Na
     load_data = recipe.load_data
 
     def load_fold(config: Any) -> Any:
-        train, _, *others = load_data(config)
+        train, _, augmentation = load_data(config)
         whole = digits()
         held_out = np.zeros(len(whole), bool)
         held_out[by_class(whole.targets, 0)[fold::FOLDS]] = True  # the same folds for every seed
         parts = [whole.take(~held_out), whole.take(held_out)]
-        return *(Images(part, train.size, train.pixels, train.aspects) for part in parts), *others
+        return *(Images(part, train.size, train.pixels, train.aspects) for part in parts), augmentation
 
     recipe.load_data = load_fold
     with tempfile.TemporaryDirectory() as folder:

@@ -234,20 +234,19 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     return train, held_out, tokenizer
 
 
-def random_images(config: Any) -> tuple[Any, Any, Any, Any]:
+def random_images(config: Any) -> tuple[Any, Any, Any]:
     """Decoded images of random bytes in a thousand classes: what `load_data` of the image recipe returns."""
     from shared.augmentation.augmentation import Augmentation
     from shared.images.images import prepare
     from shared.images.sources import Source
-    from shared.models.image_models import load_processor
+    from shared.models.image_models import load_geometry
 
-    processor, geometry = load_processor(config)
     rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
     pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     names = tuple(f"class {i}" for i in range(1000))
     whole = Source("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
     train, held_out = (prepare(whole.take(part), config, side) for part in (np.arange(8, count), np.arange(8)))
-    return train, held_out, processor, Augmentation.of_run(config, geometry)
+    return train, held_out, Augmentation.of_run(config, load_geometry(config))
 
 
 def prepare_photos(folder: Path, toy: bool) -> None:

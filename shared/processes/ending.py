@@ -16,25 +16,27 @@ EXIT_USER_ERROR = 2
 
 
 def refuse(error: UserError) -> NoReturn:
-    """End this process with exit code 2; local rank 0 prints the error, the others print nothing.
+    """End this process with exit code 2; the process with the lowest local rank that is refused prints its error.
 
     Processes of one machine wait up to 10 s for each other: after the first exit, the launcher kills the others.
     """
     here, deadline = exit_reasons.local_rank(), time.monotonic() + 10
     signals.stop_listening()
-    signal.signal(signal.SIGTERM, lambda *_: exit_now(EXIT_USER_ERROR))  # sent by the launcher after the first exit
+
+    def leave(*_: object) -> NoReturn:
+        if here != 0 and not any(exit_reasons.recorded(rank, "refused") for rank in range(here)):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        exit_now(EXIT_USER_ERROR)
+
+    signal.signal(signal.SIGTERM, leave)  # sent by the launcher after the first exit
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
     exit_reasons.record("refused")
     exit_reasons.tell_all_machines(EXIT_USER_ERROR, str(error))
     awaited = range(1, exit_reasons.local_processes()) if here == 0 else [0]
-    while not all(map(exit_reasons.has_ended, awaited)):
-        if time.monotonic() > deadline:
-            if here != 0:
-                print(f"error: {error}", file=sys.stderr, flush=True)  # only this process has the error
-            break
+    while not all(map(exit_reasons.has_ended, awaited)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    exit_now(EXIT_USER_ERROR)
+    leave()
 
 
 def exit_now(code: int) -> NoReturn:

@@ -49,7 +49,7 @@ def run(
         refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
     except Exception as error:
         if peer := exit_reasons.peer_behind(error):  # this process has only lost the connection to it
-            if peer.line:
+            if peer.line and not exit_reasons.peer_recorded("refused"):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
             exit_reasons.record("failed")
             exit_now(peer.code)

@@ -111,6 +111,25 @@ def test_a_single_process_does_not_wait(leaving, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("end", ["rank 0 fails", "the launcher ends it"])
+def test_an_error_is_printed_once_if_rank_0_ends_without_it_and_another_process_has_the_same(
+    leaving, monkeypatch, capsys, end
+):
+    def refuse_and_end():
+        terminate = leaving.handlers[signal.SIGTERM]
+        leaving.on_sleep = lambda: of_rank(monkeypatch, 0, "failed")
+        refuse(monkeypatch, 2)
+        if end == "the launcher ends it":
+            terminate(signal.SIGTERM, None)
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    leaving.on_sleep = refuse_and_end
+    refuse(monkeypatch, 1)
+    assert capsys.readouterr().err == "error: --seed x: give a number\n"
+    assert {*leaving.codes} == {2}
+    assert leaving.waited < 1
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_refuses_keeps_its_exit_code_when_the_launcher_ends_it(leaving, monkeypatch, rank):
     refuse(monkeypatch, rank)
@@ -173,7 +192,7 @@ def of_rank(monkeypatch, rank, what):
     [
         ("preempted", 143, ""),
         ("failed", 1, "error: rank 1 on {} has ended: see its output\n"),
-        ("refused", 2, "error: rank 1 on {} has ended: see its output\n"),
+        ("refused", 2, ""),  # rank 1 prints its error itself
     ],
 )
 def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, monkeypatch, capsys, what, code, line):

@@ -2,21 +2,23 @@
 
     python benchmarks/predictions.py --output_dir out/predictions
 
-A BERT with random weights predicts docstrings of mixed lengths, of up to 512 tokens, on one process. The contestants
-take turns. The pipeline is loaded already. The time of `shared.predict` includes loading the model, reading the file
-and writing the predictions, but not the imports. Its `rate_without_load` leaves out `load_seconds`, in which it loads
-the tokenizer and the model.
+A BERT with random weights predicts texts of mixed lengths, of up to 512 tokens, on one process: the paragraphs of the
+embedded docstrings in a random order, or with `--kind docstrings` whole docstrings, which are five times as long. The
+contestants take turns. The pipeline is loaded already. The time of `shared.predict` includes loading the model, reading
+the file and writing the predictions, but not the imports. Its `rate_without_load` leaves out `load_seconds`, in which
+it loads the tokenizer and the model.
 
 On a CPU, the BERT has 4 layers x 256, and all contestants predict the same texts. The pipeline has a batch size of 1,
-8, 32 or 64. The rates are texts per second of CPU time on one thread, because other programs on the machine change them
-less. In float32, the report also has the largest ratio that is possible: it assumes that every product that the logits
-need runs at the peak of the core, and that nothing else takes time. Padding, and the tokens of the last layer that the
-head does not read, are not needed. --hidden_size and --num_hidden_layers change the model.
+8, 32 or 64. The rates are texts per second of wall-clock time on all cores. With `--threads 1` they are texts per
+second of CPU time on one thread, which other programs on the machine change less. In float32, the report also has the
+largest ratio that is possible: it assumes that every product that the logits need runs at the peak of the cores, and
+that nothing else takes time. Padding, and the tokens of the last layer that the head does not read, are not needed.
+--hidden_size and --num_hidden_layers change the model.
 
     python benchmarks/predictions.py --mixed_precision bf16 --rounds 3 --output_dir out/predictions_bf16
 
-On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. The docstrings
-are repeated until there are --texts of them, and `shared.predict` predicts them all. A pipeline predicts the first
+On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. The texts are
+repeated until there are --texts of them, and `shared.predict` predicts them all. A pipeline predicts the first
 --pipeline_texts of them. It has a batch size of 1, 16, 64 or 256, and tokenizes in the main process or in 4 loader
 workers. Before the first round, each contestant predicts a few texts that are not measured. All contestants have the
 same precision. With --mixed_precision no it is float32 with matrix products in TF32, as `shared.predict` always has it;
@@ -29,6 +31,7 @@ Writes predictions.json and predictions.md into the output folder.
 import argparse
 import itertools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -45,7 +48,7 @@ import numpy as np
 
 from benchmarks.harness import encoder_and_texts, rounds
 
-CPU = {"texts": 2000, "batch_sizes": [1, 8, 32, 64], "pipeline_workers": [0], "max_tokens_per_micro_batch": 4096}
+CPU = {"texts": 4000, "batch_sizes": [1, 8, 32, 64], "pipeline_workers": [0], "max_tokens_per_micro_batch": 4096}
 GPU = {"texts": 40_000, "batch_sizes": [1, 16, 64, 256], "pipeline_workers": [0, 4]}
 GPU |= {"pipeline_texts": 4000, "max_tokens_per_micro_batch": 65_536}
 BERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -55,12 +58,15 @@ WARM_UP, WARM_UP_TEXTS = -1, 256  # the number of the round that is not measured
 def make_parser(on_gpu: bool) -> argparse.ArgumentParser:
     """The parser; some defaults depend on the device."""
     parser = rounds.parser(__doc__ or "", "out/predictions")
-    parser.add_argument("--texts", type=int, help="texts to predict; default: 2,000, on a GPU 40,000")
+    parser.add_argument("--kind", choices=("paragraphs", "docstrings"), default="paragraphs", help="the texts")
+    parser.add_argument("--texts", type=int, help="texts to predict; default: 4,000, on a GPU 40,000")
     parser.add_argument("--pipeline_texts", type=int, help="texts for a pipeline; default: all, on a GPU 4,000")
     parser.add_argument("--batch_sizes", type=int, nargs="+", help="batch sizes of the pipelines")
     parser.add_argument("--pipeline_workers", type=int, nargs="+", help="loader workers of the pipelines")
     parser.add_argument("--hidden_size", type=int, help="of the BERT, with heads of 64; default: 256, on a GPU 768")
     parser.add_argument("--num_hidden_layers", type=int, help="of the BERT; default: 4, on a GPU 12")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", type=int, default=cores, help="of a CPU; default: one for each core")
     parser.add_argument("--mixed_precision", choices=("no", "bf16"), default="no", help="precision of all contestants")
     parser.add_argument(
         "--max_tokens_per_micro_batch", type=int, help="of shared.predict; default: 4,096, on a GPU 65,536"
@@ -78,8 +84,8 @@ def main() -> None:
     if on_gpu:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as shared.predict does
     else:
-        os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        torch.set_num_threads(1)  # torch has been imported, and no longer reads OMP_NUM_THREADS
+        os.environ |= {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(arguments.threads)}
+        torch.set_num_threads(arguments.threads)  # torch has been imported, and no longer reads OMP_NUM_THREADS
     pipelines = {
         f"pipeline, {size}" + (f", {workers} workers" if workers else ""): (size, workers)
         for size, workers in itertools.product(arguments.batch_sizes, arguments.pipeline_workers)
@@ -95,10 +101,10 @@ def main() -> None:
     if not on_gpu and arguments.mixed_precision == "no":
         peak = [{"contestant": "at the peak", "round": row["round"], "rate": at_peak()} for row in rows]
         for name in pipelines:
-            compared[f"every product at the peak of the core / {name}"] = rounds.compare(
+            compared[f"every product at the peak of the cores / {name}"] = rounds.compare(
                 [*rows, *peak], "rate", "at the peak", name
             )
-    gpu, cores = (torch.cuda.get_device_name(), len(os.sched_getaffinity(0))) if on_gpu else ("", 1)
+    gpu, cores = (torch.cuda.get_device_name(), len(os.sched_getaffinity(0))) if on_gpu else ("", arguments.threads)
     rounds.save(arguments, "predictions", cores, rows, compared, gpu=gpu)
 
 
@@ -107,31 +113,34 @@ def contestants(
 ) -> tuple[Callable[[str, int], rounds.Row], Callable[[], float]]:
     """Write the model and the texts; functions that return the figures of a contestant, and the rate at the peak.
 
-    The first function lets a contestant predict the texts. The second one measures the peak of one thread, and returns
+    The first function lets a contestant predict the texts. The second one measures the peak of the cores, and returns
     the texts per second if every product that their logits need ran at this peak.
 
     Args:
         folder: where to.
         arguments: those of the command line.
         pipelines: batch size and number of loader workers of each contestant except "ours".
-        on_gpu: whether to compute on a GPU, with rates of wall-clock time, or on a CPU, with rates of CPU time.
+        on_gpu: whether to compute on a GPU, or on a CPU.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
     import torch
-    from transformers import pipeline
+    from transformers import AutoTokenizer, pipeline
 
     from shared import predict
     from shared.monitoring import flops
 
     sizes = sizes_of(arguments, on_gpu)
-    made = encoder_and_texts.prepare(folder, seed=0, texts=arguments.texts, sizes=sizes)
+    made = encoder_and_texts.prepare(folder, seed=0, texts=None, sizes=sizes)
     docstrings = pq.read_table(made["files"]["train_file"])["text"].to_pylist()
-    texts = list(itertools.islice(itertools.cycle(docstrings), arguments.texts))
+    texts = texts_of(docstrings, arguments.kind, arguments.texts)
+    cut = {"truncation": True, "max_length": encoder_and_texts.MAX_LENGTH}
+    lengths = np.array(list(map(len, AutoTokenizer.from_pretrained(made["encoder"])(texts, **cut)["input_ids"])))
     dtype = torch.bfloat16 if arguments.mixed_precision == "bf16" else torch.float32
     device = "cuda:0" if on_gpu else "cpu"
     classify = pipeline("text-classification", model=made["encoder"], top_k=None, dtype=dtype, device=device)
-    clock = time.perf_counter if on_gpu else time.process_time
+    by_cpu_time = not on_gpu and arguments.threads == 1
+    clock = time.process_time if by_cpu_time else time.perf_counter
     flags = ["--max_length", encoder_and_texts.MAX_LENGTH, "--mixed_precision", arguments.mixed_precision]
     flags += ["--max_tokens_per_micro_batch", arguments.max_tokens_per_micro_batch]
 
@@ -142,7 +151,7 @@ def contestants(
         file, cache = folder / "texts.parquet", folder / "cache"
         pq.write_table(pa.table({"text": chosen}), file)
         os.environ["ACCELERATE_RECIPES_CACHE"] = str(cache)  # without the tokens of an earlier round
-        if on_gpu:  # what each sets by itself, if the variable is not set
+        if not by_cpu_time:  # what each sets by itself, if the variable is not set
             os.environ["TOKENIZERS_PARALLELISM"] = "true" if ours else "false"
         size, workers = pipelines.get(name, (0, 0))
         with load_times(clock) as loads:
@@ -151,20 +160,27 @@ def contestants(
                 words = [made["encoder"], file, "--predictions_file", folder / f"{round_}.parquet", *flags]
                 predict.predict(predict.parse([str(word) for word in words]))
             else:
-                cut = {"truncation": True, "max_length": encoder_and_texts.MAX_LENGTH}
                 classify(chosen, batch_size=size, num_workers=workers, **cut)
             seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
         shutil.rmtree(cache, ignore_errors=True)
-        taken = seconds if on_gpu else cpu_seconds
+        taken = cpu_seconds if by_cpu_time else seconds
         row = {"seconds": seconds, "cpu_seconds": cpu_seconds, "texts": len(chosen), "load_seconds": sum(loads)}
+        row |= {"tokens_per_text": lengths[: len(chosen)].mean()}
         row |= {"rate": len(chosen) / taken, "rate_without_load": len(chosen) / (taken - sum(loads))}
         return row if ours else row | {"batch_size": size, "workers": workers}
 
     def at_peak() -> float:
-        needed = needed_operations(np.resize(made["lengths"], arguments.texts), sizes)
-        return arguments.texts * flops.measure_peak(torch.device("cpu"), "no") / needed
+        return len(texts) * flops.measure_peak(torch.device("cpu"), "no") / needed_operations(lengths, sizes)
 
     return run, at_peak
+
+
+def texts_of(docstrings: list[str], kind: str, count: int) -> list[str]:
+    """`count` docstrings or paragraphs of docstrings, in a random order, which is repeated if they are too few."""
+    paragraphs = [text for docstring in docstrings for text in re.split(r"\n\s*\n", docstring) if text.strip()]
+    found = paragraphs if kind == "paragraphs" else docstrings
+    order = np.random.default_rng(0).permutation(len(found))
+    return [found[i] for i in np.resize(order, count)]
 
 
 def sizes_of(arguments: argparse.Namespace, on_gpu: bool) -> dict[str, int]:

@@ -225,7 +225,7 @@ SAVES = {
 def predictions(precision: str, about: str) -> Benchmark:
     """`python -m shared.predict` beside transformers' `pipeline`, in about a minute on an H100."""
     flags = {"mixed_precision": precision, "rounds": 1, "texts": 20_000, "pipeline_texts": 2000}
-    flags |= {"batch_sizes": "16 64 256"}
+    flags |= {"batch_sizes": "16 64 256", "kind": "docstrings"}
     toy = {"texts": 12, "pipeline_texts": 4, "batch_sizes": "1 4"}
     return Benchmark("predictions", "real", flags, "texts", toy=toy, part="peers", about=about)
 

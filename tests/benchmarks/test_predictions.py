@@ -29,8 +29,13 @@ FEW = 10  # fewer than the toy size, so that texts are repeated
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def threads(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured(tmp_path_factory, threads):
     """The output folder of two rounds; dtype, batch size and workers of each call of the pipeline; what we predict.
 
     For each call of `shared.predict`: the rows of its file, and its settings.
@@ -50,17 +55,20 @@ def measured(tmp_path_factory):
         return found
 
     flags = [*gpu.script_flags(BENCHMARKS["predictions"]), "--rounds", "2", "--output_dir", str(folder)]
+    flags += ["--threads", str(threads)]
     with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
         patch.setattr(demo_texts, "load", lambda: (table, table))
         patch.setattr(encoder_and_texts, "SIZES", SMALL)
         patch.setattr(TextClassificationPipeline, "__call__", call_and_note)
         patch.setattr(predict, "predict", predict_and_note)
         patch.setattr(sys, "argv", ["benchmarks/predictions.py", *flags])
+        before = torch.get_num_threads()
         predictions.main()
+        torch.set_num_threads(before)
     return folder, called, predicted
 
 
-def test_each_contestant_predicts_its_texts_in_each_round(measured):
+def test_each_contestant_predicts_its_texts_in_each_round(measured, threads):
     folder, _, predicted = measured
     rows = json.loads((folder / "predictions.json").read_text())["rows"]
     texts = {"ours": 12, "pipeline, 1": 4, "pipeline, 4": 4}
@@ -69,8 +77,9 @@ def test_each_contestant_predicts_its_texts_in_each_round(measured):
     }
     assert [count for count, _ in predicted] == [12, 12]
     for row in rows:
-        assert row["rate"] == pytest.approx(row["texts"] / row["cpu_seconds"])
-        without_load = row["cpu_seconds"] - row["load_seconds"]
+        seconds = row["cpu_seconds" if threads == 1 else "seconds"]
+        assert row["rate"] == pytest.approx(row["texts"] / seconds)
+        without_load = seconds - row["load_seconds"]
         assert row["rate_without_load"] == pytest.approx(row["texts"] / without_load)
         assert (row["load_seconds"] > 0) == (row["contestant"] == "ours")
 
@@ -88,6 +97,14 @@ def test_the_report_compares_with_each_pipeline_and_with_the_fastest(measured):
     assert [*compared] == ["ours / pipeline, 1", "ours / pipeline, 4", fastest, without_load]
     assert compared[fastest]["median"] < compared[without_load]["median"]
     assert f"| {fastest} | " in (folder / "predictions.md").read_text()
+
+
+def test_texts_are_docstrings_or_their_paragraphs_in_a_random_order():
+    docstrings = ["a\nb\n\nc", "d\n \n\n\ne\n\n"]
+    assert sorted(predictions.texts_of(docstrings, "docstrings", 2)) == docstrings
+    found = predictions.texts_of(docstrings, "paragraphs", 8)
+    assert found[:4] == found[4:]
+    assert sorted(found[:4]) == ["a\nb", "c", "d", "e"] != found[:4]
 
 
 def test_the_needed_operations_are_those_of_a_forward_pass_with_a_short_last_layer():

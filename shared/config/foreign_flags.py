@@ -2,6 +2,18 @@
 
 from collections.abc import Container
 
+# For recipes whose models shared/predict.py accepts: classifiers and taggers, and encoders of embeddings.
+PREDICT = (
+    "after training, python -m shared.predict OUTPUT_DIR FILE predicts a file and scores it by --label_column_name: "
+    "leave it out",
+    "after training, python -m shared.predict OUTPUT_DIR FILE computes the embeddings of --text_column_names: "
+    "leave it out",
+)
+EVALUATE = (
+    "python -m shared.predict OUTPUT_DIR evaluates a trained model by --label_column_name: leave it out",
+    "python -m shared.predict OUTPUT_DIR evaluates the embeddings of --text_column_names: leave it out",
+)
+
 # {foreign name: advice, as our flag or as a sentence}. The first advice whose flags the recipe has is printed.
 EQUIVALENTS: dict[str, tuple[str, ...]] = {
     # Data
@@ -14,7 +26,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "train_data": ("--train_dir FOLDER", "--train_file FILE"),
     "val_file": ("--validation_file FILE",),
     "eval_file": ("--validation_file FILE",),
-    "test_file": ("--validation_file FILE",),
+    "test_file": (*PREDICT, "--validation_file FILE"),
+    "predict_file": PREDICT,
     "val_dir": ("--validation_dir FOLDER",),
     "val_split": ("--validation_split_percentage N",),
     "text_column": ("--text_column_names COLUMN", "--text_column_name COLUMN"),
@@ -126,7 +139,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "experiment": ("--run_name NAME",),
     "do_train": ("a recipe trains and evaluates: leave it out",),
     "do_eval": ("a recipe trains and evaluates: leave it out",),
-    "do_predict": ("a recipe trains and evaluates: leave it out, and use model/ with transformers' pipeline",),
+    "do_predict": PREDICT,
+    **dict.fromkeys(("evaluate_only", "eval_only", "predict_only"), EVALUATE),
     "save_steps": ("--checkpointing_steps N",),
     "save_strategy": ("--checkpointing_steps N, epoch or no",),
     "checkpoint_hist": ("--save_total_limit N",),

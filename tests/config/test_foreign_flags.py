@@ -14,7 +14,7 @@ from shared.errors import UserError
 
 
 def recipe_fields() -> list[dict[str, Any]]:
-    recipes = ("nlp", "mlm", "image_classification")
+    recipes = ("nlp", "mlm", "image_classification", "embeddings")
     return [command_line.field_types(runs.load_recipe(recipe).Config) for recipe in recipes]
 
 
@@ -34,6 +34,8 @@ def test_names_of_other_programs_lead_to_existing_flags() -> None:
         for recipe in ("nlp", "image_classification"):
             with pytest.raises(UserError, match=re.escape(f"unknown flag --{name}: {advice}")):
                 parse(runs.load_recipe(recipe).Config, [f"--{name}", "3"])
+    with pytest.raises(UserError, match=r"unknown flag --predict_file: after training, python -m shared\.predict"):
+        parse(runs.load_recipe("embeddings").Config, ["--predict_file", "texts.csv"])
     about_evaluation = "evaluation uses the batch limits of training, --max_tokens_per_micro_batch and"
     with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {about_evaluation}"):
         parse(runs.load_recipe("mlm").Config, ["--per-device-eval-batch-size=8"])

@@ -2,28 +2,28 @@
 
     python benchmarks/predictions.py --output_dir out/predictions
 
-A BERT with random weights predicts texts of mixed lengths, of up to 512 tokens, on one process: the paragraphs of the
-embedded docstrings in a random order, or with `--kind docstrings` whole docstrings, which are five times as long. The
-contestants take turns. The pipeline is loaded already. The time of `shared.predict` includes loading the model, reading
-the file and writing the predictions, but not the imports. Its `rate_without_load` leaves out `load_seconds`, in which
-it loads the tokenizer and the model.
+A BERT with random weights predicts texts of mixed lengths, of up to 512 tokens, on one process. The texts are the
+paragraphs of the embedded training docstrings or, with `--kind docstrings`, whole docstrings, which are five times as
+long. They have a random order, and are repeated until there are --texts of them. The contestants take turns. The
+pipeline is loaded already. The time of `shared.predict` includes loading the model, reading the file and writing the
+predictions, but not the imports. Its `rate_without_load` leaves out `load_seconds`, in which it loads the tokenizer and
+the model.
 
 On a CPU, the BERT has 4 layers x 256, and all contestants predict the same texts. The pipeline has a batch size of 1,
-8, 32 or 64. The rates are texts per second of wall-clock time on all cores. With `--threads 1` they are texts per
-second of CPU time on one thread, which other programs on the machine change less. In float32, the report also has the
-largest ratio that is possible: it assumes that every product that the logits need runs at the peak of the cores, and
-that nothing else takes time. Padding, and the tokens of the last layer that the head does not read, are not needed.
---hidden_size and --num_hidden_layers change the model.
+8, 32 or 64. The rates are texts per second of wall-clock time on all cores. With one thread (`--threads 1`) they are
+texts per second of CPU time, which other programs on the machine change less. In float32, the report also has the
+largest ratio that is possible: it assumes that every product of the encoder that the logits need runs at the peak of
+the cores, and that nothing else takes time. Padding, and the tokens of the last layer that the head does not read, are
+not needed. --hidden_size and --num_hidden_layers change the model.
 
-    python benchmarks/predictions.py --mixed_precision bf16 --rounds 3 --output_dir out/predictions_bf16
+On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. `shared.predict`
+predicts all texts. A pipeline predicts the first --pipeline_texts of them. It has a batch size of 1, 16, 64 or 256, and
+tokenizes in the main process or in 4 loader workers. Before the first round, each contestant predicts a few texts that
+are not measured.
 
-On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. The texts are
-repeated until there are --texts of them, and `shared.predict` predicts them all. A pipeline predicts the first
---pipeline_texts of them. It has a batch size of 1, 16, 64 or 256, and tokenizes in the main process or in 4 loader
-workers. Before the first round, each contestant predicts a few texts that are not measured. All contestants have the
-same precision. With --mixed_precision no it is float32 with matrix products in TF32, as `shared.predict` always has it;
-by default, a pipeline does not use TF32. With bf16, `shared.predict` uses autocast, and the pipeline has weights in
-bf16.
+All contestants have the same precision. With --mixed_precision bf16, `shared.predict` uses autocast, and the pipeline
+has weights in bf16. With --mixed_precision no, it is float32, on a GPU with matrix products in TF32, as
+`shared.predict` always has it; by default, a pipeline does not use TF32.
 
 Writes predictions.json and predictions.md into the output folder.
 """

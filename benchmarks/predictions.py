@@ -177,10 +177,10 @@ def contestants(
 
 def texts_of(docstrings: list[str], kind: str, count: int) -> list[str]:
     """`count` docstrings or paragraphs of docstrings, in a random order, which is repeated if they are too few."""
-    paragraphs = [text for docstring in docstrings for text in re.split(r"\n\s*\n", docstring) if text.strip()]
-    found = paragraphs if kind == "paragraphs" else docstrings
-    order = np.random.default_rng(0).permutation(len(found))
-    return [found[i] for i in np.resize(order, count)]
+    texts = docstrings
+    if kind == "paragraphs":
+        texts = [text for docstring in docstrings for text in re.split(r"\n\s*\n", docstring) if text.strip()]
+    return [texts[i] for i in np.resize(np.random.default_rng(0).permutation(len(texts)), count)]
 
 
 def sizes_of(arguments: argparse.Namespace, on_gpu: bool) -> dict[str, int]:

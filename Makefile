@@ -116,7 +116,7 @@ LATE := --late_bytes 4527636
 LINKS := 1000 300 100
 BENCHMARKS := utilisation mlm_cpu mlm_bf16_cpu tagging_cpu embeddings_cpu peers_eval loop_cost independent_runs \
 	barrier_cost launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
-	chunked_loss packing fused_qkv masked_layer tokenizing preparing remote_shards predictions checkpoints_cpu scale \
+	chunked_loss packing masked_layer tokenizing preparing remote_shards predictions checkpoints_cpu scale \
 	scale_processes peers_bf16 peers_fp32 host_operations
 NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
 
@@ -140,7 +140,6 @@ measure_monitor_cost := python benchmarks/monitor_cost.py
 measure_mlm_head := python benchmarks/mlm_head.py
 measure_chunked_loss := python benchmarks/mlm_head.py --compare losses
 measure_packing := python benchmarks/packing.py --rounds $(ROUNDS)
-measure_fused_qkv := python benchmarks/fused_qkv.py --rounds $(ROUNDS)
 measure_masked_layer := python benchmarks/masked_layer.py --rounds 15
 measure_tokenizing := python benchmarks/tokenizing.py
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness.photos import write_photos
 from shared.augmentation.augmentation import Augmentation
 from shared.augmentation.geometry import Geometry
-from shared.images.images import Images, ImagesOnGPU, collate, prepare
+from shared.images.images import Images, collate, prepare
 from shared.images.sources import Source, class_folders
 from shared.models.image_models import IMAGENET_MEAN, IMAGENET_STD
 from shared.plan.batches import Plan
@@ -50,7 +50,6 @@ def contestants(source: Source, size: int) -> dict[str, Callable[[], None]]:
     return {
         "decoded by Pillow": lambda: read(plain, False),
         "uint8 cache": lambda: read(cached, False),
-        "read for the GPU, not decoded": lambda: read(ImagesOnGPU(source, size), False),
         "decoded, and augmented on the CPU": lambda: read(plain, True),
         "uint8 cache, and augmented on the CPU": lambda: read(cached, True),
     }

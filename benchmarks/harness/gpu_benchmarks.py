@@ -169,8 +169,6 @@ KERNELS = {
     "bert_base_real_attention_auto": of_kernels("bert_base_real", "--attention auto", attention="auto"),
     "bert_base_flash3": of_kernels("bert_base", "--attention flash3", attention="flash3"),
     "bert_base_cudnn": of_kernels("bert_base", "--attention cudnn", attention="cudnn"),
-    "bert_base_fused_qkv": of_kernels("bert_base", "--fused_qkv", fused_qkv=True),
-    "vit_fused_qkv": of_kernels("vit", "--fused_qkv", fused_qkv=True),
 }
 of_images = partial(variant, part="image-variants")
 MIXED: dict[str, Any] = {"mixup": 0.2, "cutmix": 1}
@@ -178,9 +176,6 @@ IMAGE_VARIANTS = {
     "resnet50_cudnn_benchmark": of_images("resnet50", "--cudnn_benchmark", cudnn_benchmark=True),
     "resnet50_whole_model": of_images("resnet50", "the whole model compiled", "whole_model"),
     "resnet50_compiled_augmentation": of_images("resnet50", "augmentation compiled", "compiled_augmentation"),
-    "resnet50_torchcodec": of_images(
-        "resnet50_cache", "no cache, JPEGs decoded by torchcodec", cache="none", image_decoder="torchcodec"
-    ),
     "resnet50_pillow": of_images(
         "resnet50_cache", "no cache, JPEGs decoded by Pillow in 16 workers", cache="none", dataloader_num_workers=16
     ),

@@ -16,7 +16,6 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks import (
     barrier_cost,
     embeddings_peers,
-    fused_qkv,
     image_peers,
     independent_runs,
     launch_to_first_step,
@@ -152,20 +151,6 @@ def test_processes_that_wait_take_turns_with_processes_that_never_wait(tmp_path,
     ]
     assert min(row["products_per_second"] for row in report["rows"]) > 0
     assert len(report["comparisons"]["waiting / never waiting"]["rounds"]) == 3
-
-
-def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    monkeypatch.setattr(fused_qkv, "SIZES", {"1x16": small})
-    monkeypatch.setattr(sys, "argv", ["benchmarks/fused_qkv.py", "--rounds", "1", "--output_dir", str(tmp_path)])
-    threads = torch.get_num_threads()
-    try:
-        fused_qkv.main()
-    finally:
-        torch.set_num_threads(threads)
-    report = json.loads((tmp_path / "fused_qkv.json").read_text())
-    assert [*report["comparisons"]] == ["BERT 1x16, three / BERT 1x16, one"]
-    assert min(row["cpu_ms"] for row in report["rows"]) > 0
 
 
 def test_a_last_layer_on_the_tokens_of_the_loss_is_measured_against_one_on_all_tokens(tmp_path, monkeypatch):

@@ -256,7 +256,7 @@ def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
 
 
 @pytest.mark.parametrize("recipe", ["nlp", "mlm"])
-@pytest.mark.parametrize("flags", ["--attention auto", "--torch_compile --fixed_shapes", "--fused_qkv"])
+@pytest.mark.parametrize("flags", ["--attention auto", "--torch_compile --fixed_shapes"])
 def test_a_technique_trains_as_without_it(train, recipe, flags):
     base = [*BF16, "--packing", "--model_type", "bert"]
     usual, other = (

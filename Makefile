@@ -18,8 +18,8 @@ help:
 	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (2 hours)"
 	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"
 	@echo "make campaign  run the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
-	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-tests, gpu-text, gpu-images, gpu-variants, gpu-kernels,"
-	@echo "               gpu-image-variants and gpu-peers, each in under nine minutes"
+	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-distributed, gpu-tests, gpu-text, gpu-images,"
+	@echo "               gpu-variants, gpu-kernels, gpu-image-variants and gpu-peers, each in under nine minutes"
 	@echo "make clean     remove .venv and the caches of the tools"
 
 setup: .venv/installed
@@ -82,7 +82,7 @@ campaign: .venv/installed-dev
 # Each part takes less than nine minutes, can be repeated alone, and adds an entry to the GPU's file in
 # benchmarks/results/gpu. A part uses the Python of .venv. On a machine without .venv and without a network, choose the
 # Python: make gpu PYTHON=python3. PYTHONPATH is kept.
-GPU_PARTS := gpu-tests gpu-text gpu-images gpu-variants gpu-kernels gpu-image-variants gpu-peers
+GPU_PARTS := gpu-distributed gpu-tests gpu-text gpu-images gpu-variants gpu-kernels gpu-image-variants gpu-peers
 .PHONY: $(GPU_PARTS)
 gpu:
 	@failed=""; for part in $(GPU_PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
@@ -112,7 +112,7 @@ ROUNDS ?= 5
 PEERS := python benchmarks/nlp_peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
 BENCHMARKS := utilisation mlm_cpu mlm_bf16_cpu tagging_cpu embeddings_cpu peers_eval loop_cost launch_to_first_step \
-	bare_loop_same_batches images_cpu mlm_head chunked_loss packing fused_qkv masked_layer preparing remote_shards \
+	bare_loop_same_batches images_cpu mlm_head chunked_loss packing masked_layer preparing remote_shards \
 	predictions checkpoints_cpu scale scale_processes peers_bf16 peers_fp32
 NETWORK := strong weak links variants
 
@@ -130,7 +130,6 @@ measure_images_cpu := python benchmarks/image_peers.py --rounds $(ROUNDS)
 measure_mlm_head := python benchmarks/mlm_head.py
 measure_chunked_loss := python benchmarks/mlm_head.py --compare losses
 measure_packing := python benchmarks/packing.py --rounds $(ROUNDS)
-measure_fused_qkv := python benchmarks/fused_qkv.py --rounds $(ROUNDS)
 measure_masked_layer := python benchmarks/masked_layer.py --rounds 15
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3

@@ -30,7 +30,7 @@ from shared.datasets import demo_texts
 from shared.errors import UserError
 from shared.launch import agreement, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
-from shared.processes import collectives, ending, signals
+from shared.processes import barrier, collectives, ending, signals
 from shared.run import launch_card, run_folder
 from shared.run.command import load_recipe
 
@@ -222,7 +222,7 @@ def timed_all_reduce(accelerator: Any, size: int) -> float:
     taken = []
     for _ in range(ROUNDS + 1):
         values.fill_(accelerator.process_index + 1)
-        dist.barrier()
+        barrier.meet(accelerator)
         wait()
         begun = time.perf_counter()
         dist.all_reduce(values)

@@ -23,8 +23,6 @@ class ImageOptions(Options):
     """Decode all images before the run; skip and list those that cannot be decoded."""
     cache: Literal["none", "uint8"] = "none"
     """uint8: decode each image once per machine, and store it uncompressed in a memory map."""
-    image_decoder: Literal["pillow", "torchcodec"] = "pillow"
-    """Decoder of training images. torchcodec, a package to install: JPEGs on the GPU, in slightly different colors."""
 
     # Model
     model_name_or_path: str | None = None

@@ -15,7 +15,6 @@ sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import (
     embeddings_peers,
-    fused_qkv,
     image_peers,
     launch_to_first_step,
     loop_cost,
@@ -120,20 +119,6 @@ def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_pat
         tokens = [row["tokens_per_cpu_second"] * row["cpu_seconds"] for row in (padded, packed)]
         assert tokens[0] == pytest.approx(tokens[1])
         assert packed["padding_share"] == 0 < padded["padding_share"]
-
-
-def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    monkeypatch.setattr(fused_qkv, "SIZES", {"1x16": small})
-    monkeypatch.setattr(sys, "argv", ["benchmarks/fused_qkv.py", "--rounds", "1", "--output_dir", str(tmp_path)])
-    threads = torch.get_num_threads()
-    try:
-        fused_qkv.main()
-    finally:
-        torch.set_num_threads(threads)
-    report = json.loads((tmp_path / "fused_qkv.json").read_text())
-    assert [*report["comparisons"]] == ["BERT 1x16, three / BERT 1x16, one"]
-    assert min(row["cpu_ms"] for row in report["rows"]) > 0
 
 
 def test_a_last_layer_on_the_tokens_of_the_loss_is_measured_against_one_on_all_tokens(tmp_path, monkeypatch):

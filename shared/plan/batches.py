@@ -305,8 +305,8 @@ class Plan:
         """
         first_processes = first_processes or self.first_processes
         steps = range(start, self.total_steps)
-        fewest = min(first_processes, self.first_processes)
-        if (not self.equal_counts and max(num_processes, self.num_processes) <= fewest) or not steps:
+        fewest, fewest_here = max(num_processes, first_processes), max(self.num_processes, self.first_processes)
+        if not steps or (fewest == fewest_here and not self.equal_counts):
             return 0, len(steps)
         if self.same_lengths:
             full = self.total_samples // self.global_batch_size - start
@@ -377,6 +377,6 @@ def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: 
 
 
 def _repeat(pieces: list[MicroBatch]) -> MicroBatch:
-    """A micro-batch of one repeated sample with weight 0."""
+    """A micro-batch of repeated samples with weight 0: two, because batch norm does not accept one row."""
     last = pieces[-1]
-    return replace(last, index=len(pieces), samples=last.samples[-1:], epochs=last.epochs[-1:], counted=False)
+    return replace(last, index=len(pieces), samples=last.samples[-2:], epochs=last.epochs[-2:], counted=False)

@@ -175,7 +175,7 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     size, processes = config.global_batch_size, accelerator.num_processes
     limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
     return {
-        "batch": launch_card.product(size, processes, None, *limits),
+        "batch": launch_card.product(size, processes, *limits),
         "tracker": options.shown(config.report_to),
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }

@@ -41,6 +41,8 @@ class Progress:
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
     model: str | None = None  # digest of the config in a local --model_name_or_path
+    first_processes: int = 1  # number of processes of the first launch, for which the steps are cut
+    world_size: int | None = None  # number of processes of the launch that saved the checkpoint
     order: int = permutation.VERSION  # of the order of samples in which the run began
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
@@ -74,5 +76,6 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
         """The progress in a checkpoint's state; other entries of the state are ignored."""
-        state = {"order": 1} | state  # the first version of the order was not recorded
+        # Older checkpoints have no `order`, which was the first version, and no `first_processes`.
+        state = {"order": 1, "first_processes": state.get("world_size", 1)} | state
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

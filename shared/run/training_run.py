@@ -131,6 +131,7 @@ class TrainingRun(Generic[Config]):
             UserError: the loss depends on some parameters only for some batches; or see `freeze`.
         """
         self.plan, self._loader = loader.plan, loader
+        self.plan.keep_cut(self.progress.first_processes)
         self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         if getattr(self.config, "attention", None):  # a field of text recipes

@@ -27,7 +27,9 @@ from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.images.pictures import Picture
 from shared.launch import starting
+from shared.models import batch_norm
 from shared.models.sharding import shard
+from shared.models.weight_average import WeightAverage
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
 from shared.optimization.trainable import freeze
@@ -59,7 +61,6 @@ class TrainingRun(Generic[Config]):
         progress: the position of the run.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
-        before_reading_weights: called before each evaluation and each save; a recipe may set it.
 
     Raises:
         UserError: a setting, the folder or the launch is wrong or would change the result of the run.
@@ -70,7 +71,6 @@ class TrainingRun(Generic[Config]):
 
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
-        self.before_reading_weights: Callable[[], None] = lambda: None
         self._card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
@@ -119,7 +119,8 @@ class TrainingRun(Generic[Config]):
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        The parameters of --freeze, and those that the loss does not depend on, are frozen first and printed.
+        The parameters of --freeze, and those that the loss does not depend on, are frozen first and printed. The run
+        computes the running averages of batch norms (shared/models/batch_norm.py).
 
         Args:
             model: on any device.
@@ -128,7 +129,8 @@ class TrainingRun(Generic[Config]):
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches; or see `freeze`.
+            UserError: the loss depends on some parameters only for some batches; or see `freeze` and
+                `RunningAverages`.
         """
         self.plan, self._loader = loader.plan, loader
         self._closing.callback(loader.close)
@@ -139,6 +141,7 @@ class TrainingRun(Generic[Config]):
             self.config, self._card = use_attention_of_run(self.accelerator, self.config, model, loader)
         model.train()
         freeze(model, self.config.freeze)
+        self._statistics = batch_norm.RunningAverages(self.accelerator, model)
         if self.accelerator.is_fsdp2:
             shard(self.accelerator, model)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
@@ -151,6 +154,7 @@ class TrainingRun(Generic[Config]):
         best_by: BestBy,
         *,
         lengths: Any = None,
+        average: WeightAverage | None = None,
         card: Mapping[str, object],
     ) -> None:
         """Run the warm-up pass, load the checkpoint, print the launch card and start to log; call it after `prepare`.
@@ -160,6 +164,7 @@ class TrainingRun(Generic[Config]):
             best_by: the score that selects the best model.
             lengths: int [N], real tokens of each sample, or [N, k] if a sample has k sequences; None if samples are
                 not sequences.
+            average: the moving average of the weights; each step updates it.
             card: the recipe's own rows of the launch card.
 
         Raises:
@@ -167,13 +172,14 @@ class TrainingRun(Generic[Config]):
                 parameters.
         """
         plan, accelerator, model, optimizer = self.plan, self.accelerator, self._model, self._optimizer
-        self._evaluate, self._best_by = evaluate, best_by
+        self._evaluate, self._best_by, self._average = evaluate, best_by, average
         if self.config.auto_micro_batch and not self._checkpoint:
             self.config = apply_largest_budget(accelerator, self.config, plan, model, optimizer, self._compute_loss)
         run_warm_up_pass(accelerator, model, lambda: self._compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
-        rows = {**card, **self._card}
+        self._statistics.begin()
+        rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self._card}
         print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **rows)
         if self.config.dry_run:
             return
@@ -202,9 +208,10 @@ class TrainingRun(Generic[Config]):
     def count(self, micro_batch: MicroBatch, loss: Tensor) -> None:
         """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
         self.monitor.add(micro_batch, loss)
+        self._statistics.add(micro_batch)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
-        """Count a step, and log if --logging_steps is due.
+        """Count a step, update the averages of batch norms and of the weights, and log if --logging_steps is due.
 
         Args:
             skipped: 1.0 if the update was skipped, else 0.0; on the device.
@@ -214,6 +221,10 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: the gradients of ten steps in a row were not finite.
         """
+        self._statistics.end_step(grad_norm)
+        if self._average is not None and self._average.model is not None:
+            self._statistics.copy_into_model()
+            self._average.end_step()
         self.monitor.end_step(skipped)
         self.progress.step += 1
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
@@ -235,9 +246,7 @@ class TrainingRun(Generic[Config]):
         preempted = self._preemption.exchange_signals()
         self.saver.poll()
         if self.saver.is_due(self.progress) or self._out_of_patience() or preempted:
-            with self.monitor.timed("checkpoint"):
-                self.before_reading_weights()
-                self.saver.save(self.progress, self.monitor.state())
+            self._save()
         if preempted:
             self._preemption.end_run(self.progress.step, self.saver, self.tracker, self.monitor)
 
@@ -277,9 +286,14 @@ class TrainingRun(Generic[Config]):
         self.tracker.finish(self.progress.step, self.monitor.summary(self.progress.total_seconds()), below)
         return self.progress.results
 
+    def _save(self) -> None:
+        with self.monitor.timed("checkpoint"):
+            self._statistics.copy_into_model()
+            self.saver.save(self.progress, self.monitor.state())
+
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
-            self.before_reading_weights()
+            self._statistics.copy_into_model()
             results = self._evaluate()
         if self.progress.record(results, self._best_by):
             self.tracker.log(self.progress.step, results)

@@ -42,7 +42,7 @@ from shared.run.export import export
 from shared.run.launch_card import print_card
 from shared.run.memory_budget import apply_largest_budget
 from shared.run.same_run import refuse_another_order, refuse_changed_data
-from shared.run.warm_up import freeze_unreached, run_warm_up_pass
+from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
@@ -129,8 +129,8 @@ class TrainingRun(Generic[Config]):
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches; or see `freeze` and
-                `RunningAverages`.
+            UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
+                or see `freeze` and `RunningAverages`.
         """
         self.plan, self._loader = loader.plan, loader
         self._closing.callback(loader.close)
@@ -144,6 +144,9 @@ class TrainingRun(Generic[Config]):
         self._statistics = batch_norm.RunningAverages(self.accelerator, model)
         if self.accelerator.is_fsdp2:
             shard(self.accelerator, model)
+        else:
+            model.to(self.accelerator.device)
+        check_loss(self.accelerator, model, self.plan, self._compute_loss)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
         self._model, self._optimizer = prepare(self.accelerator, model, make_optimizer(model, self.config))
         return self._model, self._optimizer, list(self._model.parameters())

@@ -1,4 +1,4 @@
-"""Recipes of one's own: a run averages batch norm by itself."""
+"""Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss."""
 
 import shutil
 
@@ -7,6 +7,7 @@ import runs
 import torch
 
 from shared.config import options
+from shared.errors import UserError
 from shared.monitoring import tracking
 
 RECIPE = (runs.ROOT / "docs/examples/diabetes.py").read_text()
@@ -15,6 +16,7 @@ BATCH_NORM = (
     "nn.Linear(10, config.hidden_size), ",
     "nn.Linear(10, config.hidden_size, bias=False), nn.BatchNorm1d(config.hidden_size), ",
 )
+MEAN = (".sum() / micro_batch.normalizer", ".mean()")
 
 
 def write(folder, *changes):
@@ -61,4 +63,10 @@ def test_a_resumed_run_has_the_same_averages_of_batch_norm(train, tmp_path):
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000006")
     train([BATCH_NORM], *flags)
     assert torch.equal(runs.weights(tmp_path / "run"), whole)
+
+
+def test_a_mean_loss_is_refused_before_the_first_step(train, tmp_path):
+    with pytest.raises(UserError, match=r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"):
+        train([MEAN])
+    assert not (tmp_path / "run/checkpoints").exists()
 

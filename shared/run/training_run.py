@@ -25,6 +25,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
+from shared.errors import UserError
 from shared.images.pictures import Picture
 from shared.launch import starting
 from shared.models import batch_norm
@@ -298,6 +299,14 @@ class TrainingRun(Generic[Config]):
         with self.monitor.timed("evaluation"):
             self._statistics.copy_into_model()
             results = self._evaluate()
+        if problem := self._best_by.missing(results):
+            if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
+                self.progress.evaluation_owed = True
+                self._save()
+                self.saver.finish()
+            raise UserError(
+                f"{problem}; the checkpoint after step {self.progress.step} is kept: correct the names, and start again"
+            )
         if self.progress.record(results, self._best_by):
             self.tracker.log(self.progress.step, results)
 

@@ -1,4 +1,4 @@
-"""Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss."""
+"""Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss and misnamed scores."""
 
 import shutil
 
@@ -17,6 +17,7 @@ BATCH_NORM = (
     "nn.Linear(10, config.hidden_size, bias=False), nn.BatchNorm1d(config.hidden_size), ",
 )
 MEAN = (".sum() / micro_batch.normalizer", ".mean()")
+MISNAMED = ('"eval_r2"', '"eval_R2"')
 
 
 def write(folder, *changes):
@@ -70,3 +71,13 @@ def test_a_mean_loss_is_refused_before_the_first_step(train, tmp_path):
         train([MEAN])
     assert not (tmp_path / "run/checkpoints").exists()
 
+
+def test_a_misnamed_score_is_refused_at_the_first_evaluation_and_no_work_is_lost(train, tmp_path):
+    message = r"^evaluate returned eval_loss, eval_R2, but not eval_r2.* after step 3"
+    for _ in range(2):  # the second start evaluates again before it trains
+        with pytest.raises(UserError, match=message):
+            train([MISNAMED])
+        assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_00000003"]
+    train([])
+    evaluated = [line["step"] for line in runs.metrics(tmp_path / "run") if "eval_r2" in line]
+    assert evaluated == [3, 6]

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness.photos import write_photos
 from shared.augmentation.augmentation import Augmentation
-from shared.augmentation.geometry import Geometry
+from shared.images.decoding import Square
+from shared.images.geometry import Geometry
 from shared.images.images import Images, ImagesOnGPU, collate, prepare
 from shared.images.sources import Source, class_folders
 from shared.models.image_models import IMAGENET_MEAN, IMAGENET_STD
@@ -34,8 +35,8 @@ BATCH = 32
 
 def contestants(source: Source, size: int) -> dict[str, Callable[[], None]]:
     """Functions that read every image of the source once, by name."""
-    plain = prepare(source, SimpleNamespace(cache="none", skip_corrupt_images=False), size)
-    cached = prepare(source, SimpleNamespace(cache="uint8", skip_corrupt_images=False), size)
+    plain = prepare(source, SimpleNamespace(cache="none", skip_corrupt_images=False), Square(size))
+    cached = prepare(source, SimpleNamespace(cache="uint8", skip_corrupt_images=False), Square(size))
     geometry = Geometry(size - size // 8, size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
     augmentation = Augmentation(0, geometry, min_crop_area=0.08, horizontal_flip=True)
     plan = Plan(num_samples=len(source), seed=0, global_batch_size=BATCH, num_epochs=1)
@@ -50,7 +51,7 @@ def contestants(source: Source, size: int) -> dict[str, Callable[[], None]]:
     return {
         "decoded by Pillow": lambda: read(plain, False),
         "uint8 cache": lambda: read(cached, False),
-        "read for the GPU, not decoded": lambda: read(ImagesOnGPU(source, size), False),
+        "read for the GPU, not decoded": lambda: read(ImagesOnGPU(source, Square(size)), False),
         "decoded, and augmented on the CPU": lambda: read(plain, True),
         "uint8 cache, and augmented on the CPU": lambda: read(cached, True),
     }

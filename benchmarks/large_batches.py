@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from shared.config import options  # noqa: E402
-from shared.images.images import Images  # noqa: E402
+from shared.images.images import prepare  # noqa: E402
 from shared.images.sources import digits  # noqa: E402
 from shared.monitoring import curves, tracking  # noqa: E402
 from shared.plan.splits import by_class  # noqa: E402
@@ -85,8 +85,9 @@ def train(seed: int, fold: int, batch: int, flags: list[Any], given: argparse.Na
         whole = digits()
         held_out = np.zeros(len(whole), bool)
         held_out[by_class(whole.targets, 0)[fold::FOLDS]] = True  # the same folds for every seed
-        parts = [whole.take(~held_out), whole.take(held_out)]
-        return *(Images(part, train.size, train.pixels, train.aspects) for part in parts), augmentation
+        squares = train.square, augmentation.geometry.evaluation_square
+        parts = zip((~held_out, held_out), squares, strict=True)
+        return *(prepare(whole.take(chosen), config, square) for chosen, square in parts), augmentation
 
     recipe.load_data = load_fold
     with tempfile.TemporaryDirectory() as folder:

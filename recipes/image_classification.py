@@ -140,8 +140,9 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
     best = min(5, len(data.source.names))
 
     def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        images = how.evaluation(batch)
         with accelerator.autocast():  # `prepare` adds it to the model, but not to the average
-            logits = model(pixel_values=how.evaluation(batch)).logits.float()
+            logits = model(pixel_values=images).logits.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return logits.topk(best).indices, losses, logits
 
@@ -155,7 +156,7 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
 def load_data(config: Config) -> tuple[Images, Images, Augmentation]:
     """Training and validation images, and the augmentation, which runs on the device."""
     geometry = load_geometry(config)
-    train, validation = load_images(config, config.decode_size or geometry.whole_size, geometry.interpolation)
+    train, validation = load_images(config, geometry)
     return train, validation, Augmentation.of_run(config, geometry)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared.augmentation.geometry import Geometry
 from shared.errors import UserError, say
+from shared.images.geometry import Geometry
 from shared.models.activations import use_activation_dtype
 from shared.models.batch_norm import synchronize
 from shared.models.compiling import compile_layers
@@ -95,8 +95,6 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     if config.image_size:
         resize = resize and round(resize * config.image_size / size)
         size = config.image_size
-    if resize:  # margins are whole pixels, as in the exported processor
-        resize = size + 2 * round((resize - size) / 2)
     interpolation = {number: name for name, number in RESAMPLE.items()}.get(int(processor.resample))
     if interpolation is None:
         interpolation = "bicubic"

@@ -12,7 +12,8 @@ from small_images import close, config, corners, encoded, quarters
 from shared.config import options
 from shared.errors import UserError
 from shared.images import gpu_decoding
-from shared.images.decoding import CorruptImage, decode, opened
+from shared.images.decoding import CorruptImage, Square, decode, opened
+from shared.images.geometry import Geometry
 from shared.images.images import Images, ImagesOnGPU, collate, load_images
 from shared.images.sources import class_folders
 from shared.monitoring import evaluation
@@ -21,6 +22,7 @@ from shared.plan.loading import feed
 
 CPU = torch.device("cpu")
 SIZE = 16
+GEOMETRY = Geometry(SIZE, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
 
 load_decoder = gpu_decoding.load_decoder  # before a test replaces it
@@ -92,7 +94,7 @@ def test_a_gpu_decodes_the_jpegs_that_nvjpeg_decodes_with_the_right_colors(name,
     assert (found is not None) == expected
     if found:
         assert found[0] == content
-        assert found[1] == decode(content, SIZE)[1]
+        assert found[1] == decode(content, Square(SIZE))[1]
     (tmp_path / "file").write_bytes(content)
     assert gpu_decoding.read_jpeg(tmp_path / "file") == found
 
@@ -114,7 +116,7 @@ def test_an_image_is_scaled_as_by_pillow(interpolation, side):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_batches_have_the_images_of_pillow_in_their_order(torchcodec, source, num_workers, monkeypatch):
     monkeypatch.setattr(gpu_decoding, "AT_ONCE", 3)
-    pillow, on_gpu = Images(source, SIZE), ImagesOnGPU(source, SIZE)
+    pillow, on_gpu = Images(source, Square(SIZE)), ImagesOnGPU(source, Square(SIZE))
     batches = evaluation_batches(pillow.lengths, None, 4)
     pairs = [[*feed(batches, data, collate, CPU, num_workers)] for data in (pillow, on_gpu)]
     assert [micro_batch.samples.tolist() for micro_batch, _ in pairs[1]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -125,14 +127,14 @@ def test_batches_have_the_images_of_pillow_in_their_order(torchcodec, source, nu
         assert torch.equal(found["aspects"], expected["aspects"])
         assert (found["images"].int() - expected["images"].int()).abs().max() <= 1
     turned = pairs[1][0][1]["images"][3]
-    assert close(corners(turned), corners(decode(stored_images()["d turned.jpg"][0], SIZE)[0]))
+    assert close(corners(turned), corners(decode(stored_images()["d turned.jpg"][0], Square(SIZE))[0]))
 
 
 def test_a_batch_without_a_jpeg_and_one_with_nothing_else(torchcodec, source):
-    on_gpu = ImagesOnGPU(source, SIZE)
+    on_gpu = ImagesOnGPU(source, Square(SIZE))
     for samples in ([2, 6], [0, 1]):
         batch = on_gpu.put_on_device(None, collate(on_gpu.read_micro_batch(np.array(samples), None)), CPU)
-        expected = np.stack([decode(source.stored(i), SIZE)[0] for i in samples]).astype(int)
+        expected = np.stack([decode(source.stored(i), Square(SIZE))[0] for i in samples]).astype(int)
         assert np.abs(batch["images"].numpy() - expected).max() <= 1
 
 
@@ -142,7 +144,7 @@ def test_the_error_names_the_image_that_nvjpeg_cannot_decode(torchcodec, source)
     for data in ([3, 4, 5], [4]):
         batches = evaluation_batches(np.ones(len(data)), None, 8)
         with pytest.raises(UserError) as caught:
-            [*feed(batches, ImagesOnGPU(source.take(np.array(data)), SIZE), collate, CPU)]
+            [*feed(batches, ImagesOnGPU(source.take(np.array(data)), Square(SIZE)), collate, CPU)]
         assert str(path) in str(caught.value)
         assert "cannot be decoded by nvJPEG (nvjpegDecode failed: " in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -150,16 +152,22 @@ def test_the_error_names_the_image_that_nvjpeg_cannot_decode(torchcodec, source)
 
 def test_pillow_decodes_the_validation_images(gpu, source, tmp_path):
     given = config(train_dir=str(tmp_path / "images"), image_decoder="torchcodec", validation_split_percentage=40)
-    train, validation = load_images(given, SIZE)
+    train, validation = load_images(given, GEOMETRY)
     assert (type(train), type(validation)) == (ImagesOnGPU, Images)
-    pillow, _ = load_images(config(train_dir=str(tmp_path / "images"), validation_split_percentage=40), SIZE)
+    pillow, _ = load_images(
+        config(train_dir=str(tmp_path / "images"), validation_split_percentage=40),
+        GEOMETRY,
+    )
     assert train.digest() == pillow.digest()
 
 
 def test_a_decoder_that_cannot_be_used_is_refused_in_one_line(source, tmp_path, gpu, monkeypatch):
     def refusal(**changed):
         with pytest.raises(UserError) as caught:
-            load_images(config(**{"train_dir": str(tmp_path / "images"), "image_decoder": "torchcodec"} | changed), 8)
+            load_images(
+                config(**{"train_dir": str(tmp_path / "images"), "image_decoder": "torchcodec"} | changed),
+                GEOMETRY,
+            )
         assert "\n" not in str(caught.value)
         return str(caught.value)
 

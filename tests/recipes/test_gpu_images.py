@@ -16,7 +16,7 @@ from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.photos import write_photos
 from shared.config import options
 from shared.images import gpu_decoding
-from shared.images.decoding import decode
+from shared.images.decoding import Square, decode
 from shared.monitoring import evaluation, tracking
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -78,7 +78,7 @@ def test_nvjpeg_gives_the_pixels_of_pillow_where_color_has_full_resolution():
         jpegs = [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8) for file in files]
         found = gpu_decoding.decode_jpegs(jpegs, SIZE, "bilinear", torch.device("cuda"))
         for file, square in zip(files, found, strict=True):
-            expected = decode(file.getvalue(), SIZE)[0].astype(int)
+            expected = decode(file.getvalue(), Square(SIZE))[0].astype(int)
             assert np.abs(square.cpu().numpy() - expected).max() <= within
             assert np.abs(square.cpu().numpy() - expected).mean() < 4
 

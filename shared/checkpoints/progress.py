@@ -40,6 +40,7 @@ class Progress:
     evaluation_owed: bool = False  # a signal interrupted the one after this step: it is made first when the run resumes
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
+    data_counts: dict[str, dict[str, int]] | None = None  # their counts, and the sizes of their files: see `counts_of`
     model: str | None = None  # digest of the config in a local --model_name_or_path
     order: int = permutation.VERSION  # of the order of samples in which the run began
     monitor: dict[str, Any] = field(default_factory=dict)

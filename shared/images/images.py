@@ -21,6 +21,7 @@ from shared.images.sources import Source, limited, load_sources
 from shared.plan.batches import MicroBatch
 from shared.plan.device_transfer import to_device
 
+MOST_CLASSES = 1000  # in a summary
 LOOKED_AT = 256  # images in which `decoded_on_gpu` looks for a JPEG
 
 
@@ -72,6 +73,12 @@ class Images(Dataset):
     def digest(self) -> str:
         """See `Source.digest`."""
         return self.source.digest()
+
+    def summary(self) -> dict[str, int]:
+        """The number of images, also of each class if there are few classes."""
+        classes = zip(self.source.names, self.source.sizes().tolist(), strict=True)
+        of_each = {f"images of class {name}": count for name, count in classes}
+        return {"images": len(self)} | (of_each if len(of_each) <= MOST_CLASSES else {})
 
     @property
     def lengths(self) -> NDArray[np.int64]:

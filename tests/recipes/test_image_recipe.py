@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks.harness.image_variants import probabilities
 from shared.config import options
 from shared.errors import UserError
 from shared.images import pictures
@@ -244,6 +248,29 @@ def test_label_smoothing_changes_the_training_loss_and_not_the_evaluation(train,
         losses[share] = training["loss"], evaluation["eval_loss"]
     assert losses[0][0] != losses[0.3][0]
     assert losses[0][1] == losses[0.3][1]
+
+
+@pytest.mark.parametrize("mixing", [[], ["--mixup", 0.2, "--cutmix", 1]], ids=["plain", "mixed"])
+def test_class_weights_give_torchs_loss_of_the_whole_global_batch(recipe, train, tmp_path, monkeypatch, mixing, capsys):
+    weights = torch.linspace(0.5, 5, 10)
+    seen, compute = [], recipe.mixed_cross_entropy
+
+    def record(logits, targets, *args, **settings):
+        seen.append((logits.detach(), targets))
+        return compute(logits, targets, *args, **settings)
+
+    monkeypatch.setattr(recipe, "mixed_cross_entropy", record)
+    flags = ["--max_train_steps", 1, "--global_batch_size", 40, "--per_device_train_batch_size", 20]
+    flags += ["--class_weights", *weights.tolist(), "--label_smoothing", 0.1, *mixing]
+    train(tmp_path / "run", *flags)
+    assert "class weights  0 0.5, 1 1, 2 1.5" in capsys.readouterr().out
+    (step_logits, step_targets) = zip(*seen[-2:], strict=True)
+    if mixing:
+        targets = torch.cat([probabilities(each, 10) for each in step_targets])
+    else:
+        targets = torch.cat([each.labels for each in step_targets])
+    expected = torch.nn.CrossEntropyLoss(weights, label_smoothing=0.1)(torch.cat(step_logits), targets).item()
+    assert runs.training_lines(tmp_path / "run")[0]["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_images_in_a_users_folders_are_read_in_worker_processes(train, tmp_path):

@@ -202,11 +202,12 @@ def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, 
 
 
 def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_path, images):
-    write_model(tmp_path / "given", "ViT")
-    with pytest.raises(UserError, match="a ViTForImageClassification cannot take images of 48 x 48") as caught:
+    write_model(tmp_path / "given", "CLIP")
+    with pytest.raises(UserError, match="a CLIPForImageClassification cannot take images of 48 x 48") as caught:
         recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48))
     assert "\n" not in str(caught.value)
-    recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48, "--from_scratch"))
+    write_model(tmp_path / "new/given", "ViT")
+    recipe.main(config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--from_scratch"))
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def ours(benchmark: str, job: SimpleNamespace, round_: int) -> None:
 def bare(benchmark: str, job: SimpleNamespace, round_: int) -> None:
     """Train with plain PyTorch: tensors in memory, DDP with its defaults, a new order in each epoch."""
     from recipes import image_classification as recipe
+    from shared.augmentation.resampling import whole
     from shared.config import options
     from shared.images.images import collate
     from shared.optimization.optimizers import make_optimizer
@@ -69,7 +70,8 @@ def bare(benchmark: str, job: SimpleNamespace, round_: int) -> None:
     config = options.parse(recipe.Config, flag_words(recipe_flags(benchmark, job.batch, processes) | {"seed": round_}))
     train, _, augmentation = recipe.load_data(config)
     everything = collate([train[i] for i in range(len(train))])
-    images, labels = augmentation.evaluation(everything), everything["labels"]  # float32 [N, 3, 16, 16], [N]
+    scaled = augmentation.cut(everything["images"], whole(torch.device("cpu")))
+    images, labels = augmentation.normalize(scaled), everything["labels"]  # float32 [N, 3, 16, 16], [N]
     inner = recipe.build_model(config, train.source.names)
     optimizer = make_optimizer(inner, config)
     model = nn.parallel.DistributedDataParallel(inner).train()

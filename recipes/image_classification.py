@@ -26,6 +26,7 @@ from shared.models.image_models import adapt_to_device, freeze_backbone, image_p
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
+from shared.optimization.losses import shape_of_run
 from shared.optimization.mixed_targets import mixed_cross_entropy
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
@@ -52,6 +53,8 @@ class Config(AugmentationOptions):
     """How --learning_rate, given for a global batch of 256, is scaled to --global_batch_size."""
     learning_rate: float | None = None
     """Peak learning rate for a global batch of 256. None: 0.2, or 0.01 for a pretrained model that is not frozen."""
+    class_weights: tuple[str, ...] | None = None
+    """Weight of each class in the training loss: balanced, or numbers in the order of the labels. None: all equal."""
     weight_decay: float = 5e-4
     """Weight decay; not applied to biases and norms."""
     lr_scheduler_type: ScheduleType = "cosine"
@@ -83,7 +86,8 @@ def main(config: Config) -> dict[str, float]:
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
         average = WeightAverage(accelerator, model, config.ema_decay)
-        plan = Plan.of_run(config, accelerator, num_samples=len(train))
+        shape = shape_of_run(config, "classification", train.source.names, train.targets, accelerator.device)
+        plan = Plan.of_run(config, accelerator, num_samples=len(train), weights=shape.sample_weights)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
@@ -91,14 +95,15 @@ def main(config: Config) -> dict[str, float]:
             """The contribution of a micro-batch to the mean loss of its global batch."""
             images, targets = augmentation.training(micro_batch, batch)
             logits = model(pixel_values=images).logits
-            return mixed_cross_entropy(logits, targets, config.label_smoothing).sum() / micro_batch.normalizer
+            return mixed_cross_entropy(logits, targets, **shape.cross_entropy).sum() / micro_batch.normalizer
 
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
         evaluated = average.model or model
         seen = (accelerator, evaluated, loader, validation, augmentation)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
-        run.start(partial(evaluate, *seen, metrics), best_by, average=average, card={"data": data} | metrics.notes)
+        card = {"data": data} | metrics.notes | shape.notes
+        run.start(partial(evaluate, *seen, metrics), best_by, average=average, card=card)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -133,8 +138,9 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
     best = min(5, len(data.source.names))
 
     def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        images = how.evaluation(batch)
         with accelerator.autocast():  # `prepare` adds it to the model, but not to the average
-            logits = model(pixel_values=how.evaluation(batch)).logits.float()
+            logits = model(pixel_values=images).logits.float()
         losses = F.cross_entropy(logits, batch["labels"], reduction="none")
         return logits.topk(best).indices, losses, logits
 
@@ -148,7 +154,7 @@ def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Aug
 def load_data(config: Config) -> tuple[Images, Images, Augmentation]:
     """Training and validation images, and the augmentation, which runs on the device."""
     geometry = load_geometry(config)
-    train, validation = load_images(config, config.decode_size or geometry.whole_size, geometry.interpolation)
+    train, validation = load_images(config, geometry)
     return train, validation, Augmentation.of_run(config, geometry)
 
 

@@ -165,7 +165,8 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     else:
         tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
     texts = tokenize_tables(tables, columns, tokenizer, config.max_length)
-    train, validation = (text.with_targets(labels.encode(table)) for text, table in zip(texts, tables, strict=True))
+    pairs = zip(texts, tables, strict=True)
+    train, validation = (text.with_targets(labels.encode(table), labels.names) for text, table in pairs)
     return train, validation, labels, tokenizer
 
 

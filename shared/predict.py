@@ -125,7 +125,7 @@ def predict(settings: PredictionOptions) -> dict[str, float]:
         on_main_process(accelerator, lambda: parts.check_free(Path(settings.predictions_file)))
         try:
             prediction = KINDS[type(settings)](accelerator, settings)
-            refuse_changed_data(accelerator, Progress(), prediction.data)
+            refuse_changed_data(accelerator, Progress(), settings, prediction.data)
             record = parts.run(accelerator, settings, prediction)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -40,7 +40,11 @@ def with_compiled_loss(replace: Any, recipe: Any) -> None:
 
 
 def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
-    """Compile cropping and normalization together. Operations between the two would get normalized images."""
+    """Compile cropping and normalization together. Operations between the two would get normalized images.
+
+    The evaluation, which does not crop, stays as it is.
+    """
+    normalize = Augmentation.normalize
 
     @torch.compile(dynamic=False, backend=BACKEND)
     def both(images: Tensor, boxes: Tensor, size: int, interpolation: str, mean: Tensor, std: Tensor) -> Tensor:
@@ -53,8 +57,12 @@ def with_compiled_augmentation(replace: Any, recipe: Any) -> None:
     def to_format(how: Augmentation, images: Tensor) -> Tensor:
         return images.to(memory_format=torch.channels_last) if how.channels_last and images.is_cuda else images
 
+    def evaluation(how: Augmentation, batch: dict[str, Tensor]) -> Tensor:
+        return normalize(how, batch["images"].permute(0, 3, 1, 2).float())
+
     replace(Augmentation, "cut", cut)
     replace(Augmentation, "normalize", to_format)
+    replace(Augmentation, "evaluation", evaluation)
 
 
 def with_whole_model_compiled(replace: Any, recipe: Any) -> None:

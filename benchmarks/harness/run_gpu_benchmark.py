@@ -245,8 +245,10 @@ def random_images(config: Any) -> tuple[Any, Any, Any]:
     pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
     names = tuple(f"class {i}" for i in range(1000))
     whole = Source("random images", names, rng.integers(0, 1000, count), np.arange(count), arrays=pixels)
-    train, held_out = (prepare(whole.take(part), config, side) for part in (np.arange(8, count), np.arange(8)))
-    return train, held_out, Augmentation.of_run(config, load_geometry(config))
+    geometry = load_geometry(config)
+    train = prepare(whole.take(np.arange(8, count)), config, geometry.training_square(side))
+    held_out = prepare(whole.take(np.arange(8)), config, geometry.evaluation_square)
+    return train, held_out, Augmentation.of_run(config, geometry)
 
 
 def prepare_photos(folder: Path, toy: bool) -> None:

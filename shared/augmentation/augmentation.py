@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.augmentation import color, random_operations
-from shared.augmentation.geometry import Geometry
-from shared.augmentation.resampling import center_boxes, crop_and_resize, whole
+from shared.augmentation.resampling import crop_and_resize, whole
 from shared.config.image_options import ImageOptions
 from shared.config.limits import Limits, Share
+from shared.images.geometry import Geometry
 from shared.plan.batches import MicroBatch
 from shared.plan.device_transfer import to_device
 from shared.plan.hashing import hash64
@@ -38,7 +38,7 @@ class AugmentationOptions(ImageOptions):
     """The flags for the size of the images and for their augmentation in training."""
 
     decode_size: int | None = None
-    """Side of the square to which an image is squeezed when it is read, before it is cropped. None: --resize_size."""
+    """Side of the square to which a training image is squeezed before its random crop. None: --resize_size."""
     image_size: int | None = None
     """Side of the model's input. None: the value of the pretrained model's image processor, or 16."""
     resize_size: int | None = None
@@ -142,9 +142,9 @@ class Augmentation:
         return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 
     def evaluation(self, batch: dict[str, Tensor]) -> Tensor:
-        """Center crop and normalize, as the exported image processor does: float32 [rows, 3, size, size]."""
-        boxes = center_boxes(batch["aspects"], self.geometry.center_share)
-        return self.normalize(self.cut(batch["images"], boxes))
+        """Normalize the images, squares of the model's input size: float32 [rows, 3, size, size]."""
+        images = batch["images"].permute(0, 3, 1, 2)
+        return self.normalize(images.to(torch.float32, memory_format=torch.contiguous_format))
 
     def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
         """Return augmented, normalized images, float32 [rows, 3, size, size], and their targets."""

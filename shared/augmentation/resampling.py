@@ -67,16 +67,3 @@ def crop_and_resize(images: Tensor, boxes: Tensor, size: int, interpolation: str
 def whole(device: torch.device) -> Tensor:
     """The box [1, 4] of the whole image, for all images; cached."""
     return torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=device)
-
-
-def center_boxes(aspects: Tensor, share: float | None) -> Tensor:
-    """Boxes of the center crop, a square whose side is `share` of the shorter side: [rows, 4], or [1, 4] for all.
-
-    Args:
-        aspects: float32 [rows], width / height.
-        share: 0.875 is a resize to 256 and a crop to 224; None is the whole image.
-    """
-    if share is None:
-        return whole(aspects.device)
-    wide, high = share / aspects.clamp(min=1), share * aspects.clamp(max=1)
-    return torch.stack([0.5 - wide / 2, 0.5 - high / 2, 0.5 + wide / 2, 0.5 + high / 2], dim=1)

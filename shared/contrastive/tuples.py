@@ -132,6 +132,10 @@ class TextTuples(Dataset):
         """A digest of the tokens."""
         return hashlib.blake2b("".join(c.digest() for c in self.columns).encode(), digest_size=16).hexdigest()
 
+    def summary(self) -> dict[str, int]:
+        """The number of samples, and of tokens in all their texts."""
+        return {"samples": len(self), "tokens": sum(int(texts.offsets[-1]) for texts in self.columns)}
+
 
 @dataclass(frozen=True)
 class TupleCollate:

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from shared.cache.blocks import Blocks, move_or_link, opened_before_end
 from shared.cache.prepared import ahead_of_training, array_writer, read_array
-from shared.images.decoding import CorruptImage, Pixels, decode
+from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.selection import blocks
 from shared.images.sources import Source
 
-FORMAT = 2  # part of the cache's name: increase it when the files written for the same images change
+FORMAT = 3  # part of the cache's name: increase it when the files written for the same images change
 SMALLEST_BLOCK = 64  # images: about 0.2 s of one core
 
 
-def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> Path:
-    """Decode the images of a source to squares of `size`, unless this machine has done so before; return the folder.
+def build(source: Source, square: Square, keep_pixels: bool) -> Path:
+    """Decode the images of a source to squares, unless this machine has done so before; return the folder.
 
     With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
     call this divide the images (see `blocks.py`), and each decodes in as many threads as its share of the cores. Pixels
@@ -33,6 +33,7 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
 
+    size = square.size
     read_soon = not ahead_of_training()  # asked here, because the threads that write do not know
 
     def begin(shared: Path) -> None:
@@ -48,12 +49,12 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
         with opened as pixels:
             for place, i in enumerate(images):
                 try:
-                    square, aspects[place] = decode(source.stored(i), size, interpolation)
+                    image, aspects[place] = decode(source.stored(i), square)
                 except CorruptImage as problem:
-                    square = np.zeros((size, size, 3), np.uint8)
+                    image = np.zeros((size, size, 3), np.uint8)
                     corrupt.append((i, str(problem)))
                 if pixels:
-                    pixels.write(square.data)
+                    pixels.write(image.data)
         np.save(folder / "aspects.npy", aspects)
         (folder / "corrupt.json").write_text(json.dumps(corrupt))
 
@@ -65,7 +66,7 @@ def build(source: Source, size: int, interpolation: str, keep_pixels: bool) -> P
         if keep_pixels:
             move_or_link(shared / "pixels.npy", folder)
 
-    settings = (FORMAT, PIL.__version__, size, interpolation, keep_pixels, source.key())
+    settings = (FORMAT, PIL.__version__, square, keep_pixels, source.key())
     name = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for first, end in blocks(len(source)):
         name.update(np.ascontiguousarray(source.rows[first:end]).data)

@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,23 +21,47 @@ class CorruptImage(Exception):
     """The bytes are not an image, or are truncated; the message is the decoder's."""
 
 
-def decode(stored: bytes | Path, size: int, interpolation: str = "bilinear") -> tuple[Pixels, float]:
-    """Decode an image and scale it to a square of `size`: return (pixels, aspect ratio as width / height).
+@dataclass(frozen=True)
+class Square:
+    """The square that `decode` makes of an image."""
 
-    The image is rotated by its EXIF orientation and converted to RGB as in transformers' pipelines. The whole image is
-    squeezed into the square, so that training can crop anywhere. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if
-    the result is still at least twice `size`: this saves most of the time.
+    size: int
+    """Side in pixels."""
+    interpolation: str = "bilinear"
+    """"bilinear" or "bicubic"."""
+    resize: int | None = None
+    """Length to which the shorter side is scaled before the center is cropped. None: the whole image is squeezed."""
+    exact: bool = False
+    """Decode a JPEG at its full size, as a pipeline does. False: at 1/2, 1/4 or 1/8 of it if the result is still at
+    least twice `size`, which saves most of the time."""
+
+    def of(self, image: Image.Image) -> Pixels:
+        """Scale an image, and crop it. The pixels are those of transformers' image processors (backend "pil")."""
+        width = height = self.size
+        if self.resize is not None:
+            shorter = min(image.size)
+            width, height = (int(self.resize * side / shorter) for side in image.size)
+        scaled = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        return np.asarray(scaled.crop((left, top, left + self.size, top + self.size)))
+
+
+def decode(stored: bytes | Path, square: Square) -> tuple[Pixels, float]:
+    """Decode an image to a square: return (pixels, aspect ratio of the image as width / height).
+
+    The image is rotated by its EXIF orientation and converted to RGB as in transformers' pipelines.
 
     Raises:
         CorruptImage: the image cannot be decoded completely.
         UserError: the file cannot be read.
     """
     with opened(stored) as image:
-        image.draft(None, (2 * size, 2 * size))
+        if not square.exact:
+            image.draft(None, (2 * square.size, 2 * square.size))
         upright = ImageOps.exif_transpose(image)
         aspect = upright.width / upright.height
-        square = to_rgb(upright).resize((size, size), Image.Resampling[interpolation.upper()])
-    return np.asarray(square), aspect
+        pixels = square.of(to_rgb(upright))
+    return pixels, aspect
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

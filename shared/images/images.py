@@ -1,22 +1,25 @@
 """The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their classes."""
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import each_share
 from shared.errors import UserError, say
 from shared.images import cache
-from shared.images.decoding import CorruptImage, Pixels, decode
+from shared.images.decoding import CorruptImage, Pixels, Square, decode
+from shared.images.geometry import Geometry
 from shared.images.pictures import Picture
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
+
+MOST_CLASSES = 1000  # in a summary
 
 
 @dataclass
@@ -28,11 +31,10 @@ class Images(Dataset):
     """
 
     source: Source
-    size: int
+    square: Square
     pixels: Pixels | None = None
     aspects: NDArray[np.float32] | None = None
     places: NDArray[np.int64] | None = None
-    interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
         if self.places is None:
@@ -47,7 +49,7 @@ class Images(Dataset):
             row = self.places[i]
             return self.pixels[row], self.aspects[row], target
         try:
-            return *decode(self.source.stored(i), self.size, self.interpolation), target
+            return *decode(self.source.stored(i), self.square), target
         except CorruptImage as problem:
             raise UserError(refusal(self.source, i, problem)) from None
 
@@ -68,6 +70,12 @@ class Images(Dataset):
     def digest(self) -> str:
         """See `Source.digest`."""
         return self.source.digest()
+
+    def summary(self) -> dict[str, int]:
+        """The number of images, also of each class if there are few classes."""
+        classes = zip(self.source.names, self.source.sizes().tolist(), strict=True)
+        of_each = {f"images of class {name}": count for name, count in classes}
+        return {"images": len(self)} | (of_each if len(of_each) <= MOST_CLASSES else {})
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -90,10 +98,11 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tuple[Images, Images]:
-    """Load the training and validation images of a config as squares of `size` pixels.
+def load_images(config: Any, geometry: Geometry) -> tuple[Images, Images]:
+    """Load the training and validation images of a config.
 
-    `interpolation` is that of the model's image processor, "bilinear" or "bicubic".
+    Training images are whole images, squeezed into squares of --decode_size. Validation images are the model's input,
+    with the pixels of the exported image processor.
 
     An image with a corrupt header or a truncated file ends the run here. Other damage ends the run when the image is
     read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
@@ -101,40 +110,36 @@ def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tupl
 
     Raises:
         UserError: the data cannot be read, or an image is corrupt.
-        Unfinished: see `prepare_all`.
-    """
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
-    sources = limited(load_sources(config), config)
-    train, validation = prepare_all(sources, config, size, interpolation)
-    return train, validation
-
-
-def prepare_all(sources: Iterable[Source], config: Any, size: int, interpolation: str) -> list[Images]:
-    """`prepare` each source.
-
-    Raises:
-        UserError: see `prepare`.
         Unfinished: this process is a task of a job array and has decoded its share of each source, and another task has
             not.
     """
-    return each_share(lambda source: prepare(source, config, size, interpolation), sources)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
+    sources = limited(load_sources(config), config)
+    squares = geometry.training_square(config.decode_size), geometry.evaluation_square
+    train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))
+    return train, validation
 
 
-def prepare(source: Source, config: Any, size: int, interpolation: str = "bilinear") -> Images:
-    """Return the images of a source, cached or checked as the config says.
+def prepare(source: Source, config: Any, square: Square) -> Images:
+    """Return the images of a source as squares, cached or checked as the config says.
+
+    Images that are decoded already, such as the digits, stay as they are if the square need not be exact.
 
     Raises:
         UserError: an image is corrupt, or a class has only corrupt images.
         Unfinished: see `cache.build`.
     """
     if source.arrays is not None:
-        side, aspects = source.arrays.shape[1], np.ones(len(source.arrays), np.float32)
-        return Images(source, side, source.arrays, aspects)
+        aspects = np.ones(len(source.arrays), np.float32)
+        if not square.exact:
+            return Images(source, square, source.arrays, aspects)
+        pixels = np.stack([square.of(Image.fromarray(source.arrays[row])) for row in source.rows])
+        return Images(source, square, pixels, aspects, np.arange(len(source)))
     if not config.skip_corrupt_images:
         refuse_corrupt(source, source.corrupt())
         if config.cache == "none":
-            return Images(source, size, interpolation=interpolation)
-    folder = cache.build(source, size, interpolation, keep_pixels=config.cache == "uint8")
+            return Images(source, square)
+    folder = cache.build(source, square, keep_pixels=config.cache == "uint8")
     corrupt = cache.corrupt_images(folder)
     if not config.skip_corrupt_images:
         refuse_corrupt(source, corrupt)
@@ -152,8 +157,8 @@ def prepare(source: Source, config: Any, size: int, interpolation: str = "biline
 
     kept = source.take(good) if corrupt else source
     if config.cache == "none":
-        return Images(kept, size, interpolation=interpolation)
-    return Images(kept, size, *cache.read(folder), taken(numbers(len(source)), good))
+        return Images(kept, square)
+    return Images(kept, square, *cache.read(folder), taken(numbers(len(source)), good))
 
 
 def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:

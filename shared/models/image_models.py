@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared.augmentation.geometry import Geometry
 from shared.errors import UserError, say
+from shared.images.geometry import Geometry
 from shared.models.activations import use_activation_dtype
 from shared.models.batch_norm import synchronize
 from shared.models.compiling import compile_layers
@@ -94,8 +94,6 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     if config.image_size:
         resize = resize and round(resize * config.image_size / size)
         size = config.image_size
-    if resize:  # margins are whole pixels, as in the exported processor
-        resize = size + 2 * round((resize - size) / 2)
     interpolation = {number: name for name, number in RESAMPLE.items()}.get(int(processor.resample))
     if interpolation is None:
         interpolation = "bicubic"
@@ -139,7 +137,38 @@ def make_classifier(config: Any, names: tuple[str, ...]) -> nn.Module:
     if config.from_scratch or not config.model_name_or_path:
         return new_classifier(config, head)
     name, revision = config.model_name_or_path, config.revision
-    return load_classifier("AutoModelForImageClassification", name, revision=revision, **head)
+    model = load_classifier("AutoModelForImageClassification", name, revision=revision, **head)
+    if config.image_size and (old := resize_positions(model, config.image_size)):
+        say(f"--image_size {config.image_size}: the position embeddings of {name}, made for {old}, are interpolated")
+    return model
+
+
+@torch.no_grad()
+def resize_positions(model: Any, size: int) -> str:
+    """Interpolate the position embeddings of a model such as ViT, which takes images of one size, for another `size`.
+
+    The result is stored in the model and its config, so the exported model takes images of `size`. Returns the old size
+    in words; "" if there are no such embeddings, or if they have the size already.
+    """
+    old = ""
+    for module in model.modules():
+        patches: Any = getattr(module, "patch_embeddings", None)
+        positions = getattr(module, "position_embeddings", None)
+        if not hasattr(module, "interpolate_pos_encoding") or not isinstance(positions, nn.Parameter) or not patches:
+            continue
+        height, width = patches.image_size
+        if (height, width) == (size, size):
+            continue
+        old = f"{height} x {width}"
+        others = positions.shape[1] - patches.num_patches  # the positions of special tokens
+        number = (size // patches.patch_size[0]) * (size // patches.patch_size[1])
+        tokens = positions.new_empty(1, number + others, positions.shape[2])
+        resized = module.interpolate_pos_encoding(tokens, size, size)
+        module.position_embeddings = nn.Parameter(resized.contiguous(), requires_grad=positions.requires_grad)
+        patches.image_size, patches.num_patches = (size, size), number
+        module.image_size = (size, size)
+        model.config.image_size = size
+    return old
 
 
 def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:

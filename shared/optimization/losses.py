@@ -44,7 +44,8 @@ class LossShape:
     """The class weights and label smoothing of a run's training loss. The evaluation loss does not use them.
 
     As in torch.nn.CrossEntropyLoss, the loss of a global batch is the sum of its samples' weighted losses divided by
-    the sum of their weights. `Plan` divides by that sum if it is given `sample_weights`.
+    the sum of their weights. `Plan` divides by that sum if it is given `sample_weights`. If images are mixed, torch
+    divides the sum by the number of samples, and there are no `sample_weights`.
     """
 
     cross_entropy: dict[str, Any] = field(default_factory=dict)  # for F.cross_entropy, besides reduction="none"
@@ -53,12 +54,12 @@ class LossShape:
 
 
 def shape_of_run(
-    config: LossOptions, kind: str, names: Sequence[str], targets: NDArray[Any], device: torch.device
+    config: Any, kind: str, names: Sequence[str], targets: NDArray[Any], device: torch.device
 ) -> LossShape:
     """The loss shape that --class_weights and --label_smoothing give for the training data's `targets`.
 
     Args:
-        config: the flags.
+        config: the flags; images also have --mixup and --cutmix.
         kind: of the task, "classification", "multi_label" or "regression".
         names: class names in the order of the model's outputs.
         targets: [N] class ids of the training data; not used for other kinds of tasks.
@@ -79,7 +80,10 @@ def shape_of_run(
     shown = [f"{name} {weight:.3g}" for name, weight in zip(names, weights.tolist(), strict=True)]
     note = ", ".join(shown[:10]) + (f" and {len(shown) - 10:,} more" if len(shown) > 10 else "")
     arguments["weight"] = weights.to(device)
-    return LossShape(arguments, SampleWeights(weights.double().numpy(), targets), {"class weights": note})
+    mixed = getattr(config, "mixup", 0) or getattr(config, "cutmix", 0)
+    return LossShape(
+        arguments, None if mixed else SampleWeights(weights.double().numpy(), targets), {"class weights": note}
+    )
 
 
 def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[np.int64]) -> list[float]:
@@ -96,8 +100,8 @@ def class_weights(given: Sequence[str], names: Sequence[str], targets: NDArray[n
         counts = np.bincount(targets, minlength=len(names))
         if not counts.all():
             raise UserError(
-                f"{flag}: the training data has no row of class {names[int(counts.argmin())]}, whose weight would be "
-                "infinite: give a number for each class"
+                f"{flag}: the training data has no sample of class {names[int(counts.argmin())]}, whose weight would "
+                "be infinite: give a number for each class"
             )
         return [float(weight) for weight in len(targets) / (len(names) * counts)]
     try:

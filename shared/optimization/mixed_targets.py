@@ -6,7 +6,9 @@ from torch.nn import functional as F
 from shared.augmentation.augmentation import Targets
 
 
-def mixed_cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float = 0.0) -> Tensor:
+def mixed_cross_entropy(
+    logits: Tensor, targets: Targets, label_smoothing: float = 0.0, weight: Tensor | None = None
+) -> Tensor:
     """Cross entropy of each row with its target, [rows], without a tensor of the targets' probabilities.
 
     Cross entropy is linear in the target. So the loss of a mixture is the same mixture of the losses of its classes,
@@ -16,10 +18,14 @@ def mixed_cross_entropy(logits: Tensor, targets: Targets, label_smoothing: float
         logits: [rows, classes].
         targets: of the rows.
         label_smoothing: share of each target that is spread evenly over all classes.
+        weight: [classes], of the logarithm of each class's probability; None: 1 each.
     """
     if targets.others is None or targets.share is None:
-        return F.cross_entropy(logits, targets.labels, reduction="none", label_smoothing=label_smoothing)
+        return F.cross_entropy(logits, targets.labels, weight, reduction="none", label_smoothing=label_smoothing)
     log_probabilities = F.log_softmax(logits, dim=-1)
-    own, other = (F.nll_loss(log_probabilities, c, reduction="none") for c in (targets.labels, targets.others))
+    own, other = (F.nll_loss(log_probabilities, c, weight, reduction="none") for c in (targets.labels, targets.others))
     losses = other + targets.share * (own - other)
-    return losses - label_smoothing * (losses + log_probabilities.mean(-1)) if label_smoothing else losses
+    if not label_smoothing:
+        return losses
+    weighted = log_probabilities if weight is None else log_probabilities * weight
+    return losses - label_smoothing * (losses + weighted.mean(-1))

@@ -47,15 +47,16 @@ def predict_images(accelerator: Any, settings: ImageSettings) -> Prediction:
     model, geometry = load_trained("AutoModelForImageClassification", folder), load_geometry(settings)
     task = Task.of_model(model.config, stored_names(folder), settings)
     source, table, found = read_input(settings, task)
-    data = prepare(source, settings, settings.decode_size or geometry.whole_size, geometry.interpolation)
+    data = prepare(source, settings, geometry.evaluation_square)
     table, found = without_corrupt(source, data, table, found)
     score, notes = scorer(task, settings, found, len(data), images=True)
     how = Augmentation.of_run(settings, geometry)
     model = adapt_to_device(accelerator, settings, model, geometry).to(accelerator.device)
 
     def forward(batch: dict[str, Tensor]) -> Tensor:
+        images = how.evaluation(batch)
         with accelerator.autocast():
-            return model(pixel_values=how.evaluation(batch)).logits.float()
+            return model(pixel_values=images).logits.float()
 
     return Prediction(
         table=table,

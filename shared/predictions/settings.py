@@ -20,7 +20,7 @@ from shared.predictions.output import FORMATS, parts_folder
 MODEL_OF_RUN = (
     *("text_column_name", "text_column_names", "image_column_name", "label_column_name", "label_delimiter"),
     *("problem_type", "max_length", "stride", "temperature", "matryoshka_dims"),
-    *("packing", "decode_size", "channels_last", "deterministic", "metric_name", "positive_label"),
+    *("packing", "channels_last", "deterministic", "metric_name", "positive_label"),
     *("trust_remote_code", "csv_delimiter"),
 )
 DATA_OF_RUN = (
@@ -141,7 +141,7 @@ class ImageSettings(PredictionOptions, AugmentationOptions):
 
     NEEDS: ClassVar = ()
     AFFECT_PREDICTIONS: ClassVar = (
-        *(*READ, "image_column_name", "label_column_name", "decode_size", "skip_corrupt_images", BUDGET[1]),
+        *(*READ, "image_column_name", "label_column_name", "skip_corrupt_images", BUDGET[1]),
     )
 
 

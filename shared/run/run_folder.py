@@ -208,7 +208,7 @@ def compare_data(
             raise UserError(problem)
         if problem:
             return f"; its data was not compared ({problem})"
-    refuse_changed_data(accelerator, progress, *datasets)
+    refuse_changed_data(accelerator, progress, config, *datasets)
     return ""
 
 

@@ -109,7 +109,7 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: names the difference.
         """
-        refuse_changed_data(self.accelerator, self.progress, *datasets)
+        refuse_changed_data(self.accelerator, self.progress, self.config, *datasets)
 
     def prepare(
         self,

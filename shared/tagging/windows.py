@@ -172,6 +172,10 @@ class TaggedWords(Dataset):
         name = f"digest-{key_digest(FORMAT, *(f'{file.parent.name}/{file.name}' for file in files))}"
         return text_once(name, "digest", digest)
 
+    def summary(self) -> dict[str, int]:
+        """The number of texts, windows and words."""
+        return {"texts": int(self.begins.sum()), "windows": len(self), "words": len(self.tags)}
+
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
         return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"

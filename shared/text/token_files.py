@@ -332,6 +332,10 @@ class MaskedDocuments(Dataset):
         """A digest of the tokens of all documents and the number of pieces: different data have a different digest."""
         return f"{self.arguments[0].digest}-{len(self)}"
 
+    def summary(self) -> dict[str, int]:
+        """The number of pieces, and of tokens in them."""
+        return {"pieces": len(self), "tokens": self.num_tokens}
+
     @property
     def samples_ahead(self) -> int:
         """How many samples before they are needed `prefetch` should be called; 0: never."""

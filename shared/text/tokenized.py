@@ -57,10 +57,13 @@ class TokenizedText(Dataset):
     Args:
         folder: of the files.
         targets: [N, ...], or their .npy file.
+        names: of the classes, if the targets are class ids.
     """
 
-    def __init__(self, folder: Path, targets: np.ndarray | Path | None = None) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, targets: np.ndarray | Path | None = None, names: Sequence[str] | None = None
+    ) -> None:
+        self.folder, self.names = folder, names
         self.targets = read_array(targets) if isinstance(targets, Path) else targets
         self.input_ids = read_array(folder / "input_ids.npy")
         self.offsets = read_array(folder / "offsets.npy")
@@ -86,7 +89,7 @@ class TokenizedText(Dataset):
         return lengths, self.input_ids[tokens], types, None if self.targets is None else self.targets[samples]
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.folder, self._targets_or_file())
+        return type(self), (self.folder, self._targets_or_file(), self.names)
 
     def _targets_or_file(self) -> np.ndarray | Path | None:
         return self.targets if self.targets is None else mapped_file(self.targets) or self.targets
@@ -106,9 +109,18 @@ class TokenizedText(Dataset):
             content.update(b"" if array is None else np.ascontiguousarray(array).view(np.uint8).data)
         return content.hexdigest()
 
-    def with_targets(self, targets: np.ndarray) -> "TokenizedText":
-        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`."""
-        return TokenizedText(self.folder, targets)
+    def summary(self) -> dict[str, int]:
+        """The number of texts and tokens, and the number of texts of each class if targets in memory are class ids."""
+        counts = {"texts": len(self), "tokens": int(self.offsets[-1])}
+        targets = self._targets_or_file()
+        if not self.names or not isinstance(targets, np.ndarray) or targets.dtype.kind != "i" or targets.ndim != 1:
+            return counts
+        of_each = np.bincount(targets, minlength=len(self.names)).tolist()
+        return counts | {f"texts of class {name}": n for name, n in zip(self.names, of_each, strict=True)}
+
+    def with_targets(self, targets: np.ndarray, names: Sequence[str] | None = None) -> "TokenizedText":
+        """The same tokens with `targets` [N, …], such as the result of `Labels.encode`, and the names of classes."""
+        return TokenizedText(self.folder, targets, names)
 
 
 @dataclass(frozen=True)

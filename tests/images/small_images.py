@@ -9,7 +9,10 @@ import pyarrow.csv
 import pyarrow.parquet
 from PIL import Image
 
+from shared.images.geometry import Geometry
+
 RED, GREEN, BLUE, GREY = (250, 10, 20), (10, 240, 30), (20, 30, 230), (128, 128, 128)
+EIGHT = Geometry(8, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
 
 def quarters(width=40, height=40):
@@ -41,7 +44,7 @@ def config(**changed):
     plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
     plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
     plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
-    plain |= {"csv_delimiter": None, "train_split_name": None, "validation_split_name": None}
+    plain |= {"csv_delimiter": None, "decode_size": None, "train_split_name": None, "validation_split_name": None}
     plain |= {"skip_incomplete_rows": False, "max_train_samples": None, "max_eval_samples": None}
     return SimpleNamespace(**(plain | changed))
 

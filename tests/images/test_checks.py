@@ -10,7 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from small_images import config, encoded, folders, quarters
+from small_images import EIGHT, config, encoded, folders, quarters
 
 from shared.errors import UserError
 from shared.images import checks
@@ -48,11 +48,11 @@ def test_headers_are_checked_before_the_run_and_once_per_machine(tmp_path, monke
         with pytest.raises(
             UserError, match=r"cat/0.png is corrupt \(0 bytes\), and so are 2 more, such as .*1.png.*2.jpg"
         ):
-            load_images(given, 8)
+            load_images(given, EIGHT)
     assert len(inspected) == 18
     for name in ("0.png", "1.png", "2.jpg"):
         (root / f"cat/{name}").write_bytes(encoded(quarters(), "JPEG"))
-    load_images(given, 8)
+    load_images(given, EIGHT)
     assert len(inspected) == 2 * 18
 
 
@@ -61,7 +61,7 @@ def test_corrupt_images_of_a_table_are_named_before_the_run(tmp_path):
     table = pa.table({"image": images, "label": [i % 2 for i in range(10)]})
     pyarrow.parquet.write_table(table, tmp_path / "images.parquet")
     with pytest.raises(UserError, match=r"row 5 of --train_file .* is corrupt"):
-        load_images(config(train_file=str(tmp_path / "images.parquet")), 8)
+        load_images(config(train_file=str(tmp_path / "images.parquet")), EIGHT)
 
 
 def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch):
@@ -75,13 +75,13 @@ def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(UserError, match=r"the image .*/7\.png cannot be read \(Input/output error\)"):
-        load_images(config(train_dir=str(root)), 8)
+        load_images(config(train_dir=str(root)), EIGHT)
 
 
 def test_images_of_more_than_eight_bits_are_named(tmp_path, capsys):
     root = folders(tmp_path / "train")
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(root / "cat/1.png")
-    load_images(config(train_dir=str(root)), 8)
+    load_images(config(train_dir=str(root)), EIGHT)
     assert f"1 image with more than 8 bits per pixel and channel, such as --train_dir {root}: {root}/cat/1.png" in (
         capsys.readouterr().err
     )

@@ -1,22 +1,26 @@
 """Images of every format and mode are decoded correctly."""
 
+import io
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageCms
 from small_images import BLUE, GREEN, GREY, RED, close, corners, encoded, quarters
 
 from shared.augmentation.augmentation import Augmentation
-from shared.images.decoding import CorruptImage, decode, inspect
+from shared.images.decoding import CorruptImage, Square, decode, inspect
+from shared.images.geometry import Geometry
 from shared.images.images import collate
 from shared.models.image_models import image_processor, load_geometry
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])
 def test_colors_of_common_formats_are_decoded(kind):
-    pixels, aspect = decode(encoded(quarters(60, 40), kind), 32)
+    pixels, aspect = decode(encoded(quarters(60, 40), kind), Square(32))
     assert pixels.shape == (32, 32, 3)
     assert pixels.dtype == np.uint8
     assert aspect == 1.5
@@ -24,20 +28,22 @@ def test_colors_of_common_formats_are_decoded(kind):
 
 
 def test_palette_grey_cmyk_and_two_color_images_are_decoded():
-    assert close(corners(decode(encoded(quarters().quantize(8)), 32)[0]), [RED, GREEN, BLUE, GREY], 12)
+    assert close(corners(decode(encoded(quarters().quantize(8)), Square(32))[0]), [RED, GREEN, BLUE, GREY], 12)
     luminance = [(v, v, v) for v in (83, 147, 50, 128)]
-    assert close(corners(decode(encoded(quarters().convert("L")), 32)[0]), luminance)
-    assert close(corners(decode(encoded(quarters().convert("CMYK"), "JPEG"), 32)[0]), [RED, GREEN, BLUE, GREY], 14)
+    assert close(corners(decode(encoded(quarters().convert("L")), Square(32))[0]), luminance)
+    assert close(
+        corners(decode(encoded(quarters().convert("CMYK"), "JPEG"), Square(32))[0]), [RED, GREEN, BLUE, GREY], 14
+    )
     bits = Image.new("1", (40, 40), 1)
-    assert corners(decode(encoded(bits), 32)[0]) == [(255, 255, 255)] * 4
+    assert corners(decode(encoded(bits), Square(32))[0]) == [(255, 255, 255)] * 4
 
 
 def test_transparent_pixels_keep_their_stored_color_as_in_a_pipeline():
     image = quarters().convert("RGBA")
     image.paste((255, 0, 255, 0), (0, 0, 20, 20))
-    assert close(corners(decode(encoded(image), 32)[0]), [(255, 0, 255), GREEN, BLUE, GREY])
+    assert close(corners(decode(encoded(image), Square(32))[0]), [(255, 0, 255), GREEN, BLUE, GREY])
     half = Image.new("LA", (40, 40), (0, 128))
-    assert close(corners(decode(encoded(half), 32)[0]), [(0, 0, 0)] * 4)
+    assert close(corners(decode(encoded(half), Square(32))[0]), [(0, 0, 0)] * 4)
 
 
 def stored_images():
@@ -94,9 +100,39 @@ def test_every_mode_is_decoded_as_in_a_pipeline(mode, stored, tmp_path):
     (tmp_path / "image").write_bytes(stored)
     loaded = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     expected = loaded(images=load_image(str(tmp_path / "image")), return_tensors="pt")["pixel_values"]
-    pixels, aspect = decode(stored, 16)
+    pixels, aspect = decode(stored, geometry.evaluation_square)
     found = Augmentation(seed=0, geometry=geometry).evaluation(collate([(pixels, aspect, 0)]))
     assert torch.allclose(found, expected, atol=1e-5), mode
+
+
+@given(
+    width=st.integers(1, 90),
+    height=st.integers(1, 90),
+    sides=st.tuples(st.integers(1, 40), st.integers(-9, 30)),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+    squeezed=st.booleans(),
+)
+@example(width=64, height=65, sides=(64, 8), interpolation="bilinear", squeezed=False)
+@example(width=72, height=65, sides=(64, 8), interpolation="bicubic", squeezed=False)
+@example(width=50, height=80, sides=(64, 8), interpolation="bilinear", squeezed=False)
+@example(width=400, height=300, sides=(32, 5), interpolation="bilinear", squeezed=False)
+@settings(max_examples=60, deadline=None)
+def test_images_of_any_size_are_evaluated_as_by_the_exported_image_processor(
+    width, height, sides, interpolation, squeezed
+):
+    """Also below and above --decode_size, with an odd margin, and cropped to more than there is."""
+    size, margin = sides
+    geometry = Geometry(
+        size, None if squeezed else max(1, size + margin), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), interpolation
+    )
+    image = Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
+    for kind in ("PNG", "JPEG"):
+        stored = encoded(image, kind)
+        image = Image.open(io.BytesIO(stored))
+        expected = image_processor(geometry)(images=image, return_tensors="pt")["pixel_values"]
+        item = (*decode(stored, geometry.evaluation_square), 0)
+        found = Augmentation(seed=0, geometry=geometry).evaluation(collate([item]))
+        assert torch.allclose(found, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("mode", ["La", "RGBa", "RGBX", "PA", "HSV", "I;16B"])
@@ -109,9 +145,9 @@ def test_modes_that_no_file_has_are_converted_or_refused_as_by_load_image(mode, 
         expected = np.asarray(load_image(image))
     except ValueError:
         with pytest.raises(CorruptImage, match="not supported"):
-            decode(b"", 16)
+            decode(b"", Square(16))
     else:
-        assert np.array_equal(decode(b"", 16)[0], expected)
+        assert np.array_equal(decode(b"", Square(16))[0], expected)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -121,14 +157,14 @@ def test_rotated_photographs_are_upright(orientation):
     image = upright.transpose(undo[orientation]) if orientation in undo else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
-    pixels, aspect = decode(encoded(image, "JPEG", quality=95, exif=exif), 32)
+    pixels, aspect = decode(encoded(image, "JPEG", quality=95, exif=exif), Square(32))
     assert aspect == 1.5
     assert close(corners(pixels), [RED, GREEN, BLUE, GREY], 12)
 
 
 def test_large_photographs_are_decoded_small_and_look_the_same():
     large = quarters(800, 600)
-    pixels, aspect = decode(encoded(large, "JPEG", quality=95), 64)
+    pixels, aspect = decode(encoded(large, "JPEG", quality=95), Square(64))
     expected = np.asarray(large.resize((64, 64), Image.Resampling.BILINEAR), int)
     assert aspect == pytest.approx(4 / 3)
     assert np.abs(pixels - expected).mean() < 3
@@ -137,26 +173,24 @@ def test_large_photographs_are_decoded_small_and_look_the_same():
 @pytest.mark.parametrize("broken", [b"", b"no image", encoded(quarters())[:100], encoded(quarters(), "JPEG")[:-200]])
 def test_files_that_are_not_images_or_are_cut_off_are_corrupt(broken, tmp_path):
     with pytest.raises(CorruptImage):
-        decode(broken, 32)
+        decode(broken, Square(32))
     file = tmp_path / "broken.jpg"
     file.write_bytes(broken)
     with pytest.raises(CorruptImage):
-        decode(file, 32)
+        decode(file, Square(32))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1)])
 def test_images_of_any_shape_are_decoded_as_squares(size):
-    pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), 8)
+    pixels, aspect = decode(encoded(Image.new("RGB", size, RED)), Square(8))
     assert (pixels.shape, aspect) == ((8, 8, 3), size[0] / size[1])
-    geometry = load_geometry(SimpleNamespace(model_name_or_path=None, image_size=8, resize_size=10))
-    batch = collate([(pixels, aspect, 0)])
-    found = Augmentation(seed=0, geometry=geometry).evaluation(batch)
-    assert found.std((0, 2, 3)).max() < 1e-6
+    center, _ = decode(encoded(Image.new("RGB", size, RED)), Square(8, resize=10, exact=True))
+    assert (center == RED).all()
 
 
 def test_images_that_are_too_large_for_pillow_are_named_as_such(monkeypatch, recwarn):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with pytest.raises(CorruptImage, match="more than 1,000 pixels, which Pillow refuses to decode: scale it down"):
-        decode(encoded(quarters()), 8)
+        decode(encoded(quarters()), Square(8))
     with pytest.raises(CorruptImage, match="more than 1,000 pixels"):
         inspect(encoded(quarters()))

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import runs
 from PIL import Image
-from small_images import config, folders
+from small_images import EIGHT, config, folders
 
 from shared.cache import blocks, prepared
 from shared.cache.prepared import Unfinished, only_task
 from shared.errors import UserError
 from shared.images import cache as image_cache
 from shared.images import checks
-from shared.images.decoding import CorruptImage, decode, inspect
+from shared.images.decoding import CorruptImage, Square, decode, inspect
 from shared.images.images import load_images
 
 SMALL = {(image_cache, "SMALLEST_BLOCK"): 3, (checks, "SMALLEST_BLOCK"): 5}
@@ -41,7 +41,7 @@ def photos(tmp_path_factory):
 
 
 def load(photos):
-    return load_images(config(train_dir=str(photos), cache="uint8", skip_corrupt_images=True), 8)
+    return load_images(config(train_dir=str(photos), cache="uint8", skip_corrupt_images=True), EIGHT)
 
 
 def content():
@@ -112,14 +112,14 @@ def test_the_files_are_those_of_a_plain_loop(photos):
         good = dict(zip(images.places.tolist(), range(len(source)), strict=True))
         for i in range(count):
             if i in good:
-                pixels[i], aspects[i] = decode(source.stored(good[i]), 8)
+                pixels[i], aspects[i] = decode(source.stored(good[i]), Square(8))
             else:
                 corrupt.append(i)
         assert (folder / "pixels.npy").read_bytes() == saved(pixels)
         assert (folder / "aspects.npy").read_bytes() == saved(aspects)
         assert [i for i, _ in image_cache.corrupt_images(folder)] == corrupt
     with pytest.raises(CorruptImage):
-        decode(photos / "cat/5.png", 8)
+        decode(photos / "cat/5.png", Square(8))
 
 
 @pytest.mark.parametrize(("processes", "launched"), [(2, True), (3, False)], ids=["one launch", "several launches"])
@@ -215,7 +215,7 @@ def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(phot
 
 
 def test_after_a_full_disk_only_the_missing_blocks_are_decoded(photos, alone, monkeypatch, decoded):
-    load_images(config(train_dir=str(photos), skip_corrupt_images=True), 4)  # checks the headers
+    load_images(config(train_dir=str(photos), skip_corrupt_images=True), EIGHT)  # checks the headers
     decoded.clear()
     fsync, calls = os.fsync, []
 

@@ -11,9 +11,10 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
-from small_images import config, encoded, folders, tables
+from small_images import EIGHT, config, encoded, folders, tables
 
 from shared.errors import UserError
+from shared.images.decoding import Square
 from shared.images.images import collate, load_images, prepare, worst_predictions
 from shared.images.sources import digits
 
@@ -38,7 +39,7 @@ def bitmaps(root, names=("0", "1", "2", "3", "4"), classes=("cat", "dog"), first
 
 
 def digests(root, **changed):
-    return [data.digest() for data in load_images(config(train_dir=str(root), **changed), 8)]
+    return [data.digest() for data in load_images(config(train_dir=str(root), **changed), EIGHT)]
 
 
 def test_the_digest_is_that_of_earlier_versions_whose_runs_can_be_resumed(tmp_path):
@@ -68,7 +69,7 @@ def test_the_digest_changes_with_images_names_and_classes(tmp_path, cache):
     seen.append(digests(bitmaps(tmp_path / "classes", classes=("cow", "dog")), cache=cache))
     replaced(tmp_path / "here/cat/0.bmp", (1, 2, 3))
     replaced(tmp_path / "here/dog/0.bmp", (1, 2, 3))
-    train, validation = load_images(config(train_dir=str(tmp_path / "here"), cache=cache), 8)
+    train, validation = load_images(config(train_dir=str(tmp_path / "here"), cache=cache), EIGHT)
     seen.append([train.digest(), validation.digest()])
     assert len({tuple(found) for found in seen}) == len(seen)
     assert [train[0][0][0, 0].tolist(), train[4][0][0, 0].tolist()] == [[1, 2, 3]] * 2  # so the cache was rebuilt
@@ -82,7 +83,7 @@ def test_the_digest_of_a_table_changes_with_images_of_the_same_size(tmp_path, im
         column = [{"bytes": image, "path": None} for image in images] if image_type == "struct" else images
         table = pa.table({"image": column, "label": [i % 2 for i in range(10)]})
         pyarrow.parquet.write_table(table, tmp_path / "images.parquet", row_group_size=4 + len(seen))
-        seen.append(tuple(d.digest() for d in load_images(config(train_file=str(tmp_path / "images.parquet")), 8)))
+        seen.append(tuple(d.digest() for d in load_images(config(train_file=str(tmp_path / "images.parquet")), EIGHT)))
     assert seen[0] == seen[1] != seen[2]
 
 
@@ -95,7 +96,7 @@ def test_the_error_for_a_corrupt_image_names_its_file(tmp_path, cache):
     given = config(train_dir=str(tmp_path / "train"), cache=cache)
 
     def read_all():
-        return [[data[i] for i in range(len(data))] for data in load_images(given, 8)]
+        return [[data[i] for i in range(len(data))] for data in load_images(given, EIGHT)]
 
     with pytest.raises(UserError, match=r"train/(cat|dog)/3\.png is corrupt .*--skip_corrupt_images"):
         read_all()
@@ -108,7 +109,7 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
     given = config(train_dir=str(tmp_path / "train"), validation_dir=str(tmp_path / "valid"), cache=cache)
     given.skip_corrupt_images = True
     for _ in range(2):  # the second time with the stored result of the check
-        train, validation = load_images(given, 8)
+        train, validation = load_images(given, EIGHT)
         output = capsys.readouterr().err
         assert "4 of 20 images are corrupt and left out" in output
         assert output.count("3.png") == output.count("7.png") == 2
@@ -119,7 +120,7 @@ def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache)
 
 def test_batches_are_right_and_the_worst_images_are_found():
     source = digits()
-    data = prepare(source, config(), 8)
+    data = prepare(source, config(), Square(8))
     batch = collate([data[i] for i in range(3)])
     together = collate(data.read_micro_batch(np.arange(3), np.zeros(3, int)))
     assert all(torch.equal(batch[name], together[name]) for name in batch)
@@ -138,12 +139,12 @@ def test_batches_are_right_and_the_worst_images_are_found():
 
 def test_a_limit_keeps_some_images_of_each_part_and_incomplete_rows_are_skipped_on_request(tmp_path):
     limited = config(train_file=tables(tmp_path, rows=20), max_train_samples=5, max_eval_samples=2)
-    train, validation = load_images(limited, 8)
+    train, validation = load_images(limited, EIGHT)
     assert (len(train), len(validation)) == (5, 2)
     rows = pyarrow.parquet.ParquetFile(limited.train_file).read().to_pylist()
     rows[3]["image"] = rows[4]["label"] = None
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), limited.train_file)
     with pytest.raises(UserError, match=r"row 5 of .* no label in label: fill it in, or skip such rows"):
-        load_images(limited, 8)
-    everything = load_images(config(train_file=limited.train_file, skip_incomplete_rows=True), 8)
+        load_images(limited, EIGHT)
+    everything = load_images(config(train_file=limited.train_file, skip_incomplete_rows=True), EIGHT)
     assert sum(map(len, everything)) == 18

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from small_images import config, encoded, folders, tables
+from small_images import EIGHT, config, encoded, folders, tables
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
@@ -68,7 +68,7 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
 
     def read():
         found = []
-        for data in load_images(given, 8):
+        for data in load_images(given, EIGHT):
             micro_batch = data.read_micro_batch(np.arange(len(data)), np.zeros(len(data), int))
             pixels, _, targets = zip(*micro_batch, strict=True) if isinstance(micro_batch, list) else micro_batch
             found.append((data.digest(), data.source.rows.tolist(), np.stack(pixels).tolist(), [*map(int, targets)]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_images import BLUE, RED, config, folders, tables
+from small_images import BLUE, EIGHT, RED, config, folders, tables
 
 from shared.errors import UserError
 from shared.images.images import load_images
@@ -60,7 +60,7 @@ def test_other_seeds_hold_out_other_images_and_folds_are_disjoint():
 
 @pytest.mark.parametrize("image_type", ["struct", "bytes"])
 def test_a_parquet_file_with_an_image_column_is_read(tmp_path, image_type):
-    train, validation = load_images(config(train_file=tables(tmp_path, image_type)), 8)
+    train, validation = load_images(config(train_file=tables(tmp_path, image_type)), EIGHT)
     assert train.source.names == ("even", "odd")
     assert (len(train), len(validation)) == (8, 2)
     for data in (train, validation):
@@ -79,29 +79,29 @@ def test_paths_in_a_column_are_relative_to_the_folder_of_the_file(tmp_path, monk
     write(pa.table(rows), root / f"rows.{kind}")
     columns = {"image_column_name": "file", "label_column_name": "kind"}
     given = config(train_file=str(root / f"rows.{kind}"), **columns)
-    train, validation = load_images(given, 8)
-    expected, held_out = load_images(config(train_dir=str(root)), 8)
+    train, validation = load_images(given, EIGHT)
+    expected, held_out = load_images(config(train_dir=str(root)), EIGHT)
     assert (train.source.names, len(train), len(validation)) == (("cat", "dog"), 8, 2)
     assert [train.digest(), validation.digest()] == [expected.digest(), held_out.digest()]
     assert [train[i][0].tolist() for i in range(8)] == [expected[i][0].tolist() for i in range(8)]
     monkeypatch.chdir(root)
-    again, _ = load_images(config(train_file=f"rows.{kind}", cache="uint8", **columns), 8)
+    again, _ = load_images(config(train_file=f"rows.{kind}", cache="uint8", **columns), EIGHT)
     assert again.digest() == train.digest()
     files[3].write_bytes(b"broken")
     with pytest.raises(UserError, match=rf"row 4 of --train_file .*: {'' if absolute else '.*'}{files[3]} is corrupt"):
-        load_images(given, 8)
+        load_images(given, EIGHT)
     files[3].unlink()
     with pytest.raises(
         UserError, match=r"row 4 of --train_file .* names '.*cat/3.png', and there is no file .*cat/3.png"
     ):
-        load_images(given, 8)
+        load_images(given, EIGHT)
 
 
 def test_image_structs_that_hold_only_paths_are_read(tmp_path):
     root = folders(tmp_path / "photos", count=5)
     cells = [{"bytes": None, "path": str(file)} for file in sorted(root.rglob("*.png"))]
     pyarrow.parquet.write_table(pa.table({"image": cells, "label": [0] * 5 + [1] * 5}), tmp_path / "rows.parquet")
-    train, _ = load_images(config(train_file=str(tmp_path / "rows.parquet")), 8)
+    train, _ = load_images(config(train_file=str(tmp_path / "rows.parquet")), EIGHT)
     assert train[0][0].shape == (8, 8, 3)
 
 
@@ -112,12 +112,12 @@ def test_save_to_disk_folders_are_read_with_their_class_names(tmp_path):
     pictures = [Image.new("RGB", (8, 8), RED if i % 2 == 0 else BLUE) for i in range(10)]
     rows = datasets.Dataset.from_dict({"image": pictures, "label": [i % 2 for i in range(10)]}, features=features)
     datasets.DatasetDict({"train": rows, "validation": rows.select([1, 2])}).save_to_disk(tmp_path / "saved")
-    train, validation = load_images(config(dataset_name=str(tmp_path / "saved")), 8)
+    train, validation = load_images(config(dataset_name=str(tmp_path / "saved")), EIGHT)
     assert train.source.names == ("red", "blue")
     assert (len(train), len(validation)) == (10, 2)
     assert [int(pixels[0, 0, 2] > 100) for pixels, *_ in (train[i] for i in range(10))] == train.targets.tolist()
     datasets.DatasetDict({"train": rows, "test": rows.select([4, 3, 1])}).save_to_disk(tmp_path / "cifar")  # as CIFAR
-    train, validation = load_images(config(dataset_name=str(tmp_path / "cifar")), 8)
+    train, validation = load_images(config(dataset_name=str(tmp_path / "cifar")), EIGHT)
     assert (len(train), validation.targets.tolist()) == (10, [0, 1, 1])
 
 
@@ -131,7 +131,7 @@ def test_classes_of_a_validation_file_are_matched_by_name(tmp_path):
         table = datasets.Dataset.from_dict(rows | {"label": labels}, features=features)
         table.to_parquet(tmp_path / f"{name}.parquet")
     files = {"train_file": str(tmp_path / "train.parquet"), "validation_file": str(tmp_path / "valid.parquet")}
-    train, validation = load_images(config(**files), 8)
+    train, validation = load_images(config(**files), EIGHT)
     assert train.source.names == validation.source.names == ("red", "blue")
     assert train.targets.tolist() == validation.targets.tolist() == [0, 1, 0, 1, 0, 1]
 

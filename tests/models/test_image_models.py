@@ -122,6 +122,31 @@ def test_each_family_trains_and_its_export_gives_the_reported_score(recipe, tmp_
     assert -np.log(right).mean() == pytest.approx(results["eval_loss"], rel=2e-3)
 
 
+@pytest.mark.parametrize("family", ["ViT", "DeiT", "ViTMSN"])
+def test_a_vit_at_another_resolution_has_the_logits_of_transformers_interpolation(
+    recipe, tmp_path, images, family, capsys
+):
+    given = write_model(tmp_path / "given", family)
+    config = config_of(recipe, tmp_path, images, "--image_size", 48)
+    model = recipe.build_model(config, ("dark", "light")).eval()
+    said = "--image_size 48: the position embeddings of .*given, made for 32 x 32, are interpolated"
+    assert re.search(said, capsys.readouterr().err)
+    expected = transformers.AutoModelForImageClassification.from_pretrained(given).eval()
+    pixels = torch.rand(2, 3, 48, 48)
+    with torch.no_grad():
+        found = backbone(model)(pixel_values=pixels)[0]
+        wanted = backbone(expected)(pixel_values=pixels, interpolate_pos_encoding=True)[0]
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_a_vit_at_another_resolution_is_exported_for_a_pipeline(recipe, tmp_path, images):
+    write_model(tmp_path / "given", "ViT")
+    recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48))
+    classify = transformers.pipeline("image-classification", model=str(tmp_path / "run/model"), top_k=None)
+    assert classify.model.config.image_size == 48
+    assert len(classify(str(next((images / "val").rglob("*.png"))))) == 2
+
+
 def test_the_table_of_families_lists_the_tested_ones():
     text = (runs.ROOT / "docs/images.md").read_text()
     table = text[text.index("| family |") :].split("\n\n")[0]
@@ -177,11 +202,12 @@ def test_without_an_image_processor_the_config_or_a_flag_gives_the_size(recipe, 
 
 
 def test_a_size_or_a_model_that_does_not_fit_is_refused_in_one_line(recipe, tmp_path, images):
-    write_model(tmp_path / "given", "ViT")
-    with pytest.raises(UserError, match="a ViTForImageClassification cannot take images of 48 x 48") as caught:
+    write_model(tmp_path / "given", "CLIP")
+    with pytest.raises(UserError, match="a CLIPForImageClassification cannot take images of 48 x 48") as caught:
         recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48))
     assert "\n" not in str(caught.value)
-    recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48, "--from_scratch"))
+    write_model(tmp_path / "new/given", "ViT")
+    recipe.main(config_of(recipe, tmp_path / "new", images, "--image_size", 48, "--from_scratch"))
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_without_the_settings_the_loss_is_the_plain_one():
         ({"class_weights": ("1", "inf", "2")}, "--class_weights 1 inf 2: each weight must be above 0"),
         (
             {"class_weights": ("balanced",), "targets": (0, 0, 2)},
-            "the training data has no row of class b, whose weight",
+            "the training data has no sample of class b, whose weight",
         ),
         ({"class_weights": ("balanced",), "kind": "regression"}, "regression has no classes: leave it out"),
         ({"class_weights": ("1", "2", "3"), "kind": "multi_label"}, "here a text can have several: leave it out"),

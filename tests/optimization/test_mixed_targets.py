@@ -16,16 +16,16 @@ from shared.optimization.mixed_targets import mixed_cross_entropy
 ROWS, CLASSES = 12, 7
 
 
-def losses_and_gradients(smoothing, mixed):
+def losses_and_gradients(smoothing, mixed, weight=None):
     torch.manual_seed(0)
     labels, share = torch.randint(CLASSES, (ROWS,)), torch.rand(ROWS)
     share[:2] = torch.tensor([0.0, 1.0])
     targets = Targets(labels, labels.roll(1), share) if mixed else Targets(labels)
     found = []
     for compute in (
-        lambda logits: mixed_cross_entropy(logits, targets, smoothing),
+        lambda logits: mixed_cross_entropy(logits, targets, smoothing, weight),
         lambda logits: F.cross_entropy(
-            logits, probabilities(targets, CLASSES), reduction="none", label_smoothing=smoothing
+            logits, probabilities(targets, CLASSES), weight, reduction="none", label_smoothing=smoothing
         ),
     ):
         logits = (5 * torch.randn(ROWS, CLASSES, generator=torch.Generator().manual_seed(1))).requires_grad_()
@@ -37,8 +37,9 @@ def losses_and_gradients(smoothing, mixed):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_loss_and_gradient_equal_those_of_probabilities(smoothing, mixed):
-    (losses, gradient), (expected, expected_gradient) = losses_and_gradients(smoothing, mixed)
+@pytest.mark.parametrize("weight", [None, torch.linspace(0.2, 3, CLASSES)], ids=["plain", "weighted"])
+def test_loss_and_gradient_equal_those_of_probabilities(smoothing, mixed, weight):
+    (losses, gradient), (expected, expected_gradient) = losses_and_gradients(smoothing, mixed, weight)
     assert losses.shape == (ROWS,)
     assert torch.allclose(losses, expected, rtol=1e-6, atol=1e-6)
     assert torch.allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-7)

@@ -3,10 +3,12 @@
 import csv
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import runs
+import torch
 from PIL import Image
 from refusing import message_of
 from sklearn.datasets import load_digits
@@ -26,7 +28,8 @@ def one_process(launched_by_nobody, monkeypatch, tmp_path):
 def trained(tmp_path_factory):
     """The output folder of a short run on the digits, and its last evaluation."""
     recipe, output = runs.load_recipe("image_classification"), tmp_path_factory.mktemp("digits") / "run"
-    flags = [*runs.TINY_IMAGES, "--max_train_steps", 20, "--eval_steps", 20, "--output_dir", output]
+    sizes = ["--resize_size", 19, "--decode_size", 20]
+    flags = [*runs.TINY_IMAGES, *sizes, "--max_train_steps", 20, "--eval_steps", 20, "--output_dir", output]
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("ACCELERATE_USE_CPU", "true")
         changed.setenv("OMP_NUM_THREADS", "1")
@@ -80,6 +83,37 @@ def test_a_folder_of_classes_is_predicted_as_by_the_pipeline_and_scored(trained,
         for each in expected:
             assert float(row[f"probability_{each['label']}"]) == pytest.approx(each["score"], abs=1e-5)
     assert scores["eval_accuracy"] == pytest.approx(sum(r["label"] == r["prediction"] for r in found) / 30)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_images_of_any_shape_are_predicted_as_by_the_pipeline(trained, tmp_path, precision):
+    """Below and above --decode_size; the exported image processor scales them to 19 pixels and crops 16."""
+    from transformers import pipeline
+
+    run, _ = trained
+    rng, files = np.random.default_rng(0), []
+    for number, size in enumerate([(8, 9), (16, 17), (19, 20), (18, 16), (13, 20), (40, 25), (57, 64), (300, 200)]):
+        files.append(tmp_path / f"{number}.{'png' if number % 2 else 'jpg'}")
+        small = Image.fromarray(rng.integers(0, 256, (5, 5, 3), np.uint8))
+        small.resize(size, Image.Resampling.BICUBIC).save(files[-1])
+    output = tmp_path / "out.jsonl"
+    predict_file(run, tmp_path, "--predictions_file", output, "--mixed_precision", precision)
+    classify = pipeline("image-classification", model=str(run / "model"), top_k=10)
+    forward = classify.model.forward
+
+    def in_autocast(**inputs):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            result = forward(**inputs)
+        result["logits"] = result["logits"].float()
+        return result
+
+    classify.model.forward = in_autocast
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(found) == len(files)
+    for row, expected in zip(found, classify([str(file) for file in files]), strict=True):
+        for each in expected:
+            within = 1e-5 if precision == "no" else 1e-3
+            assert row[f"probability_{each['label']}"] == pytest.approx(each["score"], abs=within)
 
 
 def test_columns_of_paths_and_of_bytes_have_the_predictions_of_the_folder(trained, digits, tmp_path):

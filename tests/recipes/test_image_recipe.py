@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+sys.path.insert(0, str(runs.ROOT))
+
+from benchmarks.harness.image_variants import probabilities
 from shared.compat import of_torch
 from shared.config import options
 from shared.errors import UserError
@@ -271,6 +275,29 @@ def test_label_smoothing_changes_the_training_loss_and_not_the_evaluation(train,
     assert losses[0][1] == losses[0.3][1]
 
 
+@pytest.mark.parametrize("mixing", [[], ["--mixup", 0.2, "--cutmix", 1]], ids=["plain", "mixed"])
+def test_class_weights_give_torchs_loss_of_the_whole_global_batch(recipe, train, tmp_path, monkeypatch, mixing, capsys):
+    weights = torch.linspace(0.5, 5, 10)
+    seen, compute = [], recipe.mixed_cross_entropy
+
+    def record(logits, targets, *args, **settings):
+        seen.append((logits.detach(), targets))
+        return compute(logits, targets, *args, **settings)
+
+    monkeypatch.setattr(recipe, "mixed_cross_entropy", record)
+    flags = ["--max_train_steps", 1, "--global_batch_size", 40, "--per_device_train_batch_size", 20]
+    flags += ["--class_weights", *weights.tolist(), "--label_smoothing", 0.1, *mixing]
+    train(tmp_path / "run", *flags)
+    assert "class weights  0 0.5, 1 1, 2 1.5" in capsys.readouterr().out
+    (step_logits, step_targets) = zip(*seen[-2:], strict=True)
+    if mixing:
+        targets = torch.cat([probabilities(each, 10) for each in step_targets])
+    else:
+        targets = torch.cat([each.labels for each in step_targets])
+    expected = torch.nn.CrossEntropyLoss(weights, label_smoothing=0.1)(torch.cat(step_logits), targets).item()
+    assert runs.training_lines(tmp_path / "run")[0]["loss"] == pytest.approx(expected, rel=1e-6)
+
+
 def test_images_in_a_users_folders_are_read_in_worker_processes(train, tmp_path):
     for label, color in (("dark", 20), ("light", 220)):
         (tmp_path / "images" / label).mkdir(parents=True)
@@ -307,6 +334,10 @@ def test_a_run_resumes_with_or_without_a_cache_and_only_with_the_same_images(tra
     for steps, cache in enumerate(("none", "uint8", "none"), 1):
         train(tmp_path / "run", *flags, "--max_train_steps", steps, "--cache", cache)
         assert f"{'resumed from' if steps > 1 else 'from the start'}" in capsys.readouterr().out
+    write({"bright": 240})
+    with pytest.raises(UserError, match=r"since this run began \(.*\b[1-9] images of class bright instead of 0"):
+        train(tmp_path / "run", *flags, "--max_train_steps", 4)
+    shutil.rmtree(tmp_path / "images/bright")
     write({"dark": 30})
     for cache in ("none", "uint8"):
         with pytest.raises(UserError, match="the data have changed since this run began"):

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shared.images.decoding import Square
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -13,12 +15,11 @@ class Geometry:
     std: tuple[float, ...]
     interpolation: str
 
-    @property
-    def whole_size(self) -> int:
-        """Side of the square that holds the whole image before the center crop."""
-        return self.resize or self.size
+    def training_square(self, decode_size: int | None) -> Square:
+        """The whole image, squeezed, so that training can crop anywhere. Its side is `decode_size` or `resize`."""
+        return Square(decode_size or self.resize or self.size, self.interpolation)
 
     @property
-    def center_share(self) -> float | None:
-        """Share of the shorter side that the center crop keeps; None: no crop."""
-        return None if self.resize is None else self.size / self.resize
+    def evaluation_square(self) -> Square:
+        """The model's input, with the pixels of the exported image processor."""
+        return Square(self.size, self.interpolation, self.resize, exact=True)

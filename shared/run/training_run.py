@@ -30,6 +30,7 @@ from shared.launch import starting
 from shared.models.sharding import shard
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
+from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
@@ -123,12 +124,13 @@ class TrainingRun(Generic[Config]):
 
         Args:
             model: on any device.
-            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings.
+            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings. It
+                returns an optimizer, or a list of several, which `prepare` makes one.
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches; or see `freeze`.
+            UserError: the loss depends on some parameters only for some batches; or see `freeze` and `as_one`.
         """
         self.plan, self._loader = loader.plan, loader
         self._closing.callback(loader.close)
@@ -142,7 +144,8 @@ class TrainingRun(Generic[Config]):
         if self.accelerator.is_fsdp2:
             shard(self.accelerator, model)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
-        self._model, self._optimizer = prepare(self.accelerator, model, make_optimizer(model, self.config))
+        optimizer = as_one(make_optimizer(model, self.config), model)
+        self._model, self._optimizer = prepare(self.accelerator, model, optimizer)
         return self._model, self._optimizer, list(self._model.parameters())
 
     def start(
@@ -199,9 +202,15 @@ class TrainingRun(Generic[Config]):
                 return
             yield step
 
-    def count(self, micro_batch: MicroBatch, loss: Tensor) -> None:
-        """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
-        self.monitor.add(micro_batch, loss)
+    def count(self, micro_batch: MicroBatch, loss: Tensor, parts: Mapping[str, Tensor] | None = None) -> None:
+        """Count a micro-batch that went through the model.
+
+        Args:
+            micro_batch: with its place in the step.
+            loss: its share of the step's mean, on the device.
+            parts: the same for parts of the loss; each is logged as `loss_NAME`. Every micro-batch has the same names.
+        """
+        self.monitor.add(micro_batch, loss, parts or {})
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
         """Count a step, and log if --logging_steps is due.

@@ -95,6 +95,11 @@ def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def declare_found_inf(optimizer: torch.optim.Optimizer, reads: bool) -> None:
+    """Set `Optimizer._step_supports_amp_scaling`, by which torch's GradScaler and `reads_found_inf` decide."""
+    optimizer.__dict__["_step_supports_amp_scaling"] = reads
+
+
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Replace the forward of one module by `forward(module, ...)`: nn.Module calls an instance's `forward` if set."""
     module.forward = MethodType(forward, module)

@@ -49,9 +49,32 @@ def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def field_types(config_class: type) -> dict[str, Any]:
-    """The type of each field: str, int, float, bool, a Literal of strings, or a tuple[X, ...] of these; or | None."""
+    """The type of each field: str, int, float, bool, a Literal of strings, or a tuple[X, ...] of these; or | None.
+
+    Raises:
+        UserError: a field has another type.
+    """
     hints = typing.get_type_hints(config_class)
-    return {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+    found = {field.name: hints[field.name] for field in dataclasses.fields(config_class)}
+    for name, hint in found.items():
+        if not _is_supported(hint):
+            raise UserError(
+                f"{config_class.__name__}.{name}: a setting cannot have the type {hint}: use str, int, float, bool, a "
+                "Literal of strings, or a tuple[..., ...] of one of these, each alone or with | None"
+            )
+    return found
+
+
+def _is_supported(hint: Any) -> bool:
+    """Whether this module can convert words to a type, which may be one of several with None."""
+    choices = [choice for choice in typing.get_args(hint) if choice is not types.NoneType]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return len(choices) == 1 and _is_supported(choices[0])
+    if typing.get_origin(hint) is Literal:
+        return all(isinstance(choice, str) for choice in choices)
+    if typing.get_origin(hint) is tuple:
+        return choices[1:] == [...] and _is_supported(choices[0])
+    return hint in (str, int, float, bool)
 
 
 @functools.cache

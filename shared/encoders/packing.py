@@ -23,7 +23,7 @@ from shared.encoders.attention import attend
 from shared.encoders.padding import TRIAL_TOKENS, padding_for
 from shared.errors import UserError
 from shared.models.first_token import MASKED, MASKED_ENDS, MOST_MASKED, is_short
-from shared.models.self_check import logits_of, same
+from shared.models.self_check import outputs_of, same
 from shared.plan.fixed_shapes import FixedShapes
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
 from shared.text.tokenized import Padding
@@ -164,7 +164,7 @@ def refuse_fixed_shapes(model: Any, shapes: FixedShapes | None) -> None:
 def packing_is_exact(
     model: Any, rows: Sequence[NDArray[np.int64]], packing: type[Packing] = Packing, filled: bool = False
 ) -> bool:
-    """Whether documents, given by their token ids, have the same logits when `packing` packs them as each one alone.
+    """Whether documents, given by their token ids, have the same outputs when `packing` packs them as each one alone.
 
     A few documents are computed both ways; `filled`: with filling, as --fixed_shapes adds it. Attention is not the only
     connection between tokens in all models: in a MobileBERT, each token also uses the embeddings of its neighbours. The
@@ -173,21 +173,35 @@ def packing_is_exact(
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
-    # [tokens, vocabulary] of a masked LM, [documents, labels] of a classifier
-    alone = torch.cat([logits_of(model, {"input_ids": torch.from_numpy(ids)[None]}).flatten(0, -2) for ids in rows])
+    alone = [outputs_of(model, {"input_ids": torch.from_numpy(ids)[None]}) for ids in rows]
     lengths = np.array([len(ids) for ids in rows])
     shapes = FixedShapes.for_trial(lengths) if filled else None
     packed = packing.for_model(model.config, shapes).arguments(np.concatenate(rows), lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
-        together = logits_of(model, packed).flatten(0, -2)
-        if filled:
-            together = together[: len(alone)]  # those of the filling follow
+        together = [by_document(output, lengths) for output in outputs_of(model, packed)]
     except Exception:  # any model: one may not pass the boundaries on to its attention
         return False
     finally:
         model.set_attn_implementation(before)
-    return together.shape == alone.shape and same(together, alone)
+    pairs = (
+        (row[: len(expected[0])], expected[0])  # padding follows
+        for document, found in zip(alone, zip(*together, strict=True), strict=True)
+        for row, expected in zip(found, document, strict=True)
+    )
+    return all(row.shape == expected.shape and same(row, expected) for row, expected in pairs)
+
+
+def by_document(output: Tensor, lengths: NDArray[np.int64]) -> list[Tensor]:
+    """The output for each of several documents, without what belongs to the filling after them.
+
+    Args:
+        output: [1, T, ...] of packed tokens, or one row for each document.
+        lengths: of the documents, in tokens.
+    """
+    if len(output) == 1 and len(lengths) > 1:
+        return [*output[0, : lengths.sum()].split(lengths.tolist())]
+    return [*output[: len(lengths)]]
 
 
 def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import UserError
-from shared.models.self_check import logits_of, same
+from shared.models.self_check import outputs_of, same
 from shared.text.tokenized import Padding, TokenizedText
 
 TRIAL_TOKENS, TRIAL_PADDING = 13, 8  # the trial's row and its padding; an odd number of tokens reveals pooling of pairs
@@ -69,16 +69,17 @@ def padding_for(
     most = min(TRIAL_TOKENS, longest - TRIAL_PADDING)
     kept = np.r_[np.arange(len(row))[: most - 1], len(row) - 1]  # always includes the last token
 
-    def padded(length: int) -> Tensor:
+    def padded(length: int) -> list[Tensor]:
         batch = {"input_ids": np.full(length, tokenizer.pad_token_id), "attention_mask": np.zeros(length, np.int64)}
         batch["input_ids"][: len(kept)], batch["attention_mask"][: len(kept)] = row[kept], 1
         if types is not None:
             batch["token_type_ids"] = np.r_[types[kept], np.zeros(length - len(kept), types.dtype)].astype(np.int64)
-        logits = logits_of(model, {name: torch.from_numpy(ids)[None] for name, ids in batch.items()})
-        return logits[:, : len(kept)] if logits.ndim == 3 else logits
+        return outputs_of(model, {name: torch.from_numpy(ids)[None] for name, ids in batch.items()})
 
     try:
-        if same(padded(len(kept) + TRIAL_PADDING), padded(len(kept))):
+        pairs = zip(padded(len(kept) + TRIAL_PADDING), padded(len(kept)), strict=True)
+        # If there is an output for each token, those of the padding do not matter.
+        if all(same(long if long.shape == short.shape else long[:, : len(kept)], short) for long, short in pairs):
             return usual, ""
     except RuntimeError:  # the model supports only some lengths
         pass

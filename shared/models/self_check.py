@@ -1,10 +1,10 @@
-"""Check on a tiny random batch that a faster replacement in a model leaves logits and gradients unchanged.
+"""Check on a tiny random batch that a faster replacement in a model leaves outputs and gradients unchanged.
 
 The replacements rely on how the modules of transformers work today. The check at each start ensures that a new version
 of transformers cannot cause wrong numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
@@ -29,7 +29,7 @@ def keep_if_equal(
     undo: Callable[[], object],
     make_batch: Callable[[Any], dict[str, Any]],
 ) -> bool:
-    """Replace a part of a model; undo the replacement if logits or gradients change by more than rounding.
+    """Replace a part of a model; undo the replacement if outputs or gradients change by more than rounding.
 
     The model runs in eval mode on the device of its weights. Call this before `prepare`, when the model is not yet
     sharded by FSDP. Gradients are compared only for small parameters: biases, norms and adapters. Every trained layer
@@ -47,12 +47,12 @@ def keep_if_equal(
     """
     try:
         batch = make_batch(model.config)
-        expected, expected_gradient = logits_and_gradient(model, batch)
+        expected, expected_gradient = outputs_and_gradient(model, batch)
         replace()
-        found, gradient = logits_and_gradient(model, batch)
+        found, gradient = outputs_and_gradient(model, batch)
         if same(found, expected) and same(gradient, expected_gradient, GRADIENT_TOLERANCE):
             return True
-        problem = "it changes the logits or gradients by more than rounding"
+        problem = "it changes the outputs or gradients by more than rounding"
     except Exception as error:  # any model, any version of transformers
         problem = f"it cannot be checked ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     undo()
@@ -89,27 +89,45 @@ def image_batch(config: Any) -> dict[str, Any]:
     return {"pixel_values": pixels, "interpolate_pos_encoding": True}
 
 
-def logits_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the logits, and the gradient of their sum of squares for biases, norms and adapters, flattened."""
+def outputs_and_gradient(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the outputs, and the gradient of their sum of squares for biases, norms and adapters, both flattened."""
     parameters = [p for name, p in model.named_parameters() if p.requires_grad and (p.ndim == 1 or ".lora_" in name)]
     device = next(model.parameters()).device
     on_device = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
     with torch.enable_grad(), in_eval_mode(model):
-        logits = model(**on_device).logits
+        outputs = torch.cat([output.flatten() for output in compared(model(**on_device))])
         if not parameters:
-            return logits.detach(), logits.new_zeros(1)
-        parts = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True, materialize_grads=True)
-    return logits.detach(), torch.cat([part.flatten() for part in parts])
+            return outputs.detach(), outputs.new_zeros(1)
+        parts = torch.autograd.grad(outputs.square().sum(), parameters, allow_unused=True, materialize_grads=True)
+    return outputs.detach(), torch.cat([part.flatten() for part in parts])
 
 
-def logits_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the logits of a batch, without dropout and uncompiled; the model keeps its mode.
+def outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
+    """Return the outputs for a batch that are `compared`, without dropout and uncompiled; the model keeps its mode.
 
     Raises:
         UserError: see `requirements.checked`.
     """
     with torch.no_grad(), in_eval_mode(model):
-        return model(**batch).logits
+        return compared(model(**batch))
+
+
+def compared(output: Any) -> list[Tensor]:
+    """The outputs of a model that checks compare: its logits, or all floating point tensors if it names no logits.
+
+    A question-answering head has two, start_logits and end_logits.
+
+    Args:
+        output: a tensor, or a dict, a dataclass, a named tuple or a sequence of tensors and other values.
+    """
+    if isinstance(output, Tensor):
+        return [output]
+    fields = getattr(output, "_asdict", lambda: None)() or (vars(output) if hasattr(output, "__dict__") else {})
+    named = dict(output) if isinstance(output, Mapping) else fields or dict(enumerate(output))
+    found = {
+        str(name): value for name, value in named.items() if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    return [value for name, value in found.items() if name.endswith("logits")] or [*found.values()]
 
 
 @contextmanager

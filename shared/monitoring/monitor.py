@@ -66,9 +66,11 @@ class Monitor:
         self.steps = self.steps_before = 0  # since the last reading; those of them taken before this start
         self.resumed = bool(state)  # and there was no reading yet
         self.most_skipped_in_a_row = 0  # at the last reading
-        self.losses: list[Tensor] = []  # of the micro-batches since the last reading, on the device
+        # The loss and its parts, by the name of the figure: those of the micro-batches since the last reading, on the
+        # device, and the sum over steps whose losses are no longer there.
+        self.losses: dict[str, list[Tensor]] = {}
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
-        self.loss = np.float32(0)  # sum over steps whose losses are no longer in `losses`
+        self.sums = {"loss": np.float32(0)}
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
         self.profiler = Profiler(accelerator, config)
         given = config.peak_tflops and config.peak_tflops * 1e12
@@ -84,13 +86,24 @@ class Monitor:
         if state:
             self._restore(state)
 
-    def add(self, micro_batch: MicroBatch, loss: Tensor) -> None:
-        """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
+    def add(self, micro_batch: MicroBatch, loss: Tensor, parts: Mapping[str, Tensor] | None = None) -> None:
+        """Count a micro-batch that went through the model; its arguments are those of `TrainingRun.count`.
+
+        Raises:
+            UserError: an earlier micro-batch had other parts.
+        """
         self.passes.end(synchronized=micro_batch.last)
         if not self.flops_per_position and self.passes.positions:
             flops = PASSES * self.flop_counter.stop() - self.flop_counter.saved
             self.flops_per_position = flops / self.passes.positions
-        self.losses.append(loss.detach())
+        figures = {"loss": loss, **{f"loss_{name}": part for name, part in (parts or {}).items()}}
+        if self.losses and self.losses.keys() != figures.keys():  # the processes could not add them up
+            raise UserError(
+                f"run.count: a micro-batch has {', '.join(figures)}, an earlier one {', '.join(self.losses)}: give "
+                "each micro-batch the same parts, 0 for one that it lacks"
+            )
+        for name, value in figures.items():
+            self.losses.setdefault(name, []).append(value.detach())
         if micro_batch.counted:
             self.fed.append(micro_batch)
 
@@ -110,16 +123,16 @@ class Monitor:
     def read(self) -> dict[str, float | str]:
         """The figures since the last call, over all processes; call it on all of them.
 
-        Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
-        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), `processes`, and the
-        figures of `costs`. The time of evaluation and checkpoints is only in `evaluation_seconds` and
-        `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
+        Returns `loss` and its parts (means over steps), `samples` (running digest of the ids fed, hexadecimal),
+        `samples_per_second`, `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began),
+        `processes`, and the figures of `costs`. The time of evaluation and checkpoints is only in `evaluation_seconds`
+        and `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
         the number of these steps, `timed_steps`.
         """
         rows = self._gather()
         totals, seconds = self._totals(rows), float(rows["seconds"].mean())
         figures: dict[str, float | str] = {
-            "loss": totals["loss"] / max(self.steps, 1),
+            **{name: totals[name] / max(self.steps, 1) for name in self.sums},
             "samples": totals["digest"],
             "samples_per_second": totals["samples"] / seconds,
             "skipped_updates": totals["skipped"],
@@ -134,7 +147,7 @@ class Monitor:
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
         self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0
-        self.loss, self.most_in_a_row = np.float32(0), 0
+        self.sums, self.most_in_a_row = dict.fromkeys(["loss", *self.losses], np.float32(0)), 0
         self.window_started, self.window_parts = self.read_at, self.stopwatch.read() | {"waited": self.seconds_waited()}
         self.most_skipped_in_a_row = totals["most_in_a_row"]
         return figures
@@ -210,9 +223,10 @@ class Monitor:
         self.total_samples, self.total_tokens = state["total_samples"], state["total_tokens"]
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
         self.most_in_a_row = state["most_in_a_row"]
+        self.sums = {name: np.float32(0) for name in state if name == "loss" or name.startswith("loss_")}
         if self.accelerator.is_main_process:  # these are summed over processes, so one process takes the whole
             self.digest = int(state["digest"], 16)
-            self.loss = np.float32(state["loss"])
+            self.sums = {name: np.float32(state[name]) for name in self.sums}
 
     def _gather(self) -> dict[str, NDArray[np.float64]]:
         """The figures of all processes since the last reading, each [processes]; one host wait, one collective call."""
@@ -226,7 +240,7 @@ class Monitor:
             waited = min(waited, parts["data"])
         peak_memory, reserved_memory = memory(self.accelerator.device)
         mine = {
-            "loss": self.loss,
+            **self.sums,
             "skipped": self.skipped,
             "in_a_row": self.in_a_row,
             "most_in_a_row": self.most_in_a_row,
@@ -254,7 +268,7 @@ class Monitor:
         me = self.accelerator.process_index
         digest = (int(rows["digest_high"].sum()) << 32) + int(rows["digest_low"].sum())
         return {
-            "loss": float(rows["loss"].sum()),
+            **{name: float(rows[name].sum()) for name in self.sums},
             "digest": f"{digest & _MASK:016x}",
             "samples": int(rows["samples"].sum()),
             "tokens": int(rows["tokens"].sum()),
@@ -271,16 +285,19 @@ class Monitor:
 
     def _sum_up(self) -> None:
         """Add up the losses and skips since the last reading: one after the other in float32, in their order."""
-        if not self.losses and not self.skips:
+        if not self.skips and not any(self.losses.values()):
             return
-        figures = torch.stack([figure.float() for figure in self.losses + self.skips]).cpu().numpy()
-        losses, skips = np.split(figures, [len(self.losses)])
-        self.loss = np.cumsum(np.append(self.loss, losses), dtype=np.float32)[-1]  # cumsum does not sum pairwise
+        kinds = [*self.losses.values(), self.skips]
+        figures = torch.stack([figure.float() for kind in kinds for figure in kind]).cpu().numpy()
+        *losses, skips = np.split(figures, np.cumsum([len(kind) for kind in kinds])[:-1])
+        for name, values in zip(self.losses, losses, strict=True):
+            before = self.sums.get(name, np.float32(0))
+            self.sums[name] = np.cumsum(np.append(before, values), dtype=np.float32)[-1]  # it does not sum pairwise
         for skipped in skips.astype(bool).tolist():
             self.skipped += skipped
             self.in_a_row = self.in_a_row + 1 if skipped else 0
             self.most_in_a_row = max(self.most_in_a_row, self.in_a_row)
-        self.losses, self.skips = [], []
+        self.losses, self.skips = {name: [] for name in self.losses}, []
 
     def _count_fed(self) -> None:
         """Count the samples fed and add their ids to the digest: once per reading, not in every step."""

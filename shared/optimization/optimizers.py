@@ -30,7 +30,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
-    """Make the optimizer of --optim. AdamW and SGD are fused: one kernel per step.
+    """Make the optimizer of --optim. AdamW and SGD are fused (SGD without FSDP): one kernel per step.
 
     LARS and Muon come from pytorch_optimizer, which depends on torch and NumPy only. Torch has no LARS, and its Muon
     does not support convolutions; timm has both but depends on torchvision.
@@ -51,7 +51,8 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
         groups = rates_by_layer(model, muon_groups(model, config.weight_decay), config.layer_lr_decay)
         return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
     if config.optim == "sgd":
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
+        sharded = any(hasattr(p, "full_tensor") for p in model.parameters())  # torch 2.13 has no fused SGD under FSDP
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=not sharded)
         sgd.register_step_pre_hook(begin_momentum)
         return sgd
     betas, epsilon = adam(config, beta2=0.999, epsilon=1e-8)
@@ -73,10 +74,10 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
     If the device skips the first step (`step_if_finite`, GradScaler), the kernel leaves the momentum that torch 2.13
     allocated uninitialized, and the next step would use it.
     """
-    if not sgd.state:
-        for group in sgd.param_groups:
-            for parameter in group["params"]:
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    parameters = [parameter for group in sgd.param_groups for parameter in group["params"]]
+    if parameters and parameters[0] not in sgd.state:  # other optimizers of a chain may have a state already
+        for parameter in parameters:
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def muon_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
@@ -150,7 +151,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of all parameter groups, scaled if a group has an `lr_scale` (--layer_lr_decay)."""
+    """Set the learning rate of all parameter groups, multiplied by the `lr_scale` of a group that has one."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("lr_scale", 1.0)
 

@@ -10,7 +10,7 @@ import torch
 
 from shared.compat import of_transformers
 from shared.errors import UserError, listed, say
-from shared.pretrained.hub import require_model
+from shared.pretrained.hub import FLAG, require_model
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
 POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"
@@ -20,16 +20,16 @@ POOLINGS = {  # model_type of the classifiers of transformers with a choice of p
 }
 
 
-def load_pretrained(auto_class: str, name: str, revision: str | None = None, **kwargs: Any) -> Any:
+def load_pretrained(auto_class: str, name: str, revision: str | None = None, flag: str = FLAG, **kwargs: Any) -> Any:
     """`transformers.AUTO_CLASS.from_pretrained(name)`; models in float32, with a new head if the stored one differs.
 
     By default, transformers uses the dtype of the file. Half-precision master weights would lose small updates: mixed
-    precision applies to the forward and backward passes only.
+    precision applies to the forward and backward passes only. `flag` is the one that gives the name, for the errors.
 
     Raises:
-        UserError: the model does not exist, cannot be downloaded, or is not of this kind; names --model_name_or_path.
+        UserError: the model does not exist, cannot be downloaded, or is not of this kind.
     """
-    local_files_only = require_model(name, revision)
+    local_files_only = require_model(name, revision, flag)
     import transformers
 
     if revision is not None:
@@ -41,7 +41,7 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, **k
     except Exception as error:  # the model's files and code are foreign and may raise anything
         given = f"{name} --revision {revision}" if revision else name
         raise UserError(
-            f"--model_name_or_path {given} cannot be loaded by {auto_class} ({reason(error)}): use a model that fits "
+            f"{flag} {given} cannot be loaded by {auto_class} ({reason(error)}): use a model that fits "
             "the recipe, saved with its tokenizer or image processor"
         ) from None
     model = loaded[0] if isinstance(loaded, tuple) else loaded

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 from shared.errors import UserError
 
 CONNECT_SECONDS = 5.0
+FLAG = "--model_name_or_path"
 
 
 def require_hub(flag: str, value: str, instead: str | None = None) -> None:
@@ -29,16 +30,15 @@ def require_upload() -> None:
         raise UserError(f"--push_to_hub: {reason}: {later}")
 
 
-def require_model(name: str, revision: str | None = None) -> bool:
+def require_model(name: str, revision: str | None = None, flag: str = FLAG) -> bool:
     """The value of `local_files_only` with which from_pretrained can load the model `name`.
 
     Local folders and cached models need no network. If the Hub can be reached, missing files of a cached model are
-    downloaded.
+    downloaded. `flag` is the one that gives the name, for the errors.
 
     Raises:
         UserError: the model cannot be loaded.
     """
-    flag = "--model_name_or_path"
     folder = Path(name)
     if folder.is_dir():
         if revision is not None:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError, say
 from shared.pretrained.from_pretrained import load_pretrained
+from shared.pretrained.hub import FLAG
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FLAG = "--model_name_or_path"
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a data set: with more unknown tokens, a warning is printed
 THREADS_OFF = ("", "off", "false", "f", "no", "n", "0")  # values of TOKENIZERS_PARALLELISM, as the library reads it
 SPACE_MARKS = {"▁", "Ġ", "##"}
@@ -20,17 +20,17 @@ OFFSET_POSITIONS = (
 )  # fmt: skip
 
 
-def load_tokenizer(name: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
+def load_tokenizer(name: str, revision: str | None = None, flag: str = FLAG) -> "PreTrainedTokenizerBase":
     """The tokenizer of a pretrained model, with a padding token.
 
     Raises:
         UserError: it cannot be loaded, knows no words, or has no token that can serve for padding.
     """
-    tokenizer = load_pretrained("AutoTokenizer", name, revision)
+    tokenizer = load_pretrained("AutoTokenizer", name, revision, flag)
     if not ordinary_tokens(tokenizer):
         files = ", ".join(sorted({"tokenizer.json", *type(tokenizer).vocab_files_names.values()}))
         raise UserError(
-            f"{FLAG} {name}: its tokenizer knows no words, because its files are missing ({files}): add the files of "
+            f"{flag} {name}: its tokenizer knows no words, because its files are missing ({files}): add the files of "
             "the tokenizer that the model was trained with"
         )
     if tokenizer.pad_token_id is None:

@@ -3,6 +3,7 @@
 import errno
 import gc
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def run(
     config = config_class()
     try:
         require_numbers()
+        require_own_shared(Path(inspect.getfile(main)))
         if exit_reasons.local_processes() > 1:
             exit_reasons.open_file()
         config = parse(config_class)
@@ -75,8 +77,31 @@ def require_numbers() -> None:
             raise UserError(f"{name}={os.environ.pop(name)}: expected a number, as a launcher sets it")
 
 
+def require_own_shared(recipe: Path) -> None:
+    """Check that the imported `shared` is the one that lies nearest to a recipe, if any lies beside or above it.
+
+    A recipe that was copied with its `shared` would otherwise use the one that is installed in the environment.
+
+    Raises:
+        UserError: names both, and the command that uses the right one.
+    """
+    here = Path(__file__).resolve()
+    place = here.relative_to(here.parents[2])
+    nearest = next((folder for folder in recipe.resolve().parents if (folder / place).is_file()), here.parents[2])
+    if nearest != here.parents[2]:
+        raise UserError(
+            f"{recipe} would use {here.parents[1]}, which is installed in this environment, instead of "
+            f"{nearest / 'shared'}: start it with PYTHONPATH={nearest}"
+        )
+
+
 def load_recipe(path: Path) -> ModuleType:
-    """Import a recipe, a script with `Config`, `main` and `load_data`, as a module."""
+    """Import a recipe, a script with `Config`, `main` and `load_data`, as a module.
+
+    Raises:
+        UserError: see `require_own_shared`.
+    """
+    require_own_shared(path)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader

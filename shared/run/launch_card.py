@@ -12,7 +12,8 @@ import torch
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options, shown
 from shared.errors import count_of
-from shared.optimization.optimizers import peak_learning_rate, skips_on_device, warmup_steps
+from shared.optimization.chained import trained_by
+from shared.optimization.optimizers import inner, peak_learning_rate, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
 
@@ -35,7 +36,6 @@ def launch_card(
 
     Call it on every process.
     """
-    trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
     hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
     multi_machine, folder = sum(first for _, first in hosts) > 1, config.output_dir
     if multi_machine:  # `run_folder.open_run` has checked that the flag is right
@@ -50,7 +50,7 @@ def launch_card(
         f"{count_of(plan.total_samples / plan.num_samples, 'epoch')} of {plan.num_samples:,}), seed {plan.seed}",
         "learning rate": f"{peak_learning_rate(config):g} at its peak, {config.lr_scheduler_type}, "
         f"{count_of(warmup_steps(config, plan.total_steps), 'step')} of warm-up",
-        "parameters": f"{trained:,} trained by {config.optim}",
+        "parameters": trained_by(inner(optimizer)),
         **rows,
         "tracker": shown(config.report_to),
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),

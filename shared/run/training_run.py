@@ -33,6 +33,7 @@ from shared.models.sharding import shard
 from shared.models.weight_average import WeightAverage
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
+from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
@@ -125,13 +126,14 @@ class TrainingRun(Generic[Config]):
 
         Args:
             model: on any device.
-            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings.
+            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings. It
+                returns an optimizer, or a list of several, which `prepare` makes one.
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
             UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
-                or see `freeze` and `RunningAverages`.
+                or see `freeze`, `RunningAverages` and `as_one`.
         """
         self.plan, self._loader = loader.plan, loader
         self.plan.keep_cut(self.progress.first_processes)
@@ -150,7 +152,8 @@ class TrainingRun(Generic[Config]):
             model.to(self.accelerator.device)
         check_loss(self.accelerator, model, self.plan, self._compute_loss)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
-        self._model, self._optimizer = prepare(self.accelerator, model, make_optimizer(model, self.config))
+        optimizer = as_one(make_optimizer(model, self.config), model)
+        self._model, self._optimizer = prepare(self.accelerator, model, optimizer)
         return self._model, self._optimizer, list(self._model.parameters())
 
     def start(
@@ -210,9 +213,15 @@ class TrainingRun(Generic[Config]):
                 return
             yield step
 
-    def count(self, micro_batch: MicroBatch, loss: Tensor) -> None:
-        """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
-        self.monitor.add(micro_batch, loss)
+    def count(self, micro_batch: MicroBatch, loss: Tensor, parts: Mapping[str, Tensor] | None = None) -> None:
+        """Count a micro-batch that went through the model.
+
+        Args:
+            micro_batch: with its place in the step.
+            loss: its share of the step's mean, on the device.
+            parts: the same for parts of the loss; each is logged as `loss_NAME`. Every micro-batch has the same names.
+        """
+        self.monitor.add(micro_batch, loss, parts or {})
         self._statistics.add(micro_batch)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:

@@ -111,7 +111,10 @@ def test_an_optimizer_that_reads_found_inf_is_recognized():
     assert of_torch.reads_found_inf(fused), (
         f"{TORCH}: Optimizer._step_supports_amp_scaling is gone; used to skip a step without waiting for a GPU"
     )
-    assert not of_torch.reads_found_inf(torch.optim.RMSprop(parameters))
+    other = torch.optim.RMSprop(parameters)
+    assert not of_torch.reads_found_inf(other)
+    of_torch.declare_found_inf(other, True)
+    assert of_torch.reads_found_inf(other)
 
 
 def test_batch_norms_are_recognized_by_a_common_class(monkeypatch):

@@ -10,12 +10,13 @@ import runs
 import torch
 from families import FAMILIES
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
 from shared.config.options import Options
 from shared.encoders.packed_texts import PackedTexts, holder_of_layers, pack_or_pad_texts, unpack_before_head
 from shared.encoders.packing import use_packed_attention
-from shared.encoders.text_models import adapt_to_device
+from shared.encoders.padding import padding_for
+from shared.encoders.text_models import SMALL_MASK, adapt_to_device
 from shared.models import compiling, first_token
 from shared.models.first_token import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
@@ -194,3 +195,24 @@ def test_the_varlen_kernel_gets_one_query_per_text_in_a_short_last_layer(monkeyp
         expected, found = (each(**inputs_of(batch)).logits for each, batch in zip((whole, model), batches, strict=True))
     assert runs.distance(found, expected) < 1e-5
     assert calls == [(sum(LENGTHS), 40, 40), (len(LENGTHS), 1, 40)]
+
+
+def test_a_head_with_several_outputs_per_token_is_packed_padded_and_checked_without_a_warning(capsys):
+    model = families.tiny(AutoModelForQuestionAnswering, "BERT", 60, pad_token_id=0).eval()
+    assert adapt_to_device(SimpleNamespace(device=CPU, mixed_precision="no"), Options(), model) is model
+    assert model.config._attn_implementation == SMALL_MASK
+    texts = items(model)
+    settings = SimpleNamespace(mixed_precision="no", activation_dtype=None, max_length=48)
+    assert padding_for(model, texts[0][0], SimpleNamespace(pad_token_id=0), settings) == (1, "")
+    padded = model(**without_labels(Padding(0)(texts)))
+    assert unpack_before_head(model)
+    use_packed_attention(model, CPU, "no")
+    packed = model(**without_labels(PackedTexts.for_model(model.config)(texts)))
+    for name in ("start_logits", "end_logits"):
+        for row, length in enumerate(LENGTHS):
+            assert torch.allclose(packed[name][row, :length], padded[name][row, :length], atol=1e-5)
+    assert "warning" not in "".join(capsys.readouterr())
+
+
+def without_labels(batch):
+    return {name: value for name, value in batch.items() if name != "labels"}

@@ -82,7 +82,7 @@ def family(kind, change):
     return (first_token.FAMILIES, kind, (layers, change(forward)))
 
 
-DIFFERS, FAILS = "it changes the logits or gradients by more than rounding", "it cannot be checked (AttributeError: "
+DIFFERS, FAILS = "it changes the outputs or gradients by more than rounding", "it cannot be checked (AttributeError: "
 LAST = "a last layer that computes the first token only"
 MASKS, PRODUCTS = "the attention sdpa_on_device", "the attention products"
 SMALL_MASK = "the attention sdpa_with_small_mask"

@@ -29,6 +29,23 @@ def test_the_loss_is_the_mean_over_the_steps_since_the_last_reading(accelerator)
     assert watch.read()["loss"] == pytest.approx(0.5)
 
 
+def test_parts_of_a_loss_are_means_too_and_survive_a_resume(accelerator):
+    def run(watch, steps):
+        for step in steps:
+            for piece in plan(max_tokens=100).micro_batches(step):
+                share = torch.tensor(len(piece.samples) / piece.step_size)
+                watch.add(piece, share * (step + 2), {"digit": share * 2, "sum": share * step})
+            watch.end_step(WENT_WELL)
+        return watch
+
+    state = run(monitor(accelerator), range(1)).state()
+    figures = run(monitor(accelerator, state=json.loads(json.dumps(state))), range(1, 3)).read()
+    assert [figures[name] for name in ("loss", "loss_digit", "loss_sum")] == pytest.approx([3, 2, 1])
+    watch = run(monitor(accelerator), range(1))
+    with pytest.raises(UserError, match="a micro-batch has loss, an earlier one loss, loss_digit, loss_sum"):
+        run_step(watch, plan().micro_batches(1))
+
+
 def test_samples_tokens_and_waiting_are_reported_per_second_since_the_last_reading(accelerator, clock):
     waited = [1.0]
     watch = monitor(accelerator, waited=lambda: waited[0])

@@ -1,0 +1,148 @@
+"""Classify texts with a head of one's own on a pretrained encoder, which may also learn from a frozen teacher."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shared.config.text_options import TextOptions
+from shared.datasets.labels import Labels, load_labeled
+from shared.encoders.padding import pad_rows
+from shared.encoders.text_models import adapt_to_device
+from shared.monitoring import evaluation
+from shared.optimization import gradients
+from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
+from shared.plan.batches import MicroBatch, Plan
+from shared.plan.loading import Loader, feed
+from shared.plan.seeding import seed_dropout
+from shared.pretrained.from_pretrained import load_pretrained
+from shared.pretrained.frozen import FrozenModel
+from shared.pretrained.tokenizers import load_tokenizer
+from shared.run.command import run as run_command
+from shared.run.training_run import TrainingRun
+from shared.text.tokenized import TokenizedText, check_max_length, tokenize_tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TextOptions):
+    """Text classification with a head of one's own."""
+
+    model_name_or_path: str | None = "bert-base-uncased"
+    """Pretrained encoder on the Hub or in a local folder."""
+    teacher_name_or_path: str | None = None
+    """A classifier with the same tokenizer and labels, whose probabilities the model also learns. None: no teacher."""
+    text_column_names: tuple[str, ...] = ("text",)
+    """Column of the texts."""
+    label_column_name: tuple[str, ...] = ("label",)
+    """Column of the labels."""
+    learning_rate: float | None = 5e-5
+    """Peak learning rate of the encoder; that of the head is ten times as large."""
+
+    label_delimiter: ClassVar = None  # each text has one label
+    problem_type: ClassVar = "single_label_classification"
+
+
+class Classifier(nn.Module):
+    """An encoder, and a linear layer on the maximum of the hidden states of each text."""
+
+    def __init__(self, encoder: nn.Module, width: int, labels: int) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(width, labels)
+
+    def forward(self, attention_mask: Tensor, **batch: Tensor) -> Tensor:
+        """Logits [texts, labels]."""
+        hidden = self.encoder(attention_mask=attention_mask, **batch).last_hidden_state
+        return self.head(hidden.masked_fill(attention_mask[..., None] == 0, -torch.inf).amax(1))
+
+
+def main(config: Config) -> dict[str, float]:
+    with TrainingRun(config, load_data) as run:
+        accelerator, config = run.accelerator, run.config
+        if run.finished:
+            return run.results
+        train, validation, labels, tokenizer = load_data(config)
+        run.check_data(train, validation)
+        best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy",)))
+        torch.manual_seed(config.seed)
+        encoder = load_pretrained("AutoModel", config.model_name_or_path)
+        check_max_length(config.max_length, encoder.config)
+        encoder = adapt_to_device(accelerator, config, encoder)  # fast attention, checked on its hidden states
+        model: Any = Classifier(encoder, encoder.config.hidden_size, labels.num_labels)
+        teacher = load_teacher(accelerator, config)
+        collate, _ = pad_rows(model, train, validation, tokenizer, config)
+        plan = Plan.of_run(config, accelerator, lengths=train.lengths, padded=collate.padded_lengths)
+        loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
+        schedule = make_schedule(config, plan.total_steps)
+        parts: dict[str, Tensor] = {}  # of the loss of the last micro-batch
+
+        def losses_of(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            targets = batch.pop("labels")
+            logits = model(**batch)
+            return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
+
+        def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
+            targets = batch.pop("labels")
+            logits = model(**batch)
+            parts["labels"] = F.cross_entropy(logits, targets, reduction="sum") / micro_batch.normalizer
+            if teacher:
+                wanted = teacher(**batch).logits.float().softmax(1)
+                parts["teacher"] = F.cross_entropy(logits, wanted, reduction="sum") / micro_batch.normalizer
+            return torch.stack([*parts.values()]).sum()
+
+        def evaluate() -> dict[str, float]:
+            rows = plan.evaluation(validation.lengths, collate.padded_lengths)
+            batches = feed(rows, validation, collate, accelerator.device)
+            if (found := evaluation.collect(accelerator, model, batches, losses_of, (len(validation),))) is None:
+                return {}
+            correct = found[0] == validation.targets
+            return {"eval_loss": float(found[1].mean()), "eval_accuracy": float(correct.mean())}
+
+        model, optimizer, parameters = run.prepare(model, make_optimizers, loader, compute_loss)
+        run.start(evaluate, best_by, lengths=train.lengths, card={"data": f"{len(train)} texts to train on, {labels}"})
+        for step in run.steps():
+            set_learning_rate(optimizer, schedule(step))
+            for micro_batch, batch in loader.micro_batches(step):
+                seed_dropout(accelerator.device, config.seed, step, micro_batch.index)
+                with nullcontext() if micro_batch.last else accelerator.no_sync(model):
+                    loss = compute_loss(micro_batch, batch)
+                    gradients.backward(accelerator, loss)
+                run.count(micro_batch, loss, parts)
+            grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
+            skipped = step_if_finite(accelerator, optimizer, grad_norm)
+            gradients.set_to_none(parameters)
+            run.end_step(skipped, grad_norm, schedule(step))
+            run.evaluate_if_due()
+            run.save_if_due()
+        return run.finish(model, tokenizer)
+
+
+def make_optimizers(model: Any, config: Config) -> list[torch.optim.Optimizer]:
+    """AdamW for the encoder, whose unused pooler is frozen, and SGD for the head, with another learning rate."""
+    encoder = [p for p in model.encoder.parameters() if p.requires_grad]
+    head = {"params": [*model.head.parameters()], "lr_scale": 10.0}
+    return [torch.optim.AdamW(encoder, lr=1e-5, fused=True), torch.optim.SGD([head], lr=1e-5, momentum=0.9)]
+
+
+def load_teacher(accelerator: Any, config: Config) -> FrozenModel | None:
+    """The frozen teacher of --teacher_name_or_path."""
+    if (name := config.teacher_name_or_path) is None:
+        return None
+    model = load_pretrained("AutoModelForSequenceClassification", name, flag="--teacher_name_or_path")
+    return FrozenModel(accelerator, model)
+
+
+def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
+    """Training and validation texts with the ids of their labels, the labels, and the tokenizer."""
+    *tables, labels = load_labeled(config)
+    assert config.model_name_or_path
+    tokenizer = load_tokenizer(config.model_name_or_path)
+    texts = tokenize_tables(tables, config.text_column_names, tokenizer, config.max_length)
+    train, validation = (text.with_targets(labels.encode(table)) for text, table in zip(texts, tables, strict=True))
+    return train, validation, labels, tokenizer
+
+
+if __name__ == "__main__":
+    run_command(main, Config)

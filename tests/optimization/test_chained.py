@@ -1,0 +1,123 @@
+"""Several optimizers act as one: steps, skipped updates, checkpoints, also of a sharded model."""
+
+import copy
+import os
+
+import pytest
+import runs
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from shared.checkpoints import sharded
+from shared.compat import of_accelerate
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.models.sharding import shard
+from shared.optimization import gradients
+from shared.optimization.chained import as_one, trained_by
+from shared.optimization.optimizers import make_optimizer, set_learning_rate, step_if_finite
+
+RATE = 0.1
+
+
+def model_of_two_parts():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+
+
+def two_optimizers(model):
+    sgd = make_optimizer(model[0], Options(optim="sgd", learning_rate=RATE))
+    return torch.optim.AdamW([{"params": [*model[1].parameters()], "lr_scale": 0.5}], lr=RATE, fused=True), sgd
+
+
+def backward(model, step):
+    model(torch.randn(8, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+
+
+def steps(model, optimizer, numbers):
+    for step in numbers:
+        set_learning_rate(optimizer, RATE / (1 + step))
+        backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dict():
+    one, other = model_of_two_parts(), model_of_two_parts()
+    chained = as_one(two_optimizers(one), one)
+    steps(one, chained, range(4))
+    optimizers = two_optimizers(other)
+    for step in range(4):
+        backward(other, step)
+        for optimizer in optimizers:
+            set_learning_rate(optimizer, RATE / (1 + step))
+            optimizer.step()
+        other.zero_grad()
+    assert torch.equal(as_vector(one), as_vector(other))
+
+    resumed = copy.deepcopy(one)
+    again = as_one(two_optimizers(resumed), resumed)
+    again.load_state_dict(copy.deepcopy(chained.state_dict()))
+    for model, optimizer in ((one, chained), (resumed, again)):
+        steps(model, optimizer, range(4, 6))
+    assert torch.equal(as_vector(one), as_vector(resumed))
+
+
+def as_vector(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_a_step_with_gradients_that_are_not_finite_is_skipped_by_all():
+    model, accelerator = model_of_two_parts(), Accelerator(cpu=True)
+    optimizer = accelerator.prepare_optimizer(as_one(two_optimizers(model), model))
+    before = as_vector(model)
+    backward(model, 0)
+    model[0].bias.grad[0] = torch.inf
+    grad_norm = gradients.clip(accelerator, [*model.parameters()], 1.0)
+    assert float(step_if_finite(accelerator, optimizer, grad_norm)) == 1
+    assert torch.equal(as_vector(model), before)
+    optimizer.optimizer.found_inf = torch.tensor(1.0)  # on a GPU the kernels read it
+    optimizer.optimizer.step()
+    assert [float(each.found_inf) for each in optimizer.optimizer.optimizers] == [1, 1]
+    assert torch.equal(as_vector(model), before)
+
+
+def test_the_card_counts_the_parameters_of_each_optimizer():
+    model = model_of_two_parts()
+    assert trained_by(as_one(two_optimizers(model), model)) == "18 trained by adamw, 25 by sgd"
+    assert trained_by(torch.optim.SGD(model.parameters())) == "43 trained by sgd"
+
+
+def test_a_parameter_that_no_optimizer_has_is_refused():
+    model = model_of_two_parts()
+    with pytest.raises(UserError, match=r"no optimizer has 1\.weight, 1\.bias"):
+        as_one([two_optimizers(model)[1]], model)
+    model[1].requires_grad_(False)
+    as_one([two_optimizers(model)[1]], model)
+
+
+def resume_sharded(accelerator, folder):
+    os.environ["FSDP_VERSION"] = "2"
+    of_accelerate.use_fsdp_on_cpu(accelerator)
+    models = [model_of_two_parts() for _ in range(2)]
+    for model in models:
+        shard(accelerator, model)
+    optimizers = [as_one(two_optimizers(model), model) for model in models]
+    steps(models[0], optimizers[0], range(2))
+    (folder / "saved").mkdir(exist_ok=True)
+    sharded.save(folder / "saved", models[:1], optimizers[:1])
+    torch.distributed.barrier()
+    sharded.load(folder / "saved", models[1:], optimizers[1:])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        steps(model, optimizer, range(2, 4))
+    return [[p.full_tensor().tolist() for p in model.parameters()] for model in models]
+
+
+def test_a_sharded_model_resumes_with_several_optimizers(tmp_path):
+    alone = model_of_two_parts()
+    steps(alone, as_one(two_optimizers(alone), alone), range(4))
+    for uninterrupted, resumed in runs.in_group(resume_sharded, 2, tmp_path):
+        assert uninterrupted == resumed
+        for found, expected in zip(uninterrupted, alone.parameters(), strict=True):
+            assert torch.allclose(torch.tensor(found), expected, atol=1e-5)

@@ -1,6 +1,7 @@
 """Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss and misnamed scores."""
 
 import shutil
+import sys
 
 import pytest
 import runs
@@ -37,6 +38,7 @@ def train(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or Python runs the old recipe if the new one has its size
 
     def call(changes, *flags):
         recipe = runs.load(write(tmp_path, *changes))

@@ -45,8 +45,8 @@ def bare(job: SimpleNamespace, round_: int) -> None:
     """Train with plain PyTorch on the plan's micro-batches."""
     from recipes import nlp
     from shared.config import options
-    from shared.models.first_token import shorten_last_layer
     from shared.plan.batches import Plan
+    from shared.speed.first_token import shorten_last_layer
 
     config = options.parse(nlp.Config, job.flags)
     train, _, _, _ = contestants.read_data(job)

@@ -24,7 +24,7 @@ from benchmarks.harness import encoder_and_texts, rounds
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
 from shared.encoders.packing import Packing, use_packed_attention
 from shared.launch.starting import keep_freed_memory
-from shared.models.first_token import is_short
+from shared.models.layers import is_short
 
 LENGTHS = np.arange(128, 96, -2)  # tokens of the documents, from the longest to the shortest, as the plan sorts them
 SIZES: dict[str, Any] = {"vocab_size": 8192, **encoder_and_texts.SIZES}

@@ -26,6 +26,7 @@ from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_parts
+from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -103,6 +104,7 @@ def main(config: Config) -> dict[str, float]:
         ranking = RankingLoss(config.temperature, config.symmetric, dims)
         cache = GradientCache(accelerator, plan, ranking, embed, config.kept_micro_batches)
         width, compute_loss = model.config.hidden_size, cache.loss
+        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation samples{rows}"

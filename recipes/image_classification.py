@@ -21,13 +21,13 @@ from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.options import Limits, ScheduleType
+from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.images.images import Images, collate, load_images, worst_predictions
-from shared.models.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
+from shared.losses.losses import shape_of_run
+from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
-from shared.optimization.losses import shape_of_run
-from shared.optimization.mixed_targets import mixed_cross_entropy
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed

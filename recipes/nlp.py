@@ -20,14 +20,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.datasets.labels import Labels, load_labeled
+from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
+from shared.losses.losses import LossOptions, shape_of_run
+from shared.losses.regression import Scale
 from shared.monitoring import evaluation
 from shared.optimization import gradients
-from shared.optimization.losses import LossOptions, shape_of_run
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
-from shared.optimization.regression import Scale
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
@@ -94,6 +95,7 @@ def main(config: Config) -> dict[str, float]:
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
+        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"

@@ -1,4 +1,4 @@
-"""Write files and folders to disk before continuing, and give them the usual permissions."""
+"""Write files and folders to disk before continuing, give them the usual permissions, and tell URLs from paths."""
 
 import os
 from pathlib import Path
@@ -24,3 +24,8 @@ def usual_permissions(folder: Path) -> None:
     probe.unlink()
     for path in (folder, *folder.rglob("*")):
         path.chmod(of_files | (of_files & 0o444) >> 2 if path.is_dir() else of_files)
+
+
+def is_url(name: str) -> bool:
+    """Whether a setting names a URL, such as s3://bucket/folder, and no path of this machine."""
+    return "://" in name

@@ -22,8 +22,8 @@ from shared.config.options import Options
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import use_packed_attention
-from shared.models.activations import use_activation_dtype
-from shared.models.compiling import repeated_layers
+from shared.models.layers import repeated_layers
+from shared.speed.activations import use_activation_dtype
 
 MASKED = 0.15
 WARMUP, TIMED = 4, 12  # passes

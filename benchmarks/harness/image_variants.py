@@ -9,8 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shared.augmentation.augmentation import Augmentation, Targets, per_channel
 from shared.augmentation.resampling import crop_and_resize
-from shared.models import image_models
-from shared.optimization.mixed_targets import mixed_cross_entropy
+from shared.images import image_models
+from shared.losses.mixed_targets import mixed_cross_entropy
 
 BACKEND = "inductor"  # a test replaces it
 

@@ -237,9 +237,9 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
 def random_images(config: Any) -> tuple[Any, Any, Any]:
     """Decoded images of random bytes in a thousand classes: what `load_data` of the image recipe returns."""
     from shared.augmentation.augmentation import Augmentation
+    from shared.images.image_models import load_geometry
     from shared.images.images import prepare
     from shared.images.sources import Source
-    from shared.models.image_models import load_geometry
 
     rng, count, side = np.random.default_rng(0), config.global_batch_size + 8, config.decode_size
     pixels = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)

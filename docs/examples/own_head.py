@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from shared.config.text_options import TextOptions
 from shared.datasets.labels import Labels, load_labeled
+from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -100,6 +101,7 @@ def main(config: Config) -> dict[str, float]:
             correct = found[0] == validation.targets
             return {"eval_loss": float(found[1].mean()), "eval_accuracy": float(correct.mean())}
 
+        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizers, loader, compute_loss)
         run.start(evaluate, best_by, lengths=train.lengths, card={"data": f"{len(train)} texts to train on, {labels}"})
         for step in run.steps():

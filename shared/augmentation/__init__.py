@@ -1,4 +1,1 @@
-"""Cropping, resizing, augmentation and normalization of image batches on the device.
-
-May import: images and below.
-"""
+"""Cropping, resizing, augmentation and normalization of image batches on the device."""

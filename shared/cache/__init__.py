@@ -1,4 +1,1 @@
-"""The cache of prepared data: folders that are complete or absent, made once per machine, by one process or by all.
-
-May import: processes and below.
-"""
+"""The cache of prepared data: folders that are complete or absent, made once per machine, by one process or by all."""

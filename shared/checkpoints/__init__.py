@@ -1,4 +1,1 @@
-"""Saving and resuming: a checkpoint is complete or absent.
-
-May import: optimization and below.
-"""
+"""Saving and resuming: a checkpoint is complete or absent."""

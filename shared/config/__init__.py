@@ -1,4 +1,1 @@
-"""The settings of recipes, and the flags and YAML files that set them.
-
-May import: no other room.
-"""
+"""The settings of recipes, and the flags and YAML files that set them."""

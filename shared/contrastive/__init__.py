@@ -1,4 +1,1 @@
-"""Sentence embeddings: tuples of texts, pooling, the ranking loss and its cached gradients, retrieval scores.
-
-May import: monitoring and below.
-"""
+"""Sentence embeddings: tuples of texts, pooling, the ranking loss and its cached gradients, retrieval scores."""

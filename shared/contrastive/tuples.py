@@ -20,8 +20,8 @@ from shared.encoders.packed_texts import PackedTexts
 from shared.encoders.packing import packing_is_exact, use_packed_attention
 from shared.encoders.padding import pad_rows
 from shared.errors import UserError
-from shared.models.self_check import text_batch
 from shared.plan.hashing import hash64
+from shared.speed.self_check import text_batch
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"

@@ -1,4 +1,1 @@
-"""Rows and their labels, read from files, saved data sets, the Hub or the demo texts.
-
-May import: plan, pretrained and below.
-"""
+"""Rows and their labels, read from files, saved data sets, the Hub or the demo texts."""

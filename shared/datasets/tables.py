@@ -16,9 +16,9 @@ from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
 from shared.errors import UserError, say
+from shared.launch.hub import require_hub
 from shared.plan.hashing import hash64
 from shared.plan.splits import chosen_by_hash, hash_limit, share_of_each
-from shared.pretrained.hub import require_hub
 
 TRAIN_SPLITS = ("train", "training")
 TEST_SPLITS = ("test", "testing")

@@ -1,4 +1,1 @@
-"""The computation of text encoders: adapters, attention, packed documents, padding and the masked head.
-
-May import: models and below.
-"""
+"""The computation of text encoders: adapters, attention, packed documents, padding and the masked head."""

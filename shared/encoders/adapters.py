@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from shared.config.options import Options
 from shared.config.text_options import TextOptions
 from shared.errors import UserError, listed, say
+from shared.models.layers import backbone
 from shared.plan.hashing import hash64
-from shared.pretrained.from_pretrained import backbone
 
 ADAPTER = "default"  # PEFT's own name for an adapter; its files do not contain it
 DRAW = 3  # the last word of the hash that seeds A; shared/plan/seeding.py uses 1 and 2
@@ -83,6 +83,8 @@ def add_adapters(accelerator: Any, config: Options, model: nn.Module) -> None:
         model.get_submodule(name).requires_grad_(True)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
+    made: Any = model
+    made.merge_adapters = lambda model: merge_adapters(model, config)  # the export calls it
     where = f"adapters of {len(layers)} layers" + (f" and the head ({listed(head)})" if head else "")
     say(f"--lora_rank {rank}: {trained:,} of {total:,} weights are trained: {where}")
 
@@ -200,5 +202,5 @@ def merge_adapters(model: Any, config: Options) -> Adapter | None:
     for name, layer in layers:
         layer.merge()
         model.set_submodule(name, layer.get_base_layer())
-    del model.peft_config
+    del model.peft_config, model.merge_adapters
     return Adapter(settings, weights)

@@ -33,9 +33,9 @@ from shared.encoders.packing import (
     why_not_varlen,
 )
 from shared.errors import UserError
-from shared.models.self_check import TOLERANCE
 from shared.plan.loading import Loader
 from shared.processes.collectives import gather, on_main_process
+from shared.speed.self_check import TOLERANCE
 
 Config = TypeVar("Config", bound=Options)
 AUTO = ("auto",)
@@ -48,18 +48,19 @@ Window = int | None  # of a local layer; None in a global one
 Outcome = float | str  # the seconds of a kernel, or why it cannot be used
 
 
-def use_attention_of_run(accelerator: Any, config: Config, model: Any, loader: Loader) -> tuple[Config, dict[str, str]]:
-    """Make `model` use the kernels of `config.attention`. Call it on every process, before `prepare`.
+def use_attention_of_run(run: Any, model: Any, loader: Loader) -> None:
+    """Make `model` use the kernels of --attention. Call it on every process, before `run.prepare`.
 
-    Returns:
-        The config, with the kernels that were chosen instead of `auto`; and the row of the launch card.
+    The settings of the `TrainingRun` then name the kernels that were chosen instead of `auto`, and its launch card has
+    a row about them. Without --attention nothing changes.
 
     Raises:
         UserError: a kernel does not work with this model or on this machine, or changes the result; or the model is
             not packed.
     """
-    settings: Any = config  # the field is one of text recipes
-    names: tuple[str, ...] = settings.attention
+    accelerator, config = run.accelerator, run.config
+    if (names := config.attention) is None:
+        return
     layers = layers_by_window(model)
     check(names, config, model, layers, loader.plan.packed)
     device, precision = accelerator.device, config.activation_dtype or accelerator.mixed_precision
@@ -80,14 +81,14 @@ def use_attention_of_run(accelerator: Any, config: Config, model: Any, loader: L
     if names == AUTO:
         names = fastest(found, layers, usual)
         row = "".join(f"; {layer_name(window)}: {shown_times(found[window])}" for window in layers)
-        config = dataclasses.replace(settings, attention=names)
+        run.config = dataclasses.replace(config, attention=names)
     for window in layers:
         if isinstance(problem := found[window][name := kernel(names, window)], str):
             raise UserError(
                 f"--attention {name} cannot be used ({problem}): begin a run with auto, or without the flag"
             )
     set_attention(model, names)
-    return config, {"attention": " in global layers, ".join(names) + " in local ones" * (len(names) - 1) + row}
+    run.card["attention"] = " in global layers, ".join(names) + " in local ones" * (len(names) - 1) + row
 
 
 def layers_by_window(model: Any) -> dict[Window, int]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from shared.compat import of_torch
 from shared.errors import UserError
-from shared.models.self_check import GRADIENT_TOLERANCE, in_eval_mode, same, text_batch
+from shared.speed.self_check import GRADIENT_TOLERANCE, in_eval_mode, same, text_batch
 
 LOGITS_OF_CHUNK = {"cpu": 1 << 23, "gpu": 1 << 26}  # 32 and 256 MiB in float32; a GPU needs large products
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
 from shared.encoders.packing import PADDED, Packing, use_packed_attention
-from shared.models import first_token
-from shared.models.first_token import MASKED, MASKED_ENDS, SHORT, attend, kept_tokens
-from shared.models.self_check import keep_if_equal, text_batch
+from shared.models.layers import SHORT
+from shared.speed import first_token
+from shared.speed.first_token import MASKED, MASKED_ENDS, attend, kept_tokens
+from shared.speed.self_check import keep_if_equal, text_batch
 
 SPARSE = "head_is_sparse"
 
@@ -161,7 +162,7 @@ def rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 ALIKE = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
-FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # as in shared/models/first_token.py
+FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # as in shared/speed/first_token.py
     **{family: first_token.FAMILIES[family] for family in ALIKE},
     "modernbert": ("layers", modernbert_layer),
 }

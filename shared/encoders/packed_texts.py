@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from shared.compat import of_torch, of_transformers
 from shared.encoders.packing import Packing, pack, packing_is_exact, padded_slots, refuse_fixed_shapes
 from shared.encoders.padding import pad_rows
-from shared.models.first_token import FILLED
-from shared.models.self_check import text_batch
 from shared.plan.fixed_shapes import FixedShapes
+from shared.speed.first_token import FILLED
+from shared.speed.self_check import text_batch
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, joined
 
 
@@ -114,7 +114,7 @@ def holder_of_layers(model: Any) -> nn.Module | None:
 def into_rows(hidden: Tensor, ends: Tensor, longest: int) -> Tensor:
     """Hidden states of packed texts [1, T, width] in rows with zeros after each text: [texts, longest, width].
 
-    A last layer that computes first tokens only (shared/models/first_token.py) gives [1, texts, width]; the result is
+    A last layer that computes first tokens only (shared/speed/first_token.py) gives [1, texts, width]; the result is
     then [texts, 1, width]. `ends` [texts + 1] are the boundaries of the texts.
     """
     texts, (_, total, width) = len(ends) - 1, hidden.shape

@@ -22,10 +22,11 @@ from shared.compat import of_transformers
 from shared.encoders.attention import attend
 from shared.encoders.padding import TRIAL_TOKENS, padding_for
 from shared.errors import UserError
-from shared.models.first_token import MASKED, MASKED_ENDS, MOST_MASKED, is_short
-from shared.models.self_check import outputs_of, same
+from shared.models.layers import is_short
 from shared.plan.fixed_shapes import FixedShapes
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
+from shared.speed.first_token import MASKED, MASKED_ENDS, MOST_MASKED
+from shared.speed.self_check import outputs_of, same
 from shared.text.tokenized import Padding
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
@@ -272,7 +273,7 @@ def varlen_attention(
     """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
     The query may have fewer tokens than key and value, but only without a window: one of each document
-    (shared/models/first_token.py), or some or none (shared/encoders/masked_head.py).
+    (shared/speed/first_token.py), or some or none (shared/encoders/masked_head.py).
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -306,7 +307,7 @@ def padded_attention(
     """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
     A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention. The query
-    may have fewer tokens than key and value: one of each document (shared/models/first_token.py, without a window), or
+    may have fewer tokens than key and value: one of each document (shared/speed/first_token.py, without a window), or
     those at `masked` [n], of which a document may have none (shared/encoders/masked_head.py).
     """
     key, value = repeat_kv_heads(query, key, value)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import UserError
-from shared.models.self_check import outputs_of, same
+from shared.speed.self_check import outputs_of, same
 from shared.text.tokenized import Padding, TokenizedText
 
 TRIAL_TOKENS, TRIAL_PADDING = 13, 8  # the trial's row and its padding; an odd number of tokens reveals pooling of pairs

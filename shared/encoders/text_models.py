@@ -10,11 +10,11 @@ from shared.config.options import Options
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
 from shared.encoders.masked_head import compute_only_masked
-from shared.models.activations import use_activation_dtype
-from shared.models.compiling import compile_layers
-from shared.models.first_token import shorten_last_layer
 from shared.models.requirements import check_names
-from shared.models.self_check import keep_if_equal, text_batch
+from shared.speed.activations import use_activation_dtype
+from shared.speed.compiling import compile_layers
+from shared.speed.first_token import shorten_last_layer
+from shared.speed.self_check import keep_if_equal, text_batch
 
 ATTENTION, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"
 
@@ -109,7 +109,7 @@ def products_or_sdpa(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [batch, heads, length, width] -> [batch, length, heads, width]."""
-    same = key.shape == query.shape or query.shape[2] == 1  # one query: see shared/models/first_token.py
+    same = key.shape == query.shape or query.shape[2] == 1  # one query: see shared/speed/first_token.py
     if getattr(module, "is_causal", True) or not same:  # a decoder: causal or cross attention
         return of_transformers.attention_function("sdpa")(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more

@@ -1,4 +1,1 @@
-"""Images on disk: folders of classes, image columns of tables, decoding, the cache of decoded pixels.
-
-May import: datasets and below.
-"""
+"""Images: folders of classes, image columns of tables, decoding, the cache of decoded pixels, and image classifiers."""

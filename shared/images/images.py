@@ -15,9 +15,9 @@ from shared.errors import UserError, say
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.geometry import Geometry
-from shared.images.pictures import Picture
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
+from shared.monitoring.pictures import Picture
 
 MOST_CLASSES = 1000  # in a summary
 

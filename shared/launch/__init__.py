@@ -1,4 +1,1 @@
-"""The start of a run: checks of the launch, the rendezvous of its processes, and the Accelerator.
-
-May import: processes and below.
-"""
+"""The start of a run: checks of the launch, the rendezvous of its processes, and the Accelerator."""

@@ -1,4 +1,1 @@
-"""New and pretrained models, adapted to the task and the device.
-
-May import: augmentation, text and below.
-"""
+"""What a run does with any model: its layers, batch norm, averaged weights, sharding, requirements."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from shared.compat import of_accelerate
-from shared.models.compiling import repeated_layers
+from shared.models.layers import repeated_layers
 from shared.processes import barrier
 
 

@@ -1,4 +1,1 @@
-"""Figures of a run: losses, rates, time, evaluation and its metrics, curves, trackers.
-
-May import: checkpoints and below.
-"""
+"""Figures of a run: losses, rates, time, evaluation and its metrics, curves, trackers."""

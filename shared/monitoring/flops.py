@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.models.compiling import compiled
-from shared.models.first_token import is_short
+from shared.models.layers import compiled, is_short
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed

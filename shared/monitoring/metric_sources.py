@@ -77,7 +77,7 @@ def find_source(kind: str, metric_name: str, trust_remote_code: bool) -> str:
             "code that will run on this machine: add --trust_remote_code to allow it"
         )
     if (cached := cached_hub_script(metric_name)) is None:
-        from shared.pretrained.hub import require_hub
+        from shared.launch.hub import require_hub
 
         require_hub("--metric_name", metric_name)
     return cached or metric_name

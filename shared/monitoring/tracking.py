@@ -21,10 +21,10 @@ from shared.checkpoints.progress import Progress
 from shared.compat import of_accelerate
 from shared.config.options import Options, plain
 from shared.errors import UserError
-from shared.images.pictures import Picture
+from shared.launch.hub import unreachable
 from shared.monitoring.curves import draw_curves
+from shared.monitoring.pictures import Picture
 from shared.monitoring.time_report import breakdown
-from shared.pretrained.hub import unreachable
 from shared.processes.collectives import on_main_process
 
 Value = float | int | str

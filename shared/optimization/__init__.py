@@ -1,4 +1,1 @@
-"""Losses, gradients, optimizers and learning-rate schedules.
-
-May import: models and below.
-"""
+"""Gradients, optimizers and learning-rate schedules."""

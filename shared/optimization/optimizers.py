@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from shared.compat import of_torch
 from shared.config.options import Options, base_learning_rate
 from shared.errors import UserError
+from shared.models.layers import backbone
 from shared.optimization import gradients
 from shared.optimization.trainable import rates_by_layer
-from shared.pretrained.from_pretrained import backbone
 
 Schedule = Callable[[int], float]
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from shared.errors import UserError, listed, say
-from shared.models.compiling import repeated_layers
+from shared.models.layers import repeated_layers
 
 
 def freeze(model: nn.Module, patterns: Sequence[str] | None) -> None:

@@ -1,4 +1,1 @@
-"""Which samples each process sees in which micro-batch of which step, and how they are loaded.
-
-May import: processes and below.
-"""
+"""Which samples each process sees in which micro-batch of which step, and how they are loaded."""

@@ -1,4 +1,1 @@
-"""Predictions of a trained model for a file: what each kind of model predicts, parts that survive a kill, output files.
-
-May import: contrastive and below.
-"""
+"""Predictions of a trained model for a file: what each kind of model predicts, parts that survive a kill, output files."""

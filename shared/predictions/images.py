@@ -14,10 +14,10 @@ from shared.datasets.labels import Labels
 from shared.datasets.rows import ROW_COLUMN
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, count_of, listed
+from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import Images, collate, prepare
 from shared.images.paths import EXTENSIONS, Paths, images_below
 from shared.images.sources import Source, checked, folder_of, limited, load_sources, of_table
-from shared.models.image_models import adapt_to_device, load_geometry
 from shared.plan.batches import evaluation_batches
 from shared.predictions.labels import Task, scorer, targets_of
 from shared.predictions.prediction import Prediction, load_trained

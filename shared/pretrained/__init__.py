@@ -1,4 +1,1 @@
-"""Pretrained models and tokenizers from the Hub or a local folder.
-
-May import: config.
-"""
+"""Pretrained models and tokenizers from the Hub or a local folder."""

@@ -10,7 +10,7 @@ import torch
 
 from shared.compat import of_transformers
 from shared.errors import UserError, listed, say
-from shared.pretrained.hub import FLAG, require_model
+from shared.launch.hub import FLAG, require_model
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
 POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"
@@ -180,14 +180,6 @@ def reason(error: Exception) -> str:
     if "instantiate the backend tokenizer" in text:
         return "it has no readable tokenizer"
     return text[:300] or type(error).__name__
-
-
-def backbone(model: Any) -> torch.nn.Module:
-    """The model without its head: the base model, or its largest child if transformers names no base model."""
-    if model.base_model is not model:
-        return model.base_model
-    parts = [part for part in model.children() if not isinstance(part, torch.nn.Linear)]  # for CLIP and SigLIP
-    return max(parts, key=lambda part: sum(p.numel() for p in part.parameters()))
 
 
 def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True) -> None:

@@ -4,8 +4,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError, say
+from shared.launch.hub import FLAG
 from shared.pretrained.from_pretrained import load_pretrained
-from shared.pretrained.hub import FLAG
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

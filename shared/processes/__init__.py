@@ -1,4 +1,1 @@
-"""Communication between the processes of a run: collectives, waiting, signals, locks, exit codes and exit reasons.
-
-May import: config.
-"""
+"""Communication between the processes of a run: collectives, waiting, signals, locks, exit codes and exit reasons."""

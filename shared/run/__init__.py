@@ -1,4 +1,1 @@
-"""A run from its start to its exported model.
-
-May import: every other room.
-"""
+"""A run from its start to its exported model."""

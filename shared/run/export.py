@@ -18,7 +18,6 @@ from shared.checkpoints.layout import distinct
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.disk import usual_permissions
-from shared.encoders.adapters import merge_adapters
 from shared.errors import UserError, count_of
 from shared.processes.collectives import on_main_process
 
@@ -33,8 +32,8 @@ def export(
     The card contains `note` as a paragraph. A model without `save_pretrained` (any `nn.Module`) is written without a
     config, and its card explains how to load it.
 
-    Adapters (--lora_rank) are merged into the weights of `model/`; `adapter/` then has them unmerged, as PEFT reads
-    them, with the head of a classifier.
+    A model with adapters (--lora_rank) has a function `merge_adapters`, which merges them into its weights. `adapter/`
+    then has them unmerged, as PEFT reads them, with the head of a classifier.
 
     Call it on every process; under FSDP the weights are gathered. With --push_to_hub, `model/` is also uploaded.
 
@@ -45,7 +44,7 @@ def export(
 
     output_dir = Path(config.output_dir)
     unwrapped = accelerator.unwrap_model(model)
-    adapter = merge_adapters(unwrapped, config)
+    adapter = unwrapped.merge_adapters(unwrapped) if hasattr(unwrapped, "merge_adapters") else None
     weights = tied(unwrapped, accelerator.get_state_dict(model))
 
     def write() -> None:

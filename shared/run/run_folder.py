@@ -13,8 +13,8 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.errors import UserError
+from shared.launch.hub import require_upload
 from shared.monitoring.tracking import cut_metrics, read_metrics, require_trackers
-from shared.pretrained.hub import require_upload
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import gather, on_main_process
 from shared.processes.writers import check_shared, on_writers

@@ -11,11 +11,11 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.removed import FORMER_DEFAULTS
+from shared.disk import is_url
 from shared.errors import UserError
 from shared.plan import permutation
 from shared.plan.loading import refuse_iterable
 from shared.processes.collectives import gather
-from shared.text.object_store import is_url
 
 MOST_COUNTS, MOST_SHOWN = 1000, 4  # counts per flag that are kept; differences in a message
 MODEL = "model_name_or_path"

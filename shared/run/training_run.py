@@ -26,12 +26,12 @@ from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.images.pictures import Picture
 from shared.launch import starting
 from shared.models import batch_norm
 from shared.models.sharding import shard
 from shared.models.weight_average import WeightAverage
 from shared.monitoring.monitor import Monitor
+from shared.monitoring.pictures import Picture
 from shared.monitoring.tracking import Tracker
 from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
@@ -61,6 +61,7 @@ class TrainingRun(Generic[Config]):
         accelerator: the `Accelerator`, created after all checks of the launch.
         config: the resolved settings, with precision and global batch size.
         progress: the position of the run.
+        card: further rows of the launch card.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
 
@@ -73,7 +74,7 @@ class TrainingRun(Generic[Config]):
 
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
-        self._card: dict[str, str] = {}
+        self.card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[Config]":
@@ -139,10 +140,6 @@ class TrainingRun(Generic[Config]):
         self.plan.keep_cut(self.progress.first_processes)
         self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
-        if getattr(self.config, "attention", None):  # a field of text recipes
-            from shared.encoders.attention_choice import use_attention_of_run
-
-            self.config, self._card = use_attention_of_run(self.accelerator, self.config, model, loader)
         model.train()
         freeze(model, self.config.freeze)
         self._statistics = batch_norm.RunningAverages(self.accelerator, model)
@@ -187,7 +184,7 @@ class TrainingRun(Generic[Config]):
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
         self._statistics.begin()
-        rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self._card}
+        rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self.card}
         print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **rows)
         if self.config.dry_run:
             return

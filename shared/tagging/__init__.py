@@ -1,4 +1,1 @@
-"""Tagging of words: readers of tagged texts, tag schemes, pieces and windows, scores, and the embedded data.
-
-May import: datasets and below.
-"""
+"""Tagging of words: readers of tagged texts, tag schemes, pieces and windows, scores, and the embedded data."""

@@ -1,4 +1,1 @@
-"""Tokenized text: tokenizers, token files, padding and masking.
-
-May import: datasets and below.
-"""
+"""Tokenized text: tokenizers, token files, padding and masking."""

@@ -43,11 +43,6 @@ STAYING = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "
 """Names of exceptions that stay; the packages that define them may be missing."""
 
 
-def is_url(name: str) -> bool:
-    """Whether a setting names a URL, such as s3://bucket/folder, and no path of this machine."""
-    return "://" in name
-
-
 @dataclass(frozen=True)
 class RemoteFolder:
     """A folder behind a URL.

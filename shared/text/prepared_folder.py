@@ -26,9 +26,9 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir
-from shared.disk import sync
+from shared.disk import is_url, sync
 from shared.errors import UserError
-from shared.text.object_store import PATIENCE_AT_START, RemoteFolder, is_url
+from shared.text.object_store import PATIENCE_AT_START, RemoteFolder
 from shared.text.remote_tokens import RemoteBlocks, RemoteTokens, block_digest, hashes, reserve
 from shared.text.token_files import Ints, TokenFile, Tokens, mapped
 

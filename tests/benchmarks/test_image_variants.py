@@ -17,9 +17,9 @@ sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness import image_variants
 from shared.augmentation.augmentation import Augmentation, Targets
+from shared.images import image_models
 from shared.images.geometry import Geometry
-from shared.models import image_models
-from shared.optimization.mixed_targets import mixed_cross_entropy
+from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import MicroBatch
 

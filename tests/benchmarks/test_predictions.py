@@ -22,7 +22,7 @@ from benchmarks.harness import encoder_and_texts
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PREDICTIONS
 from shared import predict
 from shared.datasets import demo_texts
-from shared.models.first_token import shorten_last_layer
+from shared.speed.first_token import shorten_last_layer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 FEW = 10  # fewer than the toy size, so that texts are repeated

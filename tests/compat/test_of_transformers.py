@@ -10,7 +10,8 @@ from transformers import BertConfig, BertForSequenceClassification, masking_util
 from shared.compat import of_transformers
 from shared.encoders.text_models import ATTENTION, PRODUCTS, attend_by_products, mask_on_device
 from shared.errors import UserError
-from shared.models.first_token import is_short, shorten_last_layer
+from shared.models.layers import is_short
+from shared.speed.first_token import shorten_last_layer
 
 TRANSFORMERS = f"transformers {transformers.__version__}"
 

@@ -26,9 +26,10 @@ from shared.encoders.packed_texts import unpack_before_head
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
-from shared.models import compiling, first_token
-from shared.models.first_token import is_short
+from shared.models import layers
+from shared.models.layers import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.speed import compiling, first_token
 
 CLASSIFIER, MASKED_LM = AutoModelForSequenceClassification, AutoModelForMaskedLM
 CPU = SimpleNamespace(device=torch.device("cpu"), mixed_precision="no", is_fsdp2=False, print=print, num_processes=1)
@@ -259,7 +260,7 @@ def test_compiled_layers_use_their_adapters(monkeypatch):
     eager, compiled = model_of("ModernBERT"), model_of("ModernBERT")
     adapt_to_device(CPU, settings(), eager)
     adapt_to_device(CPU, settings(torch_compile=True), compiled)
-    assert compiling.compiled(compiled)
+    assert layers.compiled(compiled)
     assert max(distances(give_values_to_b(compiled), give_values_to_b(eager))) < 1e-5
 
 

@@ -20,8 +20,8 @@ from shared.encoders.chunked_loss import Losses, cross_entropy, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.launch import starting
-from shared.models.activations import use_activation_dtype
 from shared.monitoring.flops import FlopCounter
+from shared.speed.activations import use_activation_dtype
 
 KINDS = ("bert", "roberta", "electra", "distilbert", "modernbert")
 CLASSES, WIDTH, CHUNK = 320, 32, 7  # the last chunk is shorter: 7 does not divide the 30 masked tokens

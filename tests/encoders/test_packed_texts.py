@@ -17,9 +17,9 @@ from shared.encoders.packed_texts import PackedTexts, holder_of_layers, pack_or_
 from shared.encoders.packing import use_packed_attention
 from shared.encoders.padding import padding_for
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
-from shared.models import compiling, first_token
-from shared.models.first_token import is_short
+from shared.models.layers import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.speed import compiling, first_token
 from shared.text.tokenized import Padding
 
 CPU = torch.device("cpu")

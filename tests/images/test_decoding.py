@@ -14,8 +14,8 @@ from small_images import BLUE, GREEN, GREY, RED, close, corners, encoded, quarte
 from shared.augmentation.augmentation import Augmentation
 from shared.images.decoding import CorruptImage, Square, decode, inspect
 from shared.images.geometry import Geometry
+from shared.images.image_models import image_processor, load_geometry
 from shared.images.images import collate
-from shared.models.image_models import image_processor, load_geometry
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])

@@ -14,7 +14,7 @@ import torch
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.launch import starting
-from shared.models.compiling import compile_layers
+from shared.speed.compiling import compile_layers
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from training_line import TRAINING
 
-from shared.images.pictures import Picture
 from shared.monitoring.curves import draw_curves, families_for, find_panels, legible, short_power, shortened
+from shared.monitoring.pictures import Picture
 
 LINES = [{"step": 10, "loss": 1.0, "data_wait": 0.0}, {"step": 10, **{f"eval_{name}": 1.0 for name in "abcdef"}}]
 NAMES = [

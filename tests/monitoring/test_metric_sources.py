@@ -100,7 +100,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A stand-in for the Hub that can be unreachable, and the sources with which evaluate.load was called."""
     import evaluate
 
-    from shared.pretrained import hub
+    from shared.launch import hub
 
     state = SimpleNamespace(reachable=True, loaded=[], cache=tmp_path / "modules")
 

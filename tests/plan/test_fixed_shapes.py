@@ -21,12 +21,12 @@ from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts, unpack_
 from shared.encoders.packing import Packing, pack_or_pad, use_packed_attention
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
-from shared.models import compiling
-from shared.models.compiling import compile_layers
-from shared.models.first_token import is_short
+from shared.models.layers import is_short
 from shared.plan.batches import Plan
 from shared.plan.cutting import fill_in_order
 from shared.plan.fixed_shapes import BUCKETS, FixedShapes
+from shared.speed import compiling
+from shared.speed.compiling import compile_layers
 
 CPU = torch.device("cpu")
 NO_DROPOUT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)

@@ -17,12 +17,11 @@ from benchmarks.harness.image_variants import probabilities
 from shared.compat import of_torch
 from shared.config import options
 from shared.errors import UserError
-from shared.images import pictures
-from shared.models import compiling
-from shared.models.image_models import new_classifier
-from shared.monitoring import curves, tracking
+from shared.images.image_models import new_classifier
+from shared.monitoring import curves, pictures, tracking
 from shared.optimization.optimizers import make_optimizer, peak_learning_rate
 from shared.run import training_run
+from shared.speed import compiling
 
 
 @pytest.fixture(scope="module")

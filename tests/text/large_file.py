@@ -19,7 +19,7 @@ import torch
 
 from shared.config import options
 from shared.datasets import arrow_files, readers
-from shared.optimization.losses import shape_of_run
+from shared.losses.losses import shape_of_run
 from shared.plan import splits
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
-from shared.models.self_check import image_batch, keep_if_equal, text_batch
+from shared.models.layers import SHORT
+from shared.speed.self_check import image_batch, keep_if_equal, text_batch
 
-SHORT = "last_layer_is_short"
 # Arguments of a layer, for packed texts.
 FILLED = "filled"  # True if the last texts may be empty (--fixed_shapes)
 MASKED = "masked"  # [n]: compute the tokens at these ascending indices, instead of the first token of each text
@@ -52,11 +52,6 @@ def shorten_last_layer(model: Any) -> None:
     make_batch = image_batch if kind.__name__.endswith("ForImageClassification") else text_batch
     name = "a last layer that computes the first token only"
     setattr(model, SHORT, keep_if_equal(model, name, replace, lambda: vars(last).pop("forward", None), make_batch))
-
-
-def is_short(model: nn.Module) -> bool:
-    """Whether the last layer computes only the tokens that the head reads: the first ones, or masked ones."""
-    return getattr(model, SHORT, False)
 
 
 def bert_layer(layer: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *_: Any, **more: Any) -> Tensor:

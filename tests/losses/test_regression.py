@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 
 from shared.datasets.labels import Labels
 from shared.errors import UserError
-from shared.optimization.regression import Scale
+from shared.losses.regression import Scale
 
 NUMBERS, CLASSES = Labels("regression", "price"), Labels("classification", "label", ("a", "b"), ("0", "1"))
 TARGETS = np.array([1e8, 3e8, 5e8, 2.5e8])

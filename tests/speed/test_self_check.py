@@ -21,9 +21,10 @@ from shared.compat import of_transformers
 from shared.encoders import text_models
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
-from shared.models import first_token
-from shared.models.first_token import is_short, shorten_last_layer
-from shared.models.self_check import image_batch, keep_if_equal, text_batch
+from shared.models.layers import is_short
+from shared.speed import first_token
+from shared.speed.first_token import shorten_last_layer
+from shared.speed.self_check import image_batch, keep_if_equal, text_batch
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
 KINDS = {"vit": AutoModelForImageClassification, "mlm": AutoModelForMaskedLM}

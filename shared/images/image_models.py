@@ -9,12 +9,13 @@ from torch import nn
 
 from shared.errors import UserError, say
 from shared.images.geometry import Geometry
-from shared.models.activations import use_activation_dtype
 from shared.models.batch_norm import synchronize
-from shared.models.compiling import compile_layers
-from shared.models.first_token import shorten_last_layer
+from shared.models.layers import backbone
 from shared.models.requirements import check_names
-from shared.pretrained.from_pretrained import backbone, head_for, load_classifier, load_pretrained, reason
+from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained, reason
+from shared.speed.activations import use_activation_dtype
+from shared.speed.compiling import compile_layers
+from shared.speed.first_token import shorten_last_layer
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers of Pillow and of image processors

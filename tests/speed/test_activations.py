@@ -27,11 +27,11 @@ from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
 from shared.launch import starting
-from shared.models import compiling
-from shared.models.activations import in_float32, use_activation_dtype
-from shared.models.compiling import repeated_layers
+from shared.models.layers import repeated_layers
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.run.launch_card import hardware
+from shared.speed import compiling
+from shared.speed.activations import in_float32, use_activation_dtype
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -11,7 +11,7 @@ sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.image_variants import probabilities
 from shared.augmentation.augmentation import Targets
-from shared.optimization.mixed_targets import mixed_cross_entropy
+from shared.losses.mixed_targets import mixed_cross_entropy
 
 ROWS, CLASSES = 12, 7
 

@@ -17,10 +17,11 @@ from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForIma
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.models import compiling
-from shared.models.compiling import compile_layers, compiled, repeated_layers
+from shared.models.layers import compiled, repeated_layers
 from shared.monitoring import tracking
 from shared.monitoring.flops import FlopCounter
+from shared.speed import compiling
+from shared.speed.compiling import compile_layers
 
 CONFIG = Options(torch_compile=True)
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}

@@ -20,10 +20,12 @@ sys.path.insert(0, str(runs.ROOT))
 
 from shared.config.options import Options
 from shared.encoders.text_models import adapt_to_device
-from shared.models import compiling, image_models
-from shared.models.first_token import FAMILIES, is_short, shorten_last_layer
+from shared.images import image_models
+from shared.models.layers import is_short
 from shared.monitoring.flops import FlopCounter, attention_flops
 from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.speed import compiling
+from shared.speed.first_token import FAMILIES, shorten_last_layer
 
 SIZES = {"hidden_size": 32, "embedding_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
 TEXT = {"vocab_size": 50, "pad_token_id": 0}

@@ -7,9 +7,9 @@ from typing import Any
 import torch.compiler.config
 from torch import nn
 
-from shared.compat import of_torch
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.models.layers import repeated_layers
 from shared.processes.collectives import agree
 
 BACKEND = "inductor"
@@ -44,18 +44,6 @@ def compile_layers(accelerator: Any, config: Options, model: nn.Module, fixed_sh
     return model
 
 
-def repeated_layers(model: nn.Module) -> list[nn.Module]:
-    """The outermost lists of two or more modules of one class, flattened: an encoder's layers, a ResNet's stages."""
-    found: list[nn.Module] = []
-    for child in model.children():
-        layers = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
-        if len(layers) > 1 and len({type(layer) for layer in layers}) == 1:
-            found += layers
-        else:
-            found += repeated_layers(child)
-    return found
-
-
 def compile_problem(accelerator: Any, layers: list[nn.Module], name: str) -> UserError | None:
     """The error if --torch_compile does not work with this model or on this machine, else None."""
     variable, usual = ("CXX", "g++") if accelerator.device.type == "cpu" else ("CC", "gcc")
@@ -70,8 +58,3 @@ def compile_problem(accelerator: Any, layers: list[nn.Module], name: str) -> Use
             f"environment variable {variable}, or leave the flag out"
         )
     return None
-
-
-def compiled(model: nn.Module) -> bool:
-    """Whether some layers of a model are compiled. Hooks inside compiled layers do not run."""
-    return any(of_torch.is_compiled(module) for module in model.modules())

@@ -12,9 +12,10 @@ from PIL import Image
 
 from shared.config import options
 from shared.errors import UserError
-from shared.models.image_models import geometry_of, normalization_of
+from shared.images.image_models import geometry_of, normalization_of
+from shared.models.layers import backbone
 from shared.optimization.optimizers import muon_groups
-from shared.pretrained.from_pretrained import backbone, head_for, label_order
+from shared.pretrained.from_pretrained import head_for, label_order
 
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 PATCHES = WIDE | {"image_size": 32, "patch_size": 8}

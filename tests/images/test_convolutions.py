@@ -9,7 +9,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 
 from shared.config.image_options import ImageOptions
 from shared.errors import UserError
-from shared.models.image_models import adapt_to_device
+from shared.images.image_models import adapt_to_device
 
 ON_GPU = SimpleNamespace(device=torch.device("cuda"))  # nothing is moved there
 

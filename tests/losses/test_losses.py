@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from shared.config import options
 from shared.errors import UserError
-from shared.optimization import losses
+from shared.losses import losses
 from shared.plan.batches import Plan
 from shared.pretrained.from_pretrained import load_pretrained
 from shared.text.tokenized import Padding

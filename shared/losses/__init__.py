@@ -1,0 +1,1 @@
+"""What a classifier or a regression learns: losses, class weights, mixed targets, standardized targets."""

@@ -39,6 +39,7 @@ def compile_layers(accelerator: Any, config: Options, model: nn.Module, fixed_sh
     layers = repeated_layers(model)
     agree(accelerator, compile_problem(accelerator, layers, type(model).__name__))
     torch.compiler.config.recompile_limit = MOST_VARIANTS
+    of_torch.compile_whole_under_ddp()
     for layer in layers:
         layer.compile(dynamic=not fixed_shapes, backend=BACKEND)
     return model

@@ -9,6 +9,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from shared.launch.backends import without_tf32
+
 
 def linear(x: Tensor) -> Tensor:
     """Pillow's BILINEAR kernel: a triangle."""
@@ -43,6 +45,7 @@ def weights(low: Tensor, high: Tensor, source: int, target: int, interpolation: 
     return found.div_(found.sum(-1, keepdim=True))
 
 
+@without_tf32()
 def crop_and_resize(images: Tensor, boxes: Tensor, size: int, interpolation: str = "bilinear") -> Tensor:
     """Cut a box out of each image and scale it to `size`: [rows, S, S, 3] uint8 -> [rows, 3, size, size], 0 ... 255.
 

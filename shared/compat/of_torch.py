@@ -90,6 +90,18 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def compile_whole_under_ddp() -> None:
+    """`torch._dynamo.config.optimize_ddp`: do not split a compiled module at DDP's buckets of gradients.
+
+    Each layer is compiled by itself, so its gradients are sent after its backward pass anyway. If that name is missing,
+    torch splits layers, which changes speed only.
+    """
+    import torch._dynamo
+
+    if hasattr(torch._dynamo.config, "optimize_ddp"):
+        torch._dynamo.config.optimize_ddp = False
+
+
 def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
     """`Optimizer._step_supports_amp_scaling`: whether a step reads `found_inf`; False if that name is missing."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

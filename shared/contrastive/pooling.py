@@ -6,8 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shared.encoders.packed_texts import into_rows
+from shared.encoders.packed_texts import into_rows, real_rows
 from shared.errors import UserError
+from shared.speed.first_token import FILLED
 
 Pooling = Literal["mean", "cls"]
 
@@ -34,7 +35,9 @@ def add_embeddings(pooling: Pooling, _: nn.Module, __: tuple[Any, ...], argument
     """Forward hook: add the embeddings to the output of an encoder that got the keyword arguments `arguments`."""
     hidden, mask = output["last_hidden_state"], arguments.get("attention_mask")
     ends = arguments.get("cu_seq_lens_q")
-    if ends is not None and hidden.shape[0] == 1:
+    if ends is not None and arguments.get(FILLED) and mask is not None:
+        hidden = real_rows(hidden, ends, mask)
+    elif ends is not None and hidden.shape[0] == 1:
         hidden = into_rows(hidden, ends, arguments["max_length_q"])
     output["logits"] = embeddings(hidden, mask, pooling)
     return output

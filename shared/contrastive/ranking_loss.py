@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.errors import UserError
+from shared.launch.backends import without_tf32
 
 SCORES_AT_ONCE = 2**24  # similarities that are computed at once: 64 MiB, and several times as much with their graph
 
@@ -75,6 +76,7 @@ class RankingLoss:
         scores = (queries @ candidates.T / self.temperature).masked_fill(left_out, -torch.inf)
         return F.cross_entropy(scores, targets, reduction="none")
 
+    @without_tf32()  # the temperature would enlarge its rounding errors
     def with_gradient(self, embeddings: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
         """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.launch.backends import without_tf32
 from shared.monitoring.evaluation import gather_rows
 from shared.plan.batches import MicroBatch
 from shared.processes import preemption
@@ -112,6 +113,7 @@ def evaluate_alone(
     return means(rows, task, dims)
 
 
+@without_tf32()
 def figures_of_share(
     anchors: Tensor,
     positives: Tensor,

@@ -17,9 +17,10 @@ from shared.config.options import Options
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts
-from shared.encoders.packing import packing_is_exact, use_packed_attention
+from shared.encoders.packing import pack, packing_is_exact, refuse_fixed_shapes
 from shared.encoders.padding import pad_rows
 from shared.errors import UserError
+from shared.plan.fixed_shapes import FixedShapes
 from shared.plan.hashing import hash64
 from shared.speed.self_check import text_batch
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
@@ -181,14 +182,17 @@ def pack_or_pad_tuples(
     If a model cannot be packed exactly, each text has its own row, with padding.
 
     Raises:
-        UserError: see `pad_rows`.
+        UserError: see `pad_rows`, `refuse_fixed_shapes` and `FixedShapes.of_run`.
     """
+    texts = len(train.columns)
+    shapes = FixedShapes.of_run(config, texts)
     if config.packing:
         padded = text_batch(model.config)
         rows = zip(padded["input_ids"], padded["attention_mask"].bool(), strict=True)
-        if packing_is_exact(model, [ids[real].numpy() for ids, real in rows], PackedTexts):
-            how = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
-            return TupleCollate(PackedTexts.for_model(model.config), len(train.columns)), f"; {how}"
+        if packing_is_exact(model, [ids[real].numpy() for ids, real in rows], PackedTexts, shapes is not None):
+            how = pack(model, accelerator, config, shapes)
+            return TupleCollate(PackedTexts.for_model(model.config, shapes), texts), f"; {how}"
+    refuse_fixed_shapes(model, shapes)
     of_texts, padding = pad_rows(model, train.columns[0], validation.columns[0], tokenizer, config)
     why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
-    return TupleCollate(of_texts, len(train.columns)), why + padding
+    return TupleCollate(of_texts, texts), why + padding

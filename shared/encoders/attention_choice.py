@@ -41,6 +41,8 @@ Config = TypeVar("Config", bound=Options)
 AUTO = ("auto",)
 HOPPER = 9  # the generation of GPUs for which FlashAttention-3 is written
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""The order in a compiled layer, where tracing may reject cuDNN. Elsewhere no kernel replaces it unnoticed."""
 REPEATS, ENOUGH = 5, 2.0  # timings, of which the least counts, after one that does not count; seconds for all
 GAIN = 0.05  # the usual kernel stays if no other saves this share of its time
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -203,7 +205,7 @@ def cudnn_attention(
         return varlen_attention(module, query, key, value, attention_mask, scaling=scaling, **more)
     key, value = repeat_kv_heads(query, key, value)
     q, k, v = (p[0].unflatten(1, (documents, max_length_k)).transpose(0, 1) for p in (query, key, value))
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+    with sdpa_kernel(CUDNN_FIRST if torch.compiler.is_compiling() else CUDNN_FIRST[:1], set_priority=True):
         out = F.scaled_dot_product_attention(q, k, v, scale=width**-0.5 if scaling is None else scaling)
     return out.transpose(1, 2).reshape(1, total, heads, width), None
 

@@ -14,7 +14,7 @@ import torch
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.errors import UserError
-from shared.launch import agreement, environment, rendezvous
+from shared.launch import agreement, backends, environment, rendezvous
 from shared.processes import barrier, exit_reasons
 from shared.processes.accelerate_state import new_accelerator
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
@@ -52,12 +52,7 @@ def start(config: options.Options) -> Any:
     if on_cpu:
         torch.set_num_threads(threads_per_process())
         keep_freed_memory()
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    else:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    backends.set_backends(config.deterministic)
     # Accelerate passes broadcast_buffers by its old name, which torch warns about.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     if share_gpu:

@@ -30,8 +30,10 @@ class FixedShapes:
     """The longest that a document can be."""
 
     @classmethod
-    def of_run(cls, config: Any) -> "Self | None":
+    def of_run(cls, config: Any, texts: int = 1) -> "Self | None":
         """The shapes that a config with the fields of `TextOptions` asks for; None without --fixed_shapes.
+
+        Each sample has this number of `texts`, which are documents of their own.
 
         Raises:
             UserError: --auto_micro_batch, which would find the budget only later.
@@ -43,7 +45,7 @@ class FixedShapes:
                 "--fixed_shapes does not work with --auto_micro_batch: give --max_tokens_per_micro_batch instead"
             )
         rows = min(config.global_batch_size, config.per_device_train_batch_size or config.global_batch_size)
-        return cls.of_sizes(config.max_tokens_per_micro_batch, rows, config.max_length)
+        return cls.of_sizes(config.max_tokens_per_micro_batch, rows * texts, config.max_length)
 
     @classmethod
     def of_sizes(cls, tokens: int, documents: int, longest: int) -> Self:

@@ -51,6 +51,15 @@ def meet(accelerator: Any) -> None:
     dist.barrier(device_ids=None if dist.get_backend() == "gloo" else [accelerator.device.index])
 
 
+def group_of_all(accelerator: Any) -> dist.ProcessGroup | None:
+    """The barrier's gloo group, for calls that wait as long as it does; None if there is only one process.
+
+    Every process must call this; it is a barrier.
+    """
+    wait_for_all(accelerator)
+    return _barriers[0].group if accelerator.num_processes > 1 else None
+
+
 def close() -> None:
     """Stop the heartbeats; call it before the process group is destroyed."""
     while _barriers:

@@ -16,11 +16,42 @@ from shared.compat import of_torch
 from shared.errors import Preempted
 from shared.processes import barrier
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
+from shared.processes.collectives import gather
 from shared.processes.signals import heard, write_marker
 
 CHECK_INTERVAL = 0.2  # seconds between checks of the store, during an evaluation
 CUT_SHORT = "accelerate-recipes/cut-short"  # a key in the group's store
 Batch = TypeVar("Batch")
+
+
+class Exchange:
+    """Tells all processes of a gloo `group` whether one of them received a signal; None: a process that is alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self._pending: tuple[Any, Tensor] | None = None
+
+    def __call__(self) -> bool:
+        """Return the same on all processes; each of them calls this equally often.
+
+        The maximum over processes is requested in one call and read in the next, so that nothing waits for it: a signal
+        takes effect one call later. A process that is alone notices a signal immediately.
+        """
+        if self._group is None:
+            return bool(heard.signal)
+        answer = self.finish()
+        flag = torch.tensor(int(heard.signal > 0))
+        self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
+        return answer
+
+    def finish(self) -> bool:
+        """Wait for the last request, and return its result."""
+        if self._pending is None:
+            return False
+        work, flag = self._pending
+        work.wait()
+        self._pending = None
+        return bool(flag)
 
 
 class Preemption:
@@ -34,28 +65,18 @@ class Preemption:
     def __init__(self, accelerator: Any, output_dir: str) -> None:
         self._accelerator, self._output_dir = accelerator, Path(output_dir)
         self._group: Any = None
-        self._pending: tuple[Any, Tensor] | None = None
         if accelerator.num_processes > 1:
             self._group = dist.new_group(backend="gloo", timeout=PROCESS_GROUP_TIMEOUT)
+        self._exchange = Exchange(self._group)
 
     def exchange_signals(self) -> bool:
         """Return whether some process received a signal, the same on all; every process calls this once per step.
 
-        The maximum over processes is requested in one step and read in the next, so that no step waits for it: a signal
-        takes effect one step later. There is no such delay with a single process, or after an evaluation that was cut
-        short. Before the first call there is nothing to save, and a signal ends its process immediately.
+        A signal takes effect one step later. There is no such delay with a single process, or after an evaluation that
+        was cut short. Before the first call there is nothing to save, and a signal ends its process immediately.
         """
         heard.something_to_save = True
-        if self._group is None:
-            return bool(heard.signal)
-        answer = heard.cut_short
-        if self._pending:
-            work, flag = self._pending
-            work.wait()
-            answer = answer or bool(flag)
-        flag = torch.tensor(int(heard.signal > 0))
-        self._pending = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True), flag
-        return answer
+        return self._exchange() or heard.cut_short  # every process takes part in the exchange
 
     def end_run(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
         """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
@@ -95,14 +116,16 @@ def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
 
     Processes have different numbers of batches, so a collective call is not possible: a process that receives a signal
     sets a key in the group's store. Under FSDP all processes have the same number of batches, each forward pass waits
-    for all of them, and so all must stop at the same batch.
+    for all of them, and so all must stop at the same batch. They exchange signals over gloo, one batch behind, so that
+    none waits for its GPU.
     """
     heard.cut_short = False
     checked = time.monotonic()
+    exchange = Exchange(barrier.group_of_all(accelerator)) if accelerator.is_fsdp2 else None
     for batch in batches:
         stop = heard.signal > 0
-        if accelerator.is_fsdp2:
-            stop = on_any(accelerator, stop)
+        if exchange:
+            stop = exchange()
         elif accelerator.num_processes > 1 and (stop or time.monotonic() - checked >= CHECK_INTERVAL):
             checked = time.monotonic()
             store = of_torch.default_store()
@@ -111,16 +134,16 @@ def watch(accelerator: Any, batches: Iterable[Batch]) -> Iterator[Batch]:
             stop = stop or store.check([CUT_SHORT])
         if stop:
             heard.cut_short = True
-            return
+            break
         yield batch
+    if exchange:
+        exchange.finish()
 
 
 def cut_short(accelerator: Any) -> bool:
-    """Return whether the last evaluation is incomplete on some process, the same on all; every process calls this."""
-    heard.cut_short = on_any(accelerator, heard.cut_short)
+    """Return whether the last evaluation is incomplete on some process, the same on all; every process calls this.
+
+    It waits for processes with more batches for as long as they send heartbeats.
+    """
+    heard.cut_short = any(gather(accelerator, heard.cut_short))
     return heard.cut_short
-
-
-def on_any(accelerator: Any, flag: bool) -> bool:
-    """Return whether `flag` is True on some process, the same on all; every process calls this."""
-    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), reduction="sum") > 0)

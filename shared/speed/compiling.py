@@ -7,6 +7,7 @@ from typing import Any
 import torch.compiler.config
 from torch import nn
 
+from shared.compat import of_torch
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.models.layers import repeated_layers
@@ -39,6 +40,7 @@ def compile_layers(accelerator: Any, config: Options, model: nn.Module, fixed_sh
     layers = repeated_layers(model)
     agree(accelerator, compile_problem(accelerator, layers, type(model).__name__))
     torch.compiler.config.recompile_limit = MOST_VARIANTS
+    of_torch.compile_whole_under_ddp()
     for layer in layers:
         layer.compile(dynamic=not fixed_shapes, backend=BACKEND)
     return model

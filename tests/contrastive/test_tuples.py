@@ -120,6 +120,32 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_micro_batches_of_fixed_shapes_have_the_same_embeddings_and_one_shape(data, pooling):
+    train, validation, tokenizer = data
+    config = SimpleNamespace(
+        **{"activation_dtype": None, "mixed_precision": "no", "max_length": 16, "packing": True, "fixed_shapes": True},
+        **{"auto_micro_batch": False, "global_batch_size": 8, "per_device_train_batch_size": None},
+        max_tokens_per_micro_batch=200,
+    )
+    accelerator, shapes = SimpleNamespace(device=torch.device("cpu")), set()
+    model = bert(tokenizer)
+    add_pooling(model, pooling)
+    collate, described = pack_or_pad_tuples(model, train, validation, tokenizer, accelerator, config)
+    assert "filled up to 200 tokens" in described
+    for samples in ([0, 1, 2], [3], [4, 5]):
+        rows = train.read_micro_batch(np.array(samples), np.array(samples))
+        batch = collate(rows)
+        shapes.add((batch["input_ids"].shape, batch["cu_seq_lens_q"].shape))
+        digests = batch.pop("digests")
+        assert digests.shape == (3, len(samples))
+        with torch.no_grad():
+            found, expected = model(**batch).logits, model(**PackedTexts.for_model(model.config)(rows)).logits
+        assert found.shape == (digests.numel(), 16)
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert len(shapes) == 1
+
+
 def test_a_model_that_cannot_be_packed_gets_one_text_per_row(data):
     from transformers import FNetConfig, FNetModel
 

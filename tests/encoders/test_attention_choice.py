@@ -87,7 +87,7 @@ def test_attention_by_length_shares_keys_among_heads_and_takes_any_number_of_que
 
 def test_cudnn_gets_documents_of_equal_length_and_varlen_all_others(monkeypatch):
     backends, others = [], []
-    monkeypatch.setattr(attention_choice, "sdpa_kernel", lambda backend: backends.append(backend) or nullcontext())
+    monkeypatch.setattr(attention_choice, "sdpa_kernel", lambda found, **_: backends.append(found[0]) or nullcontext())
     monkeypatch.setattr(
         attention_choice, "varlen_attention", lambda *arrays, **given: others.append(given) or (arrays[3], None)
     )
@@ -105,6 +105,17 @@ def test_cudnn_gets_documents_of_equal_length_and_varlen_all_others(monkeypatch)
     assert [each["sliding_window"] for each in others] == [None, 5, None]
     assert all(each["max_length_k"] == 6 for each in others)
     assert len(backends) == 2
+
+
+def test_another_kernel_computes_only_where_tracing_of_a_compiled_layer_rejects_cudnn():
+    torch._dynamo.reset()
+    compiled = torch.compile(cudnn_attention, backend="aot_eager", fullgraph=True)
+    arrays, given = inputs((6, 6, 6))
+    with pytest.raises(RuntimeError):
+        cudnn_attention(*arrays, **given)
+    with torch.no_grad():
+        found, _ = compiled(*arrays, **given)
+    assert torch.allclose(found, padded_attention(*arrays, **given)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,11 @@ class BarePixels(Pixels):
             lambda c, labels, t: Deaf(len(t), labels.num_labels),
             "Deaf.forward does not accept its arguments, input_ids, attention_mask",
         ),
-        ("mlm", lambda c, t: Bare(len(t)), "Bare.forward returns a Tensor without logits"),
+        (
+            "mlm",
+            lambda c, t: Bare(len(t)),
+            "Bare.forward does not accept its arguments, input_ids, attention_mask, masked",
+        ),
         ("image_classification", lambda c, n: BarePixels(len(n)), "BarePixels.forward returns a dict without logits"),
     ],
 )

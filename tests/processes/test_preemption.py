@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import runs
+from torch import distributed as dist
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
@@ -16,7 +17,7 @@ from shared.config import options
 from shared.errors import Preempted
 from shared.monitoring import tracking
 from shared.optimization import gradients
-from shared.processes import preemption, signals
+from shared.processes import barrier, preemption, signals
 from shared.processes.preemption import Preemption
 from shared.processes.signals import heard
 from shared.run import training_run
@@ -63,7 +64,9 @@ def together(accelerator, folder):
     found["saves after it"] = Preemption(accelerator, str(folder)).exchange_signals()
 
     heard.signal, seen = 0, 0
-    communicating = SimpleNamespace(is_fsdp2=True, device=accelerator.device, reduce=accelerator.reduce)
+    world = accelerator.num_processes  # it has no `reduce`, for which a batch would wait for the GPU
+    communicating = SimpleNamespace(is_fsdp2=True, num_processes=world)
+    found["all batches under FSDP"] = [*preemption.watch(communicating, range(3)), preemption.cut_short(accelerator)]
     for n in preemption.watch(communicating, range(100)):
         seen += 1
         heard.signal = signal.SIGTERM if rank == 1 and n == 4 else 0
@@ -87,11 +90,22 @@ def test_processes_agree_on_a_signal_that_only_one_of_them_got(tmp_path):
     assert one["left an endless evaluation"]
     assert zero["saves after it"]
     assert one["saves after it"], "it would train one more step, and evaluate after that step when it is resumed"
-    assert zero["batches under FSDP"] == one["batches under FSDP"] == [5, True]
+    assert zero["all batches under FSDP"] == one["all batches under FSDP"] == [0, 1, 2, False]
+    assert zero["batches under FSDP"] == one["batches under FSDP"] == [6, True], "all stop one batch later"
     assert zero["left"]
     assert one["left"]
     left = json.loads((tmp_path / "PREEMPTED").read_text())
     assert (left["step"], left["signals"]) == (6, {"1": "SIGUSR1"})
+
+
+def test_processes_with_fewer_batches_wait_at_the_barrier_for_the_others(monkeypatch):
+    calls = []
+    monkeypatch.setattr(barrier, "wait_for_all", lambda _: calls.append("barrier"))
+    monkeypatch.setattr(
+        dist, "all_gather_object", lambda values, mine: calls.append("gather") or values.__setitem__(0, mine)
+    )
+    assert not preemption.cut_short(SimpleNamespace(num_processes=2))
+    assert calls == ["barrier", "gather"]
 
 
 # One process, from end to end

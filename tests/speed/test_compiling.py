@@ -75,6 +75,14 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
             assert runs.distance(other.grad, one.grad) < 1e-5 or one.grad.norm() < 1e-6
 
 
+def test_ddp_does_not_split_compiled_layers(accelerator, quick):
+    with torch._dynamo.config.patch(optimize_ddp=True):
+        compile_layers(accelerator, Options(), bert())
+        assert torch._dynamo.config.optimize_ddp
+        compile_layers(accelerator, CONFIG, bert())
+        assert not torch._dynamo.config.optimize_ddp
+
+
 def test_an_image_model_compiles_once_for_each_number_of_rows_without_symbolic_shapes(accelerator, quick):
     from torch._dynamo.utils import counters
 

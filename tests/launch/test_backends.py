@@ -1,0 +1,72 @@
+"""How torch computes: cuDNN's attention is off unless it is named, and exact arithmetic does not use TF32."""
+
+import numpy as np
+import pytest
+import torch
+
+from shared.augmentation import resampling
+from shared.config.options import Options
+from shared.contrastive import retrieval
+from shared.contrastive.ranking_loss import RankingLoss
+from shared.launch import backends, starting
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before[:2]
+    torch.backends.cuda.enable_cudnn_sdp(before[2])
+
+
+def test_a_run_starts_without_the_attention_of_cudnn(monkeypatch, launched_by_nobody):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    starting.start(Options())
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.matmul.allow_tf32
+
+
+def noting(seen, function):
+    """`function`, which also notes in `seen` whether it runs with TF32."""
+
+    def wrapped(*args, **more):
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return function(*args, **more)
+
+    return wrapped
+
+
+def resample(monkeypatch, seen):
+    monkeypatch.setitem(resampling.FILTERS, "bilinear", noting(seen, resampling.linear))
+    resampling.crop_and_resize(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), resampling.whole(torch.device("cpu")), 2)
+
+
+def rank(monkeypatch, seen):
+    monkeypatch.setattr(retrieval, "figures", noting(seen, retrieval.figures))
+    task = retrieval.Task.of_digests(np.arange(3), np.arange(3))
+    retrieval.evaluate_alone(torch.eye(3), torch.eye(3), task, 0.05)
+
+
+def compute_the_loss(monkeypatch, seen):
+    monkeypatch.setattr(RankingLoss, "_cross_entropy", noting(seen, RankingLoss._cross_entropy))
+    RankingLoss(0.05).with_gradient(torch.eye(3).expand(2, 3, 3), torch.arange(6).view(2, 3))
+
+
+@pytest.mark.parametrize("compute", [resample, rank, compute_the_loss])
+def test_exact_arithmetic_does_not_use_tf32(monkeypatch, compute):
+    seen = []
+    torch.backends.cuda.matmul.allow_tf32 = True
+    compute(monkeypatch, seen)
+    assert seen
+    assert not any(seen)
+    assert torch.backends.cuda.matmul.allow_tf32, "the setting of the run is restored"
+
+
+def test_tf32_is_allowed_again_after_an_error():
+    torch.backends.cuda.matmul.allow_tf32 = True
+    with pytest.raises(ZeroDivisionError), backends.without_tf32():
+        _ = 1 / 0
+    assert torch.backends.cuda.matmul.allow_tf32

@@ -1,1 +1,1 @@
-"""Predictions of a trained model for a file: what each kind of model predicts, parts that survive a kill, output files."""
+"""Predictions of a trained model for a file: those of each kind of model, parts that survive a kill, output files."""

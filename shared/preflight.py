@@ -31,8 +31,9 @@ from shared.errors import UserError
 from shared.launch import agreement, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
 from shared.processes import collectives, ending, signals
-from shared.run import launch_card, run_folder
+from shared.run import launch_card, run_folder, same_run
 from shared.run.command import load_recipe
+from shared.text.object_store import is_url
 
 COMPARED = 64 << 20  # bytes at the start and at the end of a file that are compared
 ROUNDS = 5
@@ -90,6 +91,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}
         if recipe:
+            collectives.agree(accelerator, missing(config))
             rows |= resolved(accelerator, config)
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())
         if place.processes > 1:
@@ -143,6 +145,20 @@ def embedded_data(config: options.Options) -> dict[str, str]:
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
     _, found, _ = demo_texts.installed()
     return {f"{package}, whose sources are data,": version for package, version in found.items()}
+
+
+def missing(config: options.Options) -> UserError | None:
+    """The error for the first file or folder that a flag names and this machine lacks; None without one.
+
+    A URL and a name that may be one of the Hub are not looked up.
+    """
+    for flag in (*config.NAMES_DATA, same_run.MODEL):
+        given = getattr(config, flag, None) or ()
+        for name in [given] if isinstance(given, str) else given:
+            of_hub = flag in ("dataset_name", same_run.MODEL) and name[0] not in "./~" and name.count("/") < 2
+            if not (of_hub or is_url(name) or Path(name).exists() or matches(name)):
+                return UserError(f"--{flag} {name}: no such file or folder on {socket.gethostname()}")
+    return None
 
 
 def matches(pattern: str) -> list[str]:

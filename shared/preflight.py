@@ -26,12 +26,13 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.datasets import demo_texts
 from shared.errors import UserError
 from shared.launch import agreement, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
 from shared.processes import collectives, ending, signals
-from shared.run import launch_card, run_folder, same_run
+from shared.run import launch_card, run_folder
 from shared.run.command import load_recipe
 from shared.text.object_store import is_url
 
@@ -125,7 +126,8 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """Return the facts that `agreement.own_facts` compares for a run, with the host and digests of the data added."""
     on_cpu = starting.cpu_requested() or not starting.has_accelerator()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
-    settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
+    ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
+    settings = [value for name, value in options.plain(config).items() if name not in ignored]
     words = [one for value in settings for one in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
     files = [path for word in texts for path in ([word] if Path(word).exists() else matches(word))]
@@ -139,7 +141,7 @@ def embedded_data(config: options.Options) -> dict[str, str]:
 
     Text recipes train on sources of installed libraries, image recipes (with --train_dir) on scikit-learn's digits.
     """
-    if any(getattr(config, name, None) for name in config.NAMES_DATA):
+    if any(getattr(config, name, None) for name in fields_with(type(config), Meaning.NAMES_DATA)):
         return {}
     if hasattr(config, "train_dir"):
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
@@ -152,10 +154,11 @@ def missing(config: options.Options) -> UserError | None:
 
     A URL and a name that may be one of the Hub are not looked up.
     """
-    for flag in (*config.NAMES_DATA, same_run.MODEL):
-        given = getattr(config, flag, None) or ()
+    hub = fields_with(type(config), Meaning.MAY_BE_ON_HUB)
+    for flag in sorted(hub | fields_with(type(config), Meaning.NAMES_DATA)):
+        given = getattr(config, flag) or ()
         for name in [given] if isinstance(given, str) else given:
-            of_hub = flag in ("dataset_name", same_run.MODEL) and name[0] not in "./~" and name.count("/") < 2
+            of_hub = flag in hub and name[0] not in "./~" and name.count("/") < 2
             if not (of_hub or is_url(name) or Path(name).exists() or matches(name)):
                 return UserError(f"--{flag} {name}: no such file or folder on {socket.gethostname()}")
     return None

@@ -10,6 +10,7 @@ from typing import Any
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.errors import UserError
 from shared.plan import permutation
 from shared.plan.loading import refuse_iterable
@@ -71,7 +72,7 @@ def moved(
         UserError: the config in the model's folder has changed.
     """
     result = {}
-    for name in sorted({*config.NAMES_DATA, MODEL}):
+    for name in sorted({*fields_with(type(config), Meaning.NAMES_DATA), MODEL}):
         old, new = stored.get(name), options.plain(config).get(name)
         if not old or not new or not (is_url(str(new)) or all(path.exists() for path in places(new))):
             continue

@@ -18,8 +18,8 @@ help:
 	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (2 hours)"
 	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"
 	@echo "make campaign  run the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
-	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-tests, gpu-text, gpu-images, gpu-variants, gpu-kernels,"
-	@echo "               gpu-image-variants and gpu-peers, each in under nine minutes"
+	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-distributed, gpu-tests, gpu-text, gpu-images,"
+	@echo "               gpu-variants, gpu-kernels, gpu-image-variants and gpu-peers, each in under nine minutes"
 	@echo "make clean     remove .venv and the caches of the tools"
 
 setup: .venv/installed
@@ -82,7 +82,7 @@ campaign: .venv/installed-dev
 # Each part takes less than nine minutes, can be repeated alone, and adds an entry to the GPU's file in
 # benchmarks/results/gpu. A part uses the Python of .venv. On a machine without .venv and without a network, choose the
 # Python: make gpu PYTHON=python3. PYTHONPATH is kept.
-GPU_PARTS := gpu-tests gpu-text gpu-images gpu-variants gpu-kernels gpu-image-variants gpu-peers
+GPU_PARTS := gpu-distributed gpu-tests gpu-text gpu-images gpu-variants gpu-kernels gpu-image-variants gpu-peers
 .PHONY: $(GPU_PARTS)
 gpu:
 	@failed=""; for part in $(GPU_PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
@@ -103,22 +103,18 @@ lint: .venv/installed-dev
 
 # Both targets take hours and need an idle machine. `make bench` runs the benchmarks of docs/performance.md and writes
 # its table. `make bench-network` runs the benchmarks that depend on links between processes. The new results replace
-# the files in benchmarks/results. Update by hand: the figures in other tables and in sentences, and the input of
-# predict_paper. large_batches.py and pretraining.py measure accuracy, which takes hours more: see their pages.
+# the files in benchmarks/results. Update the figures in other tables and in sentences by hand. pretraining.py measures
+# accuracy, which takes hours more: see its page.
 # A benchmark with results in out/bench does not run again, so that an interrupted `make bench` resumes. After a change
 # of the code, run rm -r out/bench.
 # ROUNDS: repetitions of each contestant. `make bench ROUNDS=1` only checks that everything runs.
 ROUNDS ?= 5
 PEERS := python benchmarks/nlp_peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
-PREDICT := python benchmarks/predict_scaling.py --gradient_bytes 5576212
-LATE := --late_bytes 4527636
-LINKS := 1000 300 100
-BENCHMARKS := utilisation mlm_cpu mlm_bf16_cpu tagging_cpu embeddings_cpu peers_eval loop_cost independent_runs \
-	barrier_cost launch_to_first_step bare_loop_same_batches images_cpu techniques waits_before_training monitor_cost mlm_head \
-	chunked_loss packing fused_qkv masked_layer tokenizing preparing remote_shards predictions checkpoints_cpu scale \
-	scale_processes peers_bf16 peers_fp32 host_operations
-NETWORK := collectives strong weak links variants predict_links predict_sleep predict_paper exposed_communication
+BENCHMARKS := utilisation mlm_cpu mlm_bf16_cpu tagging_cpu embeddings_cpu peers_eval loop_cost launch_to_first_step \
+	bare_loop_same_batches images_cpu mlm_head chunked_loss packing masked_layer preparing remote_shards \
+	predictions checkpoints_cpu scale scale_processes peers_bf16 peers_fp32
+NETWORK := strong weak links variants
 
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
 measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS) --contestants ours trainer trainer_tuned
@@ -128,21 +124,13 @@ measure_tagging_cpu := python benchmarks/tagging_peers.py --rounds $(ROUNDS)
 measure_embeddings_cpu := python benchmarks/embeddings_peers.py --rounds $(ROUNDS)
 measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
-measure_independent_runs := python benchmarks/independent_runs.py --rounds $(ROUNDS)
-measure_host_operations := python benchmarks/host_operations.py --rounds $(ROUNDS)
-measure_barrier_cost := torchrun --nproc-per-node 2 benchmarks/barrier_cost.py --rounds $(ROUNDS)
 measure_launch_to_first_step := python benchmarks/launch_to_first_step.py --rounds $(ROUNDS)
 measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)
 measure_images_cpu := python benchmarks/image_peers.py --rounds $(ROUNDS)
-measure_techniques := torchrun --nproc-per-node 2 benchmarks/techniques.py --rounds 15
-measure_waits_before_training := python benchmarks/waits_before_training.py --rounds 3
-measure_monitor_cost := python benchmarks/monitor_cost.py
 measure_mlm_head := python benchmarks/mlm_head.py
 measure_chunked_loss := python benchmarks/mlm_head.py --compare losses
 measure_packing := python benchmarks/packing.py --rounds $(ROUNDS)
-measure_fused_qkv := python benchmarks/fused_qkv.py --rounds $(ROUNDS)
 measure_masked_layer := python benchmarks/masked_layer.py --rounds 15
-measure_tokenizing := python benchmarks/tokenizing.py
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3
 measure_remote_shards := python benchmarks/remote_shards.py --rounds 3
@@ -155,16 +143,11 @@ measure_peers_bf16 := $(PEERS) --benchmarks nlp --mixed_precision bf16 --rows 16
 measure_peers_fp32 := $(PEERS) --benchmarks nlp \
 	--contestants ours bare trainer group_by_length bare_tuned accelerate_tuned fabric_tuned
 
-measure_collectives := torchrun --nproc-per-node 2 benchmarks/collectives.py
 measure_strong := $(SCALING) --processes 1 2 --strong
 measure_weak := $(SCALING) --processes 1 2 --weak
-measure_links := $(SCALING) --processes 2 --links 0 $(LINKS)
+measure_links := $(SCALING) --processes 2 --links 0 1000 300 100
 measure_variants := $(SCALING) --processes 2 --links 1000 100 \
 	--variants plain accumulate4 accumulate16 bf16 bf16_gradients fp16_gradients power_sgd buckets1 buckets100
-measure_predict_links := $(PREDICT) $(LATE) --measured out/bench/links/scaling.json
-measure_predict_sleep := $(PREDICT) --sleep 0.2 --processes 3 --links $(LINKS)
-measure_predict_paper := $(PREDICT) $(LATE) --token_seconds 5.1e-5 --tokens 1301 --latency 1e-4 --bandwidth 1.19e8
-measure_exposed_communication := torchrun --nproc-per-node 2 benchmarks/exposed_communication.py
 
 .NOTPARALLEL:
 out/bench/%/measured: | .venv/installed-bench
@@ -179,17 +162,13 @@ for folder in $(1); do \
 	done; \
 done
 endef
-# The prediction for many GPUs takes a second. It reads results of `make bench` and `make gpu`.
-PREDICT_GPUS := $(BIN)/python benchmarks/predict_gpus.py --output_dir benchmarks/results
 # Root is needed to limit the bandwidth of links.
 bench-network: $(NETWORK:%=out/bench/%/measured)
 	$(call commit_results,$(NETWORK))
-	$(PREDICT_GPUS)
 
 bench: $(BENCHMARKS:%=out/bench/%/measured)
 	$(call commit_results,$(BENCHMARKS))
 	$(BIN)/python benchmarks/results_table.py
-	$(PREDICT_GPUS)
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

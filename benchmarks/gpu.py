@@ -1,21 +1,22 @@
 """Measure training on one GPU, in parts of less than nine minutes; `make gpu` runs them all.
 
-    python benchmarks/gpu.py text images variants kernels image-variants peers tests
+    python benchmarks/gpu.py distributed tests text images variants kernels image-variants peers
     python benchmarks/gpu.py --table
 
 Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main` in its own process, for about 20 s. A
 process whose time is over is ended, and the lines of its metrics.jsonl count. `saves`, `predictions` and
-`predictions_float32` are scripts of their own, in benchmarks/. The part "tests" runs the tests that need a GPU. Each
-part adds an entry to the GPU's file, benchmarks/results/gpu/NAME.json, and the entry is written after each benchmark,
-so that an interrupted run keeps its results. Without a GPU everything has toy size: that tests the script, and the
-figures mean nothing. --table writes the tables of docs/performance.md and docs/faster_runs.md from
-these files.
+`predictions_float32` are scripts of their own, in benchmarks/. The parts "distributed" and "tests" run the tests that
+need a GPU. A benchmark whose packages are not installed says so and is left out. Each part adds an
+entry to the GPU's file, benchmarks/results/gpu/NAME.json, and the entry is written after each benchmark, so that an
+interrupted run keeps its results. Without a GPU everything has toy size: that tests the script, and the figures mean
+nothing. --table writes the tables of docs/performance.md and docs/faster_runs.md from these files.
 """
 
 import argparse
 import contextlib
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -55,9 +56,10 @@ from shared.monitoring.flops import measure_peak
 RESULTS = ROOT / "benchmarks/results/gpu"
 START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
-TIME_LIMIT = 110  # seconds for a benchmark, with its start and its compiling
-TIME_LIMIT_OF_PASSES = 220  # which compile twelve times
-GPU_TESTS = ("tests/recipes/test_gpu.py", "tests/recipes/test_gpu_images.py")
+GPU_TESTS = {
+    "distributed": ("tests/recipes/test_gpu_distributed.py",),
+    "tests": ("tests/recipes/test_gpu.py", "tests/recipes/test_gpu_images.py"),
+}
 LAST_LINES = 8  # of the log of a benchmark that failed
 Row = dict[str, Any]
 Entry = dict[str, Any]
@@ -194,13 +196,13 @@ def prediction_rates(rows: list[Row]) -> Row:
     return found | {f"pipeline_{name}": of_pipelines[fastest][name] for name in ("batch_size", "workers")}
 
 
-def run_tests(folder: Path, seconds: float) -> Row:
+def run_tests(part: str, folder: Path, seconds: float) -> Row:
     """Run the tests that need a GPU; how many passed, and which failed."""
     log, report = folder / "tests.log", folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", *GPU_TESTS, f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", *GPU_TESTS[part], f"--junitxml={report}"]
     started = time.perf_counter()
     code = run_limited(command, log, seconds)
-    row: Row = {"benchmark": "tests", "seconds": time.perf_counter() - started}
+    row: Row = {"benchmark": part, "seconds": time.perf_counter() - started}
     if report.exists():
         cases = [
             (case.get("name"), float(case.get("time", 0)), list(case)) for case in ET.parse(report).iter("testcase")
@@ -240,7 +242,7 @@ def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
     entries = json.loads(file.read_text()) if file.exists() else []
     entry: Entry = {"part": part, "machine": at, "command": "python " + " ".join(sys.argv)}
     entry |= {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
-    entry |= {"ceilings": {} if part == "tests" else ceilings(), "rows": [], "left_out": []}
+    entry |= {"ceilings": {} if part in GPU_TESTS else ceilings(), "rows": [], "left_out": []}
     if on_gpu:
         torch.cuda.empty_cache()  # the benchmarks' processes need the memory
     work = (ROOT / "out/gpu_benchmarks" if on_gpu else file.parent / "work") / part  # a test keeps the logs of a GPU
@@ -248,18 +250,22 @@ def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
     work.mkdir(parents=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     complete = True
-    for name in ["tests"] if part == "tests" else names:
-        if (left := end - time.perf_counter()) < min(TIME_LIMIT, seconds) / 3:
+    for name in [part] if part in GPU_TESTS else names:
+        limit = seconds if part in GPU_TESTS else BENCHMARKS[name].seconds
+        if (left := end - time.perf_counter()) < min(limit, seconds) / 3:
             entry["left_out"].append(name)
             continue
-        limit = TIME_LIMIT_OF_PASSES if name == "bert_base_passes" else TIME_LIMIT
-        row = run_tests(work, left) if part == "tests" else race(name, work / name, min(limit, left))
+        missing = [] if part in GPU_TESTS else missing_packages(BENCHMARKS[name])
+        if missing:
+            row = {"benchmark": name, "problem": f"not installed: {', '.join(missing)}"}
+        else:
+            row = run_tests(part, work, left) if part in GPU_TESTS else race(name, work / name, min(limit, left))
         entry["rows"].append(row)
         partly = file.with_suffix(".partly")
         partly.write_text(json.dumps([*entries, entry], indent=1) + "\n")
         partly.replace(file)
         print(said(row), flush=True)
-        if "problem" in row:
+        if "problem" in row and not missing:
             complete = False
             print(f"{name}: the last lines of {work / name}.log:", *row["last_lines"], sep="\n  ", flush=True)
         shutil.rmtree(work / name, ignore_errors=True)  # the log is beside the folder and stays
@@ -268,11 +274,17 @@ def run_part(part: str, names: list[str], seconds: float, file: Path) -> bool:
     return complete
 
 
+def missing_packages(benchmark: Benchmark) -> list[str]:
+    """The packages that a benchmark needs and this machine lacks."""
+    return [name for name in benchmark.needs if importlib.util.find_spec(name) is None]
+
+
 def said(row: Row) -> str:
     """A row as a line for the terminal."""
-    if row["benchmark"] == "tests":
+    if row["benchmark"] in GPU_TESTS:
         failed = f", failed: {', '.join(row['failed'])}" if row.get("failed") else ""
-        return f"tests {row.get('passed', 0)} passed, {row.get('skipped', 0)} skipped{failed} {row.get('problem', '')}"
+        count = f"{row.get('passed', 0)} passed, {row.get('skipped', 0)} skipped{failed}"
+        return f"{row['benchmark']} {count} {row.get('problem', '')}"
     figure = f"{row['rate']:12,.1f} {row['unit']}/s" if "rate" in row else f"{len(row.get('passes', ()))} passes"
     if "save_extra_ms" in row:
         figure = f"{row['save_extra_ms']:12,.1f} ms for a save"
@@ -443,11 +455,11 @@ def facts(entries: list[Entry]) -> str:
                 f"{row['rate_without_load'] / row['pipeline_rate']:.2f} without it (minimum "
                 f"{verdict(ratio, minimum)})."
             )
-    if found := newest(entries, "tests", "passed"):
-        row, entry = found
+    for row, entry in filter(None, (newest(entries, part, "passed") for part in GPU_TESTS)):
         failed = f", {len(row['failed'])} failed ({', '.join(row['failed'])})" if row["failed"] else ""
         count = f"{row['passed']} passed, {row['skipped']} skipped{failed}"
-        said.append(f"GPU tests on {entry['date'][:10]}: {count}, in {row['seconds']:,.0f} s.")
+        what = "GPU tests of FSDP and of several processes" if row["benchmark"] == "distributed" else "GPU tests"
+        said.append(f"{what} on {entry['date'][:10]}: {count}, in {row['seconds']:,.0f} s.")
     versions = {", ".join(f"{name} {v}" for name, v in entry["machine"]["versions"].items()) for entry in entries}
     said.append(f"Versions: {'; '.join(sorted(versions))}.")
     return "\n".join(f"- {sentence}" for sentence in said)

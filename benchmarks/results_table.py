@@ -114,11 +114,6 @@ def utilisation(size: str, precision: str) -> Callable[[Report], Cells]:
     return measured
 
 
-def independent_runs(report: Report) -> Cells:
-    ours, apart = (of_contestant(report, name, "tokens_per_second") for name in ("together", "apart"))
-    return f"{ours:,.0f} tokens/s", f"{apart:,.0f} tokens/s", interval(report["comparisons"]["together / apart"])
-
-
 def evaluation(report: Report) -> Cells:
     turns = report["evaluation"]["turns"]
     ours, trainer = (statistics.median(turn[name] for turn in turns) for name in ("ours", "trainer"))
@@ -207,10 +202,6 @@ COMPARISONS = (
         row(f"MFU, {label}, {precision}", "a matrix product", *bars, UTILISATION, utilisation(size, precision))
         for size, label in (("wide", "width 768"), ("small", "4 layers of width 256"))
         for precision, bars in (("fp32", ("≥ 65 %", "≥ 85 %")), ("bf16", ("≥ 45 %", "≥ 70 %")))
-    ),
-    row(
-        *("two processes of one run", "two independent runs", "≥ 0.96", "≥ 0.99"),
-        *(("independent_runs.json", "python benchmarks/independent_runs.py --rounds 5"), independent_runs),
     ),
     row(
         *("time of an evaluation", "`Trainer.evaluate`", "≤ 0.5", "≤ 0.3"),

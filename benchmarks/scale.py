@@ -21,7 +21,7 @@ output folder. The file takes 2 bytes per sample there and is removed at the end
     python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 --processes 8 64 512 4096 \
         --samples_per_process 64 256 --images_per_process 384 --output_dir out/scale_processes
 
-plans for other numbers of processes, and for images, which have no lengths. predict_gpus.py reads the result.
+plans for other numbers of processes, and for images, which have no lengths.
 """
 
 import argparse

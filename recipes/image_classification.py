@@ -23,7 +23,6 @@ from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType
 from shared.images.images import Images, collate, load_images, worst_predictions
-from shared.models import batch_norm
 from shared.models.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
@@ -100,10 +99,7 @@ def main(config: Config) -> dict[str, float]:
         seen = (accelerator, evaluated, loader, validation, augmentation)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
-        card = {"data": data} | batch_norm.notes(model, plan, run.progress.step) | metrics.notes
-        run.start(partial(evaluate, *seen, metrics), best_by, card=card)
-        statistics = batch_norm.RunningAverages(accelerator, model)
-        run.before_reading_weights = statistics.copy_into_model
+        run.start(partial(evaluate, *seen, metrics), best_by, average=average, card={"data": data} | metrics.notes)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):
@@ -112,11 +108,8 @@ def main(config: Config) -> dict[str, float]:
                     loss = compute_loss(micro_batch, batch)
                     gradients.backward(accelerator, loss)
                 run.count(micro_batch, loss)
-                statistics.add(micro_batch)
             grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
             skipped = step_if_finite(accelerator, optimizer, grad_norm)
-            statistics.end_step(grad_norm)
-            average.end_step(statistics)
             gradients.set_to_none(parameters)
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()

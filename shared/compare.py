@@ -1,8 +1,10 @@
 """Finds the first difference of two runs, or lists the results of any number of runs.
 
 `python -m shared.compare RUN_A RUN_B` compares two run folders: samples, learning rate and loss at each logged step,
-and weights at the end and at each step of which both runs have a checkpoint. The exit code is 0 if the runs are the
-same, 1 if they differ, 2 if they cannot be compared.
+all tensors of the checkpoints at each step of which both runs have one, and the exported model. What only one run has
+is a difference. The exit code is 0 if the runs are the same, 1 if they differ, 2 if they cannot be compared.
+
+Training amplifies rounding, so the tolerance grows with the steps (`allowed`), and a jump is a difference at any step.
 
 `python -m shared.compare RUN RUN RUN ...` prints a table of results. Runs that differ only in --seed share a row, with
 the mean and the standard deviation of their results. `--table` prints the table for two runs as well.
@@ -19,11 +21,17 @@ from typing import Any
 
 from shared.checkpoints.resuming import complete
 from shared.config.options import Options, load, shown
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.monitoring.evaluation import greater_is_better
 from shared.monitoring.tracking import read_metrics
+from shared.run.saved_tensors import difference_of, parts_of
 
 Lines = Sequence[Mapping[str, Any]]
+EARLY = 20  # steps
+# Relative differences that rounding explains: at any step, and after `EARLY` steps, from where on they grow.
+LOSS, WEIGHTS, OPTIMIZER = (1e-4, 1e-5), (1e-5, 1e-5), (1e-4, 1e-4)
+JUMP = 100  # rounding grew at most 13-fold from one reading to the next, over 2,000 steps at learning rate 1e-3
+BLURRED = 0.1  # with a larger tolerance, losses and weights tell little
 
 
 @dataclass(frozen=True)
@@ -46,40 +54,83 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shared.compare", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("runs", type=Path, metavar="RUN", nargs="+", help="output folder of a run")
     parser.add_argument("--table", action="store_true", help="print a table of results, also for two runs")
-    parser.add_argument("--loss_tolerance", type=float, default=1e-4, help="relative, of losses (default: %(default)s)")
-    parser.add_argument(
-        "--weight_tolerance",
-        type=float,
-        default=1e-5,
-        help="relative, of all weights as one vector (default: %(default)s)",
-    )
+    for name, what in (("loss", "losses"), ("weight", "all weights as one vector")):
+        said = f"relative difference allowed at every step, of {what} (default: it grows with the steps)"
+        parser.add_argument(f"--{name}_tolerance", type=float, help=said)
     given = parser.parse_args(arguments)
     if given.table or len(given.runs) != 2:
         for name in ("loss_tolerance", "weight_tolerance"):
-            if getattr(given, name) != parser.get_default(name):
+            if getattr(given, name) is not None:
                 parser.error(f"--{name} has no effect on a table of results: leave it out")
         return print_results(given.runs)
-    a, b = given.runs
     try:
-        lines_a, lines_b = training_lines(a), training_lines(b)
-        findings = [
-            compare_samples(lines_a, lines_b),
-            compare_numbers(lines_a, lines_b, "learning_rate", tolerance=0),
-            compare_numbers(lines_a, lines_b, "loss", tolerance=given.loss_tolerance),
-            compare_checkpoints(a, b, given.weight_tolerance),
-            compare_models(a, b, lines_a[-1]["step"], lines_b[-1]["step"], given.weight_tolerance),
-        ]
-        if not any(finding.difference for finding in findings):
-            raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
-        for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
-            print(f"{name}  {run}: logged {span([line['step'] for line in lines])}")
-        print(f"settings that differ, A | B: {', '.join(differing_settings(a, b)) or 'none'}")
+        a, b = given.runs
+        return compare(a, b, given.loss_tolerance, given.weight_tolerance)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def compare(a: Path, b: Path, loss_tolerance: float | None, weight_tolerance: float | None) -> int:
+    """Compare two runs, print the result, and return the exit code; a tolerance of None follows the steps.
+
+    Raises:
+        UserError: the runs cannot be compared.
+    """
+    lines_a, lines_b = training_lines(a), training_lines(b)
+    findings = [
+        compare_samples(lines_a, lines_b),
+        compare_numbers(lines_a, lines_b, "learning_rate", tolerance=0),
+        compare_numbers(lines_a, lines_b, "loss", loss_tolerance),
+        *compare_checkpoints(a, b, weight_tolerance),
+        compare_ends(a, b),
+        compare_models(a, b, lines_a[-1]["step"], lines_b[-1]["step"], weight_tolerance),
+    ]
+    if not any(finding.difference and finding.compared for finding in findings[:-2]):
+        raise UserError(f"{a} and {b}: nothing was logged or saved at the same steps; use the same --logging_steps")
+    for name, run, lines in (("A", a, lines_a), ("B", b, lines_b)):
+        print(f"{name}  {run}: logged {span([line['step'] for line in lines])}, on {processes_of(lines)}")
+    numbers_a, numbers_b = ({line["step"]: line.get("processes") for line in lines} for lines in (lines_a, lines_b))
+    if all(numbers_a[step] == numbers_b[step] is not None for step in numbers_a.keys() & numbers_b.keys()):
+        print("on the same number of processes at every step: this comparison says nothing about other numbers")
+    print(f"settings that differ, A | B: {', '.join(differing_settings(a, b)) or 'none'}")
     print_table(findings)
+    if (last := min(lines_a[-1]["step"], lines_b[-1]["step"])) > (until := EARLY * math.sqrt(BLURRED / WEIGHTS[1])):
+        print(f"after step {until:,.0f} of {last:,}, rounding may reach {BLURRED:.0%}: there, trust samples and jumps")
     print(verdict(findings))
     return 0 if all(finding.differs_at is None for finding in findings) else 1
+
+
+def processes_of(lines: Lines) -> str:
+    """The number of processes, and where the run was started again: `2 processes to step 40, 1 process to step 90`."""
+    starts: list[tuple[str, int]] = []
+    for line in lines:
+        number = count_of(line["processes"], "process", "processes") if "processes" in line else "unknown processes"
+        if starts and "timed_steps" not in line and starts[-1][0] == number:
+            starts.pop()
+        starts.append((number, line["step"]))
+    return starts[0][0] if len(starts) == 1 else ", ".join(f"{number} to step {step}" for number, step in starts)
+
+
+def allowed(step: int, rounding: tuple[float, float], before: float) -> float:
+    """The largest relative difference that rounding explains after `step` steps: it grows with the square of the steps.
+
+    `before` is the largest difference at the steps compared earlier: rounding does not jump.
+    """
+    always, early = rounding
+    return max(always, min(early * (step / EARLY) ** 2, JUMP * before))
+
+
+def first_beyond(
+    differences: Mapping[int, float], rounding: tuple[float, float], tolerance: float | None
+) -> int | None:
+    """The first step whose difference rounding does not explain, or exceeds `tolerance`, which is for all steps."""
+    before = math.inf  # the first of them may be any step
+    for step, difference in differences.items():
+        if difference > (allowed(step, rounding, before) if tolerance is None else tolerance):
+            return step
+        before = difference if before == math.inf else max(before, difference)
+    return None
 
 
 def training_lines(run: Path) -> Lines:
@@ -121,7 +172,7 @@ def compare_samples(lines_a: Lines, lines_b: Lines) -> Finding:
     return Finding("samples", span(steps), f"at {len(different)} steps", first, f"{a[first]} against {b[first]}")
 
 
-def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float) -> Finding:
+def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float | None) -> Finding:
     """Compare one number of the training lines, relative to the greater value.
 
     A logged loss is the mean since the previous line, so two losses are compared only if both lines have the same step
@@ -139,14 +190,18 @@ def compare_numbers(lines_a: Lines, lines_b: Lines, key: str, tolerance: float) 
     what = key.replace("_", " ")
     if not both:
         return Finding(what, "not compared: not logged at the same steps")
-    differences = {where: relative(a[where], b[where]) for where in both}
-    worst = max(both, key=lambda where: differences[where])
-    largest = f"off by {differences[worst]:.1e} at step {worst[1]}" if differences[worst] else "equal"
-    compared = span([step for _, step in both])
-    for where in both:
-        if differences[where] > tolerance:
-            return Finding(what, compared, largest, where[1], against(a[where], b[where]))
-    return Finding(what, compared, largest)
+    differences = {where[1]: relative(a[where], b[where]) for where in both}
+    worst = max(differences, key=lambda step: differences[step])
+    largest = f"off by {differences[worst]:.1e} at step {worst}" if differences[worst] else "equal"
+    first = first_beyond(differences, LOSS, tolerance)
+    words = next((against(a[where], b[where]) for where in both if where[1] == first), "")
+    return Finding(what, span([*differences]), largest, first, words + up_to(differences, first))
+
+
+def up_to(differences: Mapping[int, float], first: int | None) -> str:
+    """How large the difference was before the first step at which the runs differ."""
+    earlier = [step for step in differences if first is not None and step < first]
+    return f" (at most {max(differences[step] for step in earlier):.1e} up to step {earlier[-1]})" if earlier else ""
 
 
 def against(a: float, b: float) -> str:
@@ -162,80 +217,69 @@ def relative(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), abs(b)) if math.isfinite(a) and math.isfinite(b) else math.inf
 
 
-def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float) -> Finding:
-    """Compare the weights at each step of which both runs have a checkpoint."""
+def compare_ends(run_a: Path, run_b: Path) -> Finding:
+    """Compare the last steps of the runs, and whether they are finished."""
+    ends: list[tuple[Any, str]] = []
+    for run in (run_a, run_b):
+        last = read_metrics(run / "metrics.jsonl")[-1]
+        ends.append((last["step"], "finished" if "train_runtime" in last else "not finished"))
+    (step_a, state_a), (step_b, state_b) = ends
+    if ends[0] == ends[1]:
+        return Finding("end", f"step {step_a}", state_a)
+    words = f"A ends at step {step_a}, {state_a}; B at step {step_b}, {state_b}"
+    return Finding("end", "", "differs", min(step_a, step_b) + (step_a != step_b), words)
+
+
+def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float | None) -> list[Finding]:
+    """Compare all tensors of the checkpoints of the same steps, in a row for each kind of file: model, optimizer, ...
+
+    Older checkpoints may have been removed, or saved by an interruption; the newest one has to be in both runs.
+    """
     a, b = complete(run_a), complete(run_b)
-    steps = [step for step in sorted(a.keys() & b.keys()) if tensors(a[step]) and tensors(b[step])]
-    if not steps:
-        return Finding("checkpoints", "not compared: no *.safetensors of the same step in both")
-    differences = {step: weight_difference(a[step], b[step]) for step in steps}
-    worst = max(steps, key=lambda step: differences[step][0])
-    largest = differences[worst][1] + (f" at step {worst}" if differences[worst][0] and len(steps) > 1 else "")
-    for step in steps:
-        if differences[step][0] > tolerance:
-            return Finding("checkpoints", span(steps), largest, step, differences[step][1])
-    return Finding("checkpoints", span(steps), largest)
+    newest = max([*a, *b], default=None)
+    for run, found in ((run_a, a), (run_b, b)):
+        if newest is None or (not found and saves_none(run)):
+            return [Finding("checkpoints", "not compared: none were saved")]
+        if newest not in found:
+            return [Finding("checkpoints", "", "differs", newest, f"{run} has none of step {newest}")]
+    differences: dict[str, dict[int, tuple[float, str]]] = {}
+    for step in sorted(a.keys() & b.keys()):
+        parts_a, parts_b = parts_of(a[step]), parts_of(b[step])
+        for part in sorted({*parts_a, *parts_b}):
+            differences.setdefault(part, {})[step] = difference_of(part, parts_a.get(part, {}), parts_b.get(part, {}))
+    return [
+        finding_of(f"checkpoints: {part}", part, of_steps, tolerance) for part, of_steps in differences.items()
+    ] or [Finding("checkpoints", "not compared: they have no tensors in files that can be read")]
 
 
-def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance: float) -> Finding:
-    """Compare the weights in model/ of two runs that ended at the same step."""
-    a, b = run_a / "model", run_b / "model"
-    if not (tensors(a) and tensors(b)):
-        return Finding("model", "not compared: no model/*.safetensors in both")
+def finding_of(
+    what: str, part: str, of_steps: Mapping[int, tuple[float, str]], tolerance: float | None, compared: str = ""
+) -> Finding:
+    """The row on tensors, from the difference at each step and its description."""
+    differences = {step: difference for step, (difference, _) in of_steps.items()}
+    worst = max(differences, key=lambda step: differences[step])
+    largest = of_steps[worst][1] + (f" at step {worst}" if differences[worst] and len(of_steps) > 1 else "")
+    first = first_beyond(differences, OPTIMIZER if part == "optimizer" else WEIGHTS, tolerance)
+    words = "" if first is None else of_steps[first][1] + up_to(differences, first)
+    return Finding(what, compared or span([*of_steps]), largest, first, words)
+
+
+def saves_none(run: Path) -> bool:
+    """Whether a run was asked to save no checkpoints."""
+    return (run / "config.yaml").is_file() and load(run / "config.yaml").get("checkpointing_steps") == "no"
+
+
+def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance: float | None) -> Finding:
+    """Compare the weights in model/ of two runs: averaged ones, if the run exports those."""
+    a, b = (parts_of(run / "model") for run in (run_a, run_b))
+    if not a and not b:
+        return Finding("model", "not compared: neither run has model/*.safetensors")
+    if not a or not b:
+        return Finding("model", "", "differs", max(last_a, last_b), f"only {'A' if a else 'B'} has one")
     if last_a != last_b:
         return Finding("model", f"not compared: the runs end at steps {last_a} and {last_b}")
-    difference, words = weight_difference(a, b)
-    return Finding("model", "at the end", words, last_a if difference > tolerance else None, words)
-
-
-def weight_difference(folder_a: Path, folder_b: Path) -> tuple[float, str]:
-    """Compare two saved models, with one tensor of each in memory at a time.
-
-    Returns the norm of the difference divided by the norm of the weights, all tensors as one vector, and a description
-    with the tensor that differs most. The difference is infinite if names or shapes differ or a value is not finite.
-    """
-    import torch
-    from safetensors import safe_open
-
-    files_a, files_b = tensors(folder_a), tensors(folder_b)
-    if odd := files_a.keys() ^ files_b.keys():
-        return math.inf, f"only one has {min(odd)}"
-    squared_difference = squared_norm = 0.0
-    differing = {}  # name: relative difference, of the tensors that are not the same byte for byte
-    for name in sorted(files_a):
-        with safe_open(files_a[name], framework="pt") as file_a, safe_open(files_b[name], framework="pt") as file_b:
-            a, b = file_a.get_tensor(name), file_b.get_tensor(name)
-        if a.shape != b.shape:
-            return math.inf, f"{name} has shape {list(a.shape)} against {list(b.shape)}"
-        same = a.dtype == b.dtype and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-        if not (a.is_floating_point() and b.is_floating_point()):
-            if not same:  # rounding does not change a counter or an index, and its size would mask the weights
-                return math.inf, f"{name} differs"
-            continue
-        norm = max(a.double().norm().item(), b.double().norm().item())
-        squared_norm += norm**2
-        if not same:
-            difference = (a.double() - b.double()).norm().item()
-            squared_difference += difference**2
-            differing[name] = difference / norm if norm else 0.0  # no norm: zeros that differ in sign or dtype
-    if not differing:
-        return 0.0, "byte for byte"
-    total = math.sqrt(squared_difference / squared_norm) if squared_norm else 0.0
-    if not math.isfinite(total):
-        return math.inf, "values that are not finite"
-    worst = max(differing, key=lambda name: differing[name])
-    return total, f"off by {total:.1e} ({differing[worst]:.1e} in {worst})"
-
-
-def tensors(folder: Path) -> dict[str, Path]:
-    """The file of each tensor of a saved model, which may consist of several files: {name of the tensor: file}."""
-    from safetensors import safe_open
-
-    found = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            found.update(dict.fromkeys(opened.keys(), file))
-    return found
+    of_step = {last_a: difference_of("model", a["model"], b["model"])}
+    return finding_of("model", "model", of_step, tolerance, "at the end")
 
 
 def span(steps: Sequence[int]) -> str:

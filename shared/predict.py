@@ -10,11 +10,11 @@ are predicted, so that the printed scores are those of the run's last evaluation
 The file is complete or absent, and the same on any number of processes. Start an interrupted command again to resume.
 """
 
+import dataclasses
 import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +55,7 @@ KINDS: dict[type, Callable[[Any, Any], Prediction]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
     """The flags. Where None is the default, the setting of the run is used, unless the text says otherwise."""
 
@@ -121,6 +121,7 @@ def predict(settings: PredictionOptions) -> dict[str, float]:
         )
     with folder_lock.freed_after(settings.output_dir):
         accelerator = starting.start(settings)
+        settings = dataclasses.replace(settings, mixed_precision=accelerator.mixed_precision)
         on_main_process(accelerator, lambda: parts.check_free(Path(settings.predictions_file)))
         try:
             prediction = KINDS[type(settings)](accelerator, settings)

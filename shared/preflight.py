@@ -31,7 +31,7 @@ from shared.datasets import demo_texts
 from shared.errors import UserError
 from shared.launch import agreement, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
-from shared.processes import collectives, ending, signals
+from shared.processes import barrier, collectives, ending, signals
 from shared.run import launch_card, run_folder
 from shared.run.command import load_recipe
 from shared.text.object_store import is_url
@@ -194,7 +194,7 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     size, processes = config.global_batch_size, accelerator.num_processes
     limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
     return {
-        "batch": launch_card.product(size, processes, None, *limits),
+        "batch": launch_card.product(size, processes, *limits),
         "tracker": options.shown(config.report_to),
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }
@@ -241,7 +241,7 @@ def timed_all_reduce(accelerator: Any, size: int) -> float:
     taken = []
     for _ in range(ROUNDS + 1):
         values.fill_(accelerator.process_index + 1)
-        dist.barrier()
+        barrier.meet(accelerator)
         wait()
         begun = time.perf_counter()
         dist.all_reduce(values)

@@ -273,9 +273,14 @@ def _run_script(rank, words, log, environment, picture):
 
 def load_recipe(name):
     """Import a recipe as a module into this process, to compute expected results with its functions."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"recipes/{name}.py")
+    return load(ROOT / f"recipes/{name}.py")
+
+
+def load(file):
+    """Import a file as a module into this process."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[file.stem] = module
     spec.loader.exec_module(module)
     return module
 

@@ -52,7 +52,7 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
     flags = common | benchmark.flags | {"output_dir": folder / "run"}
     if toy:
         flags |= benchmark.toy | {"torch_compile": False, "dataloader_num_workers": 0}
-        for name in ("fixed_shapes", "image_decoder", "cudnn_benchmark"):  # which need --torch_compile or a GPU
+        for name in ("fixed_shapes", "cudnn_benchmark"):  # which need --torch_compile or a GPU
             flags.pop(name, None)
     if "config" in flags:
         flags["config"] = ROOT / flags["config"]

@@ -100,12 +100,18 @@ def sentence_transformers_trainer(
         temperature: divides the cosines.
         mini_batch_size: texts of one column that are embedded at a time.
         callback: a TrainerCallback.
+
+    On a GPU with flash_attn the texts are not padded: with this attention sentence-transformers unpads by itself.
     """
+    import importlib.util
+
     from datasets import Dataset
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
     from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
 
-    model = SentenceTransformer(str(folder), device=settings.device.type)
+    unpads = settings.device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
+    more = {"attn_implementation": "flash_attention_2"} if unpads else {}
+    model = SentenceTransformer(str(folder), device=settings.device.type, model_kwargs=more)
     model.max_seq_length = max_length
     loss = CachedMultipleNegativesRankingLoss(
         model, scale=1 / temperature, mini_batch_size=mini_batch_size, gather_across_devices=True

@@ -14,6 +14,14 @@ class BestBy:
 
     name: str  # as in metrics.jsonl: eval_accuracy
     greater_is_better: bool
+    promised: tuple[str, ...] = ()  # all names that an evaluation returns at least
+
+    def missing(self, results: dict[str, float]) -> str:
+        """Which of the promised scores an evaluation lacks, as a sentence; "" if none, or if it was interrupted."""
+        absent = [name for name in (self.name, *self.promised) if name not in results]
+        if not results or not absent:
+            return ""
+        return f"evaluate returned {', '.join(results)}, but not {', '.join(dict.fromkeys(absent))}"
 
     def improves(self, new: dict[str, float], best: dict[str, float]) -> bool:
         """Whether `new` is better than `best`. NaN is only better than no score.
@@ -41,6 +49,8 @@ class Progress:
     run_id: str | None = None  # of the tracker
     data: list[str] | None = None  # digests of the training and the validation data
     model: str | None = None  # digest of the config in a local --model_name_or_path
+    first_processes: int = 1  # number of processes of the first launch, for which the steps are cut
+    world_size: int | None = None  # number of processes of the launch that saved the checkpoint
     order: int = permutation.VERSION  # of the order of samples in which the run began
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
@@ -74,5 +84,6 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
         """The progress in a checkpoint's state; other entries of the state are ignored."""
-        state = {"order": 1} | state  # the first version of the order was not recorded
+        # Older checkpoints have no `order`, which was the first version, and no `first_processes`.
+        state = {"order": 1, "first_processes": state.get("world_size", 1)} | state
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import yaml
 
 from shared.config import foreign_flags
+from shared.config.removed import without_removed
 from shared.errors import UserError
 
 USAGE = """\
@@ -96,7 +97,11 @@ def expected(hint: Any) -> str:
 
 
 def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
-    """Return the mapping in the YAML file `path`; raise UserError if it cannot be read or holds something else."""
+    """Return the mapping in the YAML file `path`, without removed settings that had their default.
+
+    Raises:
+        UserError: the file cannot be read or holds something else.
+    """
     try:
         with Path(path).open(encoding="utf-8") as file:
             content = yaml.load(file, Loader=loader)
@@ -106,7 +111,7 @@ def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader)
         raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: contains no settings: write lines of `name: value`")
-    return content
+    return without_removed(content)
 
 
 def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:

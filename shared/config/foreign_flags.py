@@ -2,6 +2,8 @@
 
 from collections.abc import Container
 
+from shared.config.removed import FORMER_DEFAULTS
+
 # For recipes whose models shared/predict.py accepts: classifiers and taggers, and encoders of embeddings.
 PREDICT = (
     "after training, python -m shared.predict OUTPUT_DIR FILE predicts a file and scores it by --label_column_name: "
@@ -16,6 +18,7 @@ EVALUATE = (
 
 # {foreign name: advice, as our flag or as a sentence}. The first advice whose flags the recipe has is printed.
 EQUIVALENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(FORMER_DEFAULTS, ("this setting was removed: leave it out",)),
     # Data
     "data": ("--dataset_name NAME, or --train_dir FOLDER", "--dataset_name NAME, or --train_file FILE"),
     "data_dir": ("--train_dir FOLDER", "--train_file FILE, or --dataset_name FOLDER"),

@@ -24,8 +24,6 @@ class ImageOptions(DataOptions):
     """Decode all images before the run; skip and list those that cannot be decoded."""
     cache: Annotated[Literal["none", "uint8"], Meaning.NOT_IN_RESULT] = "none"
     """uint8: decode each image once per machine, and store it uncompressed in a memory map."""
-    image_decoder: Literal["pillow", "torchcodec"] = "pillow"
-    """Decoder of training images. torchcodec, a package to install: JPEGs on the GPU, in slightly different colors."""
 
     # Model
     model_name_or_path: Annotated[str | None, Meaning.MAY_BE_ON_HUB] = None

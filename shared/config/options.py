@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from shared.config import command_line
 from shared.config.limits import CanBeZero, Limits, Share, limits_of, problem_with
 from shared.config.meaning import Meaning, fields_with
+from shared.config.removed import without_removed
 from shared.errors import UserError
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
@@ -80,8 +81,6 @@ class Options:
     """Recompute activations in the backward pass: saves memory, takes about a third more time."""
     torch_compile: bool = False
     """Compile the repeated layers of the model: faster steps on a GPU, a slower start, different rounding."""
-    fused_qkv: bool = False
-    """Compute query, key and value by one matrix product: BERT, RoBERTa, ELECTRA, DistilBERT, ViT and DeiT."""
     gradient_compression: Literal["none", "bf16", "fp16"] = "none"
     """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     deterministic: bool = False
@@ -274,7 +273,7 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     single string equals a list of one, because an older version may have had only one value for the field.
     """
     new = plain(config)
-    old = plain(type(config)()) | dict(stored)
+    old = plain(type(config)()) | without_removed(stored)
     old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):

@@ -100,7 +100,8 @@ class GradientCache:
         """
         if not len(self.losses):
             copies = [self.embed(micro_batch, batch) for _ in range(self.kept)]
-            return self.ranking_loss.of_samples(torch.stack(copies).mean(0), batch["digests"]).mean()
+            losses = self.ranking_loss.of_samples(torch.stack(copies).mean(0), batch["digests"])
+            return losses.sum() / micro_batch.normalizer
         kept = self._kept.pop(micro_batch.index, None)
         embeddings = self.embed(micro_batch, batch) if kept is None else kept
         if not micro_batch.counted:

@@ -13,7 +13,6 @@ from shared.encoders.masked_head import compute_only_masked
 from shared.models.activations import use_activation_dtype
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
-from shared.models.fused_qkv import fuse_qkv
 from shared.models.requirements import check_names
 from shared.models.self_check import keep_if_equal, text_batch
 
@@ -24,7 +23,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
     """Adapt the model to its device and the flags; call it before creating the optimizer and `prepare`.
 
     Raises:
-        UserError: see `check_names`, `add_adapters`, `fuse_qkv`, `use_activation_dtype` and `compile_layers`.
+        UserError: see `check_names`, `add_adapters`, `use_activation_dtype` and `compile_layers`.
     """
     check_names(model)
     add_adapters(accelerator, config, model)
@@ -37,7 +36,6 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
         elif accelerator.device.type == "cpu":
             bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
             (attend_by_products if bf16 else mask_by_row)(model)
-        fuse_qkv(config, model)
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model, fixed_shapes=getattr(config, "fixed_shapes", False))
 

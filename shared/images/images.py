@@ -12,15 +12,11 @@ from torch.utils.data import Dataset
 
 from shared.cache.prepared import each_share
 from shared.errors import UserError, say
-from shared.images import cache, gpu_decoding
+from shared.images import cache
 from shared.images.decoding import CorruptImage, Pixels, decode
 from shared.images.pictures import Picture
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
-from shared.plan.batches import MicroBatch
-from shared.plan.device_transfer import to_device
-
-LOOKED_AT = 256  # images in which `decoded_on_gpu` looks for a JPEG
 
 
 @dataclass
@@ -84,72 +80,8 @@ class Images(Dataset):
         return self.source.targets
 
 
-@dataclass
-class ImagesOnGPU(Images):
-    """Images whose JPEGs the GPU decodes, a micro-batch at a time. Pillow decodes other formats in the workers."""
-
-    def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Return a batch whose JPEGs are still encoded, for `put_on_device`.
-
-        `jpegs` uint8 [bytes] has all JPEGs end to end, `jpeg_bytes` and `jpeg_rows` int64 [JPEGs] have their lengths
-        and rows, `squares` uint8 [others, side, side, 3] has the other images. Aspects and labels are as in `collate`.
-
-        Raises:
-            UserError: an image is corrupt.
-        """
-        jpegs, rows, squares, aspects = [], [], [np.empty((0, self.size, self.size, 3), np.uint8)], []
-        for row, i in enumerate(samples.tolist()):
-            try:
-                found = gpu_decoding.read_jpeg(self.source.stored(i))
-            except CorruptImage as problem:
-                raise UserError(refusal(self.source, i, problem)) from None
-            if found is None:
-                square, aspect, _target = self[i]
-                squares.append(square[None])
-            else:
-                jpeg, aspect = found
-                jpegs.append(jpeg)
-                rows.append(row)
-            aspects.append(aspect)
-        batch: dict[str, NDArray[Any]] = {"jpegs": np.frombuffer(bytearray().join(jpegs), np.uint8)}
-        batch |= {
-            "squares": np.concatenate(squares),
-            "jpeg_bytes": np.array([*map(len, jpegs)], np.int64),
-            "jpeg_rows": np.array(rows, np.int64),
-        }
-        batch |= {"aspects": np.array(aspects, np.float32), "labels": self.source.targets[samples]}
-        return {name: torch.from_numpy(values) for name, values in batch.items()}
-
-    def put_on_device(
-        self, micro_batch: MicroBatch, batch: dict[str, torch.Tensor], device: torch.device
-    ) -> dict[str, torch.Tensor]:
-        """Decode the JPEGs of a batch on the device; return the batch that `collate` would make, on the device.
-
-        Raises:
-            UserError: nvJPEG cannot decode an image.
-        """
-        rows, jpegs = batch["jpeg_rows"].tolist(), batch["jpegs"].split(batch["jpeg_bytes"].tolist())
-        try:
-            decoded = gpu_decoding.decode_jpegs(jpegs, self.size, self.interpolation, device)
-        except CorruptImage as problem:
-            text, number = problem.args
-            where = self.source.where(int(micro_batch.samples[rows[number]]))
-            raise UserError(
-                f"{where} cannot be decoded by nvJPEG ({text}): save it anew, or use --image_decoder pillow"
-            ) from None
-        of_row, others = dict(zip(rows, decoded, strict=True)), iter(to_device(batch["squares"], device))
-        images = [of_row[row] if row in of_row else next(others) for row in range(len(batch["labels"]))]
-        rest = {name: to_device(batch[name], device) for name in ("aspects", "labels")}
-        return {"images": torch.stack(images)} | rest
-
-
 def collate(items: Any) -> dict[str, torch.Tensor]:
-    """Make a batch: images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows].
-
-    A batch of `ImagesOnGPU` stays as it is.
-    """
-    if isinstance(items, dict):
-        return items
+    """Make a batch: images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows]."""
     pixels, aspects, targets = items if isinstance(items, tuple) else zip(*items, strict=True)
     return {
         "images": torch.from_numpy(np.stack(pixels) if isinstance(pixels, tuple) else pixels),
@@ -167,39 +99,14 @@ def load_images(config: Any, size: int, interpolation: str = "bilinear") -> tupl
     read, or here with --cache. With --skip_corrupt_images every image is decoded once; corrupt ones are left out and
     listed.
 
-    --image_decoder is the decoder of the training images. Pillow always decodes the validation images, as transformers
-    does for the exported model.
-
     Raises:
-        UserError: the data cannot be read, an image is corrupt, or --image_decoder cannot be used.
+        UserError: the data cannot be read, or an image is corrupt.
         Unfinished: see `prepare_all`.
     """
-    on_gpu = config.image_decoder == "torchcodec"
-    if on_gpu and config.cache != "none":
-        raise UserError(
-            f"{gpu_decoding.FLAG} decodes in each epoch, and --cache {config.cache} once, with Pillow: leave one out"
-        )
-    if on_gpu:
-        gpu_decoding.require_decoder()
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     sources = limited(load_sources(config), config)
     train, validation = prepare_all(sources, config, size, interpolation)
-    return decoded_on_gpu(train) if on_gpu else train, validation
-
-
-def decoded_on_gpu(images: Images) -> ImagesOnGPU:
-    """The same images, whose JPEGs are decoded on the GPU.
-
-    Raises:
-        UserError: none of at most `LOOKED_AT` images, evenly spaced, is a JPEG that a GPU can decode.
-    """
-    looked_at = np.unique(np.linspace(0, len(images) - 1, LOOKED_AT).astype(int)).tolist()
-    if images.pixels is not None or not any(gpu_decoding.read_jpeg(images.source.stored(i)) for i in looked_at):
-        raise UserError(
-            f"{gpu_decoding.FLAG} has no effect: of {len(looked_at):,} images of {images.source.name}, none is a JPEG "
-            "that a GPU can decode; use pillow"
-        )
-    return ImagesOnGPU(images.source, images.size, interpolation=images.interpolation)
+    return train, validation
 
 
 def prepare_all(sources: Iterable[Source], config: Any, size: int, interpolation: str) -> list[Images]:

@@ -13,7 +13,6 @@ from shared.models.activations import use_activation_dtype
 from shared.models.batch_norm import synchronize
 from shared.models.compiling import compile_layers
 from shared.models.first_token import shorten_last_layer
-from shared.models.fused_qkv import fuse_qkv
 from shared.models.requirements import check_names
 from shared.pretrained.from_pretrained import backbone, head_for, load_classifier, load_pretrained, reason
 
@@ -190,7 +189,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     `geometry`.
 
     Raises:
-        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_cudnn_benchmark`, `fuse_qkv`,
+        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_cudnn_benchmark`,
             `use_activation_dtype` and `compile_layers`.
     """
     if geometry and config.model_name_or_path:
@@ -203,7 +202,6 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.cudnn_benchmark:
         use_cudnn_benchmark(accelerator.device, config.deterministic)
-    fuse_qkv(config, model)
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model, fixed_shapes=True)
 

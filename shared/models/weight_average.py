@@ -7,7 +7,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shared.compat import of_torch
 from shared.errors import UserError
-from shared.models.batch_norm import RunningAverages
 
 
 class WeightAverage:
@@ -38,11 +37,10 @@ class WeightAverage:
         self.model = self.average.module
         accelerator.register_for_checkpointing(self.average)
 
-    def end_step(self, statistics: RunningAverages) -> None:
+    def end_step(self) -> None:
         """Add the weights and buffers of the model to the average; after the first step, copy them."""
         if self.average is None:
             return
-        statistics.copy_into_model()
         averages, values = (
             [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
             for model in (self.average.module, self.source)

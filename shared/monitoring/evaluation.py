@@ -172,7 +172,7 @@ def best_by(config: Options, metrics: "Metrics") -> BestBy:
     if config.metric_for_best_model and name in metrics.empty:
         raise UserError(f"--metric_for_best_model {name} cannot tell which model is best: {metrics.empty[name]}")
     greater = greater_is_better(name) if config.greater_is_better is None else config.greater_is_better
-    return BestBy(f"eval_{name}", greater)
+    return BestBy(f"eval_{name}", greater, tuple(f"eval_{each}" for each in metrics.names))
 
 
 @dataclass

@@ -111,7 +111,7 @@ class Monitor:
         """The figures since the last call, over all processes; call it on all of them.
 
         Returns `loss` (mean over steps), `samples` (running digest of the ids fed, hexadecimal), `samples_per_second`,
-        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), and the
+        `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began), `processes`, and the
         figures of `costs`. The time of evaluation and checkpoints is only in `evaluation_seconds` and
         `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
         the number of these steps, `timed_steps`.
@@ -123,6 +123,7 @@ class Monitor:
             "samples": totals["digest"],
             "samples_per_second": totals["samples"] / seconds,
             "skipped_updates": totals["skipped"],
+            "processes": self.accelerator.num_processes,
         }
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds

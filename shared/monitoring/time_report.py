@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from shared.errors import count_of
+
 Lines = Sequence[Mapping[str, Any]]
 NAMES = {
     "forward_backward": "compute",
@@ -35,12 +37,25 @@ def seconds_by_part(lines: Lines) -> dict[str, float]:
     return spent
 
 
+def of_last_processes(lines: Lines) -> tuple[Lines, str]:
+    """The lines since a start on another number of processes, and that they are; all lines and "" without one."""
+    timed = [number for number, line in enumerate(lines) if "step_seconds" in line]
+    numbers = [lines[number].get("processes") for number in timed]
+    changes = [after for before, after in pairwise(range(len(timed))) if numbers[before] != numbers[after]]
+    if not changes:
+        return lines, ""
+    return lines[timed[changes[-1]] :], f" on {count_of(numbers[-1] or 0, 'process', 'processes')}"
+
+
 def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) -> str:
     """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed.
+
+    After a resume on another number of processes, only the time since then counts.
 
     A run of less than a minute gets advice only if its GPU mostly waited for the host. `compressed`: whether its
     gradients were sent in half the bytes. `compiled`: whether its layers were compiled.
     """
+    lines, where = of_last_processes(lines)
     spent = seconds_by_part(lines)
     if not (total := sum(spent.values())):
         return ""
@@ -48,7 +63,7 @@ def breakdown(lines: Lines, compressed: bool = False, compiled: bool = False) ->
     whole = rounded(shares)
     shown = ", ".join(f"{whole[part]} % {name}" for part, name in NAMES.items() if whole[part] or part == "rest")
     timed = [line for line in lines if "step_seconds" in line]
-    rows = [f"where {total:,.1f} s went: {shown}"]
+    rows = [f"where {total:,.1f} s{where} went: {shown}"]
     facts = {
         "mfu": ("MFU", lambda values: f"{sum(values) / len(values):.0%}".replace("%", " %")),
         "padding": ("padding", lambda values: f"{sum(values) / len(values):.1%}".replace("%", " %")),

@@ -3,7 +3,7 @@
 The sample stream is the concatenation of the epochs' permutations; step k takes the samples [k*G, (k+1)*G) of it, its
 global batch. The order inside a global batch does not matter, so its samples are sorted by length and cut into
 micro-batches of even cost within a budget. The number of processes only determines which process computes which
-micro-batch, not the cut. A plan has no state: a resumed run asks it for the next step.
+micro-batch, not the cut (see `refined` for the exception). A resumed run asks the plan for the next step.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ from shared.plan.hashing import Ints
 from shared.plan.permutation import permutation
 
 BLOCK = 1 << 20  # samples whose lengths are read, or sorted for an evaluation, at once
+COMPARED = 1 << 14  # samples of the steps whose cuts are compared at the start: their lengths may be on a slow disk
 
 
 class Weights(Protocol):
@@ -126,6 +127,7 @@ class Plan:
         self.total_steps = -(-self.total_samples // global_batch_size)
         self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
         self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
+        self.same_lengths, self.first_processes = lengths is None, 1
 
     @classmethod
     def of_run(
@@ -241,7 +243,8 @@ class Plan:
         order = (-lengths).argsort(kind="stable")
         samples, epochs, lengths = samples[order], epochs[order], lengths[order]
         sorted_lengths = lengths.tolist()
-        starts = self._cut_points(sorted_lengths, self._at_least(sorted_lengths))
+        count = self._count(sorted_lengths, self.num_processes, self.first_processes)
+        starts = cut_points(sorted_lengths, self.max_tokens, self.max_samples, count, self.packed, self.fixed_shapes)
         size = len(samples) if self.weights is None else self.weights[samples].sum().item()
         pieces = _micro_batches(step, samples, epochs, size, starts)
         return pieces, costs_of(lengths, starts, self.packed)
@@ -271,23 +274,67 @@ class Plan:
         samples, _ = self.global_batch(step)
         return 1 - float(self.lengths_of(samples).sum()) / (len(self.cut(step)) * self.max_tokens)
 
+    def keep_cut(self, first_processes: int) -> None:
+        """Cut each step into at least as many micro-batches as at the first launch of the run, on `first_processes`.
+
+        A run that resumes on fewer processes then has the same micro-batches, so the same dropout and batch norm.
+        """
+        self.first_processes = first_processes
+
     def refined(self, step: int) -> bool:
-        """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it."""
+        """Whether the number of processes changed the cut of a step: dropout and batch norm then depend on it.
+
+        It never changes the cut of a last step with fewer samples.
+        """
+        return self._cut_differs(step, num_processes=1, first_processes=1)
+
+    def steps_cut_otherwise(
+        self, start: int, num_processes: int, first_processes: int | None = None
+    ) -> tuple[int, int]:
+        """Compare the cuts of the steps from `start` on with those on another number of processes.
+
+        Steps of samples with the same length are all compared; of others at most `COMPARED` samples, evenly spaced.
+
+        Args:
+            start: the first step.
+            num_processes: the other number of processes.
+            first_processes: the number with which that run began; None: as this one.
+
+        Returns:
+            (number of steps with another cut, number of steps compared).
+        """
+        first_processes = first_processes or self.first_processes
+        steps = range(start, self.total_steps)
+        fewest, fewest_here = max(num_processes, first_processes), max(self.num_processes, self.first_processes)
+        if not steps or (fewest == fewest_here and not self.equal_counts):
+            return 0, len(steps)
+        if self.same_lengths:
+            full = self.total_samples // self.global_batch_size - start
+            return full * (full > 0 and self._cut_differs(start, num_processes, first_processes)), len(steps)
+        most = max(2, COMPARED // self.global_batch_size)
+        compared = sorted({steps[i * (len(steps) - 1) // (most - 1)] for i in range(most)})
+        return sum(self._cut_differs(step, num_processes, first_processes) for step in compared), len(compared)
+
+    def _cut_differs(self, step: int, num_processes: int, first_processes: int) -> bool:
+        """Whether a step has another cut on another number of processes."""
         samples, _ = self.global_batch(step)
         lengths = sorted(self.lengths_of(samples).tolist(), reverse=True)
-        asked, needed = self.micro_batches_per_step, self._at_least(lengths)
-        return self._cut_points(lengths, asked) != self._cut_points(lengths, needed)
+        here = self._count(lengths, self.num_processes, self.first_processes)
+        return here != self._count(lengths, num_processes, first_processes)
 
-    def _cut_points(self, sorted_lengths: list[int], at_least: int) -> list[int]:
-        return cut_points(sorted_lengths, self.max_tokens, self.max_samples, at_least, self.packed, self.fixed_shapes)
+    def _count(self, sorted_lengths: list[int], num_processes: int, first_processes: int) -> int:
+        """The number of micro-batches of a step: as the config requires, and enough for every process.
 
-    def _at_least(self, sorted_lengths: list[int]) -> int:
-        """The minimum number of micro-batches of a step, so that every process gets its share."""
+        A last step with fewer samples is not cut for the processes: they idle once, and the config alone cuts it.
+        """
+        rows = len(sorted_lengths)
         budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed, self.fixed_shapes)
-        needed = piece_count(sorted_lengths, *budgets)
-        if self.equal_counts:
-            return -(-needed // self.num_processes) * self.num_processes
-        return max(needed, self.num_processes)
+        count = piece_count(sorted_lengths, *budgets)
+        if rows == self.global_batch_size:
+            count = max(count, first_processes, num_processes)
+            if self.equal_counts:
+                count = -(-count // num_processes) * num_processes
+        return min(count, rows)
 
 
 def evaluation_batches(
@@ -330,6 +377,6 @@ def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: 
 
 
 def _repeat(pieces: list[MicroBatch]) -> MicroBatch:
-    """A micro-batch of one repeated sample with weight 0."""
+    """A micro-batch of repeated samples with weight 0: two, because batch norm does not accept one row."""
     last = pieces[-1]
-    return replace(last, index=len(pieces), samples=last.samples[-1:], epochs=last.epochs[-1:], counted=False)
+    return replace(last, index=len(pieces), samples=last.samples[-2:], epochs=last.epochs[-2:], counted=False)

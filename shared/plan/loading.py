@@ -4,8 +4,7 @@ Any map-style dataset (`__len__`, `__getitem__`) with any `collate_fn` works. Be
 and torch are seeded from (seed, epoch, sample), so ordinary augmentation code draws the same numbers in every process.
 A dataset without randomness sets `draws_random = False`, which saves 20 microseconds per sample. A dataset that reads a
 whole micro-batch in one call has `read_micro_batch(samples, epochs)`, whose result goes to `collate_fn`; its random
-numbers must be functions of its arguments. A dataset whose batches need more than a copy to the device has
-`put_on_device(micro_batch, batch, device)`, which runs one micro-batch ahead in a thread.
+numbers must be functions of its arguments.
 """
 
 import signal
@@ -26,7 +25,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.device_transfer import put_ahead
 from shared.plan.seeding import seed_sample
 from shared.processes.signals import ignore_in_child
 
@@ -129,12 +127,11 @@ def feed(
         if samples_ahead:
             schedule = _reading_ahead(schedule, dataset, samples_ahead)
         batches = (collate(source.__getitems__(micro_batch)) for micro_batch in schedule)
-    put_on_device = getattr(dataset, "put_on_device", None)
     batches = _one_line_errors(batches)
     try:
-        for micro_batch, batch in put_ahead(batches, put_on_device, device) if put_on_device else batches:
+        for micro_batch, batch in batches:
             current_batch.note(batch)
-            if device.type == "cpu" or put_on_device:
+            if device.type == "cpu":
                 yield micro_batch, batch
             else:  # the copy from pinned memory is asynchronous
                 pinned = recursively_apply(torch.Tensor.pin_memory, batch) if pin and not num_workers else batch

@@ -37,9 +37,18 @@ def wait_for_all(accelerator: Any) -> None:
     store = of_torch.default_store()
     if not _barriers or _barriers[0].store is not store:
         close()
-        accelerator.wait_for_everyone()  # making the barrier does not notice lost processes
+        meet(accelerator)  # making the barrier does not notice lost processes
         _barriers.append(Barrier(store, accelerator.process_index, accelerator.num_processes))
     _barriers[0].wait()
+
+
+def meet(accelerator: Any) -> None:
+    """The barrier of the default process group, with its timeout.
+
+    NCCL needs the index of a GPU, gloo needs none. Accelerate's own barrier passes LOCAL_RANK as the index to both, and
+    fails where processes share a GPU.
+    """
+    dist.barrier(device_ids=None if dist.get_backend() == "gloo" else [accelerator.device.index])
 
 
 def close() -> None:

@@ -61,7 +61,7 @@ def end() -> None:
     gc.collect()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         barrier.wait_for_all(PartialState())  # the main process may be uploading
-        torch.distributed.barrier()
+        barrier.meet(PartialState())
         barrier.close()
         exit_reasons.known.store = None
         PartialState().destroy_process_group()

@@ -46,7 +46,8 @@ def acquire(output_dir: str | Path, flag: str = "--output_dir") -> None:
             lock.acquire(blocking=False)
         except Timeout:
             if holder := holder_of(path):
-                print(f"{output_dir} is in use by {holder}: waiting {WAIT_SECONDS:.0f} s for it to end", flush=True)
+                seconds, then = f"{WAIT_SECONDS:.0f} s", "once it has ended, this one goes on in the folder"
+                print(f"{output_dir} is in use by {holder}: waiting {seconds} for it; {then}", flush=True)
             lock.acquire(timeout=WAIT_SECONDS, poll_interval=POLL_INTERVAL)
     except Timeout:
         raise UserError(

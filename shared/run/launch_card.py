@@ -1,6 +1,7 @@
 """The launch card: the resolved settings of a run, printed once before it starts."""
 
 import dataclasses
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -55,17 +56,50 @@ def launch_card(
         "tracker": shown(config.report_to),
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
-    if progress.step < plan.total_steps and plan.refined(progress.step):
-        card["note"] = (
-            "a step has more micro-batches than the config requires, so that every process has work: dropout and batch "
-            "norm now depend on the number of processes (--micro_batches_per_step N fixes the number)"
-        )
+    card |= notes_on_processes(config, plan, progress, checkpoint)
     if without_effect := sizes_without_effect(config):
         card["note on sizes"] = f"no effect, because the pretrained model has its own sizes: {without_effect}"
     if not skips_on_device(optimizer):
         card["note on --optim"] = "it cannot skip updates on the device, so the host waits for each gradient norm"
     width = max(map(len, card))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in card.items())
+
+
+def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoint: Path | None) -> dict[str, str]:
+    """The rows on what depends on the number of processes in the remaining steps; none if nothing does."""
+    start, notes = progress.step, {}
+    affected = "dropout, batch norm and mixup"
+    if which := share_of_steps(*plan.steps_cut_otherwise(start, 1, 1), plan.total_steps - start):
+        now, first = plan.num_processes, plan.first_processes
+        why = "so that every process has work" if now >= first else f"as on the {first} processes of the first launch"
+        notes["note"] = (
+            f"{which} more micro-batches than the config requires, {why}: {affected} depend on the number of processes "
+            "there"
+        )
+        if not plan.equal_counts:
+            most = max(now, first)
+            notes["note"] += f" (--micro_batches_per_step {most} fixes the number for up to {most} processes)"
+    before, now = progress.world_size, plan.num_processes
+    if checkpoint and before not in (None, now):
+        differing, compared = plan.steps_cut_otherwise(start, before)
+        which = share_of_steps(differing, compared, plan.total_steps - start)
+        if getattr(config, "sync_batchnorm", False):
+            effect = "another run, because --sync_batchnorm normalizes over one micro-batch of every process"
+        elif which:
+            effect = f"{which} other micro-batches; equal up to rounding without {affected}, with them another run"
+        else:
+            seen = "" if compared == plan.total_steps - start else f" (in {compared:,} steps looked at)"
+            effect = f"equal up to rounding{seen}"
+        notes["resumed on"] = f"{count_of(now, 'process', 'processes')}, saved on {before}: {effect}"
+    return notes
+
+
+def share_of_steps(differing: int, compared: int, remaining: int) -> str:
+    """The subject of a sentence, from `Plan.steps_cut_otherwise`: "12 of 140 steps have"; "" for none."""
+    if not differing:
+        return ""
+    looked_at = " that were looked at" if compared < remaining else ""
+    return "each step has" if differing == remaining else f"{differing:,} of {compared:,} steps{looked_at} have"
 
 
 def sizes_without_effect(config: Options) -> str:
@@ -83,10 +117,24 @@ def hardware(accelerator: Any, activation_dtype: str | None) -> dict[str, str]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
     wrapper = "FSDP2" if accelerator.is_fsdp2 else "DDP"
     return {
-        "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else "1",
+        "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
         "device": f"{device.type}, {name}",
         "precision": precision(accelerator, activation_dtype),
     }
+
+
+def alone() -> str:
+    """The number of processes of a run with one, and whether its launcher was asked for more.
+
+    `accelerate launch` sets MASTER_ADDR if num_processes is more than one, but with some values of distributed_type it
+    starts one process, and says nothing.
+    """
+    if "MASTER_ADDR" not in os.environ or "WORLD_SIZE" in os.environ:
+        return "1"
+    return (
+        "1, although MASTER_ADDR is set, as for several: with distributed_type MULTI_CPU or NO, accelerate launch "
+        "starts only one; use accelerate_configs/multi_cpu.yaml"
+    )
 
 
 def machines(hosts: Sequence[tuple[str, bool]]) -> str:
@@ -114,11 +162,19 @@ def precision(accelerator: Any, activation_dtype: str | None) -> str:
 
 
 def batch_equation(plan: Plan, step: int) -> str:
-    """The global batch as a product: `global batch 256 = 2 processes x ~4 micro-batches of <= 4,096 tokens`."""
-    pieces = len(plan.cut(min(step, plan.total_steps - 1)))
-    return product(
-        plan.global_batch_size, plan.num_processes, pieces / plan.num_processes, plan.max_tokens, plan.max_samples
-    )
+    """The global batch as a product: `global batch 256 = 2 processes x 4 micro-batches of ~32 samples (<= 512 tokens)`.
+
+    The sizes are those of `step`, or of the last step with all samples; `~` marks a mean.
+    """
+    full = plan.total_samples // plan.global_batch_size
+    shares = plan.micro_batches_of_all(min(step, max(full, 1) - 1))
+    sizes = [len(piece.samples) for mine in shares for piece in mine if piece.counted]
+    same_count = len({len(mine) for mine in shares}) == 1
+    each = f"{'' if same_count else '~'}{len(sizes) / len(shares):.3g} micro-batch{'es' * (len(sizes) > len(shares))}"
+    size = f"{'' if len({*sizes}) == 1 else '~'}{count_of(round(sum(sizes) / len(sizes)), 'sample')}"
+    within = limits(plan.max_tokens, plan.max_samples)
+    processes = count_of(plan.num_processes, "process", "processes")
+    return f"global batch {plan.global_batch_size} = {processes} x {each} of {size}" + f" ({within})" * bool(within)
 
 
 def filling(plan: Plan, step: int) -> str:
@@ -127,10 +183,16 @@ def filling(plan: Plan, step: int) -> str:
     return f"{share:.0%} of the tokens of a step; --max_tokens_per_micro_batch and --global_batch_size change that"
 
 
-def product(size: int, processes: int, each: float | None, max_tokens: int | None, max_samples: int | None) -> str:
-    """The same equation from its factors; `each`: micro-batches per process, None while the data is not known."""
-    limits = [count_of(max_tokens, "token")] if max_tokens else []
-    limits += [count_of(max_samples, "sample")] if max_samples else []
-    within = f" of <= {' and '.join(limits)}" if limits else ""
-    pieces = "micro-batches" if each is None else f"~{each:g} micro-batch{'es' * (each != 1)}"
-    return f"global batch {size} = {count_of(processes, 'process', 'processes')} x {pieces}{within}"
+def product(size: int, processes: int, max_tokens: int | None, max_samples: int | None) -> str:
+    """The same equation while the data is not known."""
+    within = limits(max_tokens, max_samples)
+    return f"global batch {size} = {count_of(processes, 'process', 'processes')} x micro-batches" + (
+        f" of {within}" if within else ""
+    )
+
+
+def limits(max_tokens: int | None, max_samples: int | None) -> str:
+    """The budget of a micro-batch: `<= 4,096 tokens and 8 samples`; "" without one."""
+    each = [count_of(max_tokens, "token")] if max_tokens else []
+    each += [count_of(max_samples, "sample")] if max_samples else []
+    return f"<= {' and '.join(each)}" if each else ""

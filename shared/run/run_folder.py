@@ -75,11 +75,10 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         if elsewhere:
             accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
-        return config, Progress(data=state["data"] if stored else None, model=left["model now"]), None
-    hardware = {"world_size": accelerator.num_processes, "threads": torch.get_num_threads()}
-    for name, now in hardware.items():
-        if (before := state[name]) != now:
-            accelerator.print(f"{name} was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
+        data, processes = state["data"] if stored else None, accelerator.num_processes
+        return config, Progress(data=data, model=left["model now"], first_processes=processes), None
+    if (before := state["threads"]) != (now := torch.get_num_threads()):
+        accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
     return config, Progress.from_state(state | {"model": left["model now"]}), checkpoint
 
 

@@ -11,6 +11,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.meaning import Meaning, fields_with
+from shared.config.removed import FORMER_DEFAULTS
 from shared.errors import UserError
 from shared.plan import permutation
 from shared.plan.loading import refuse_iterable
@@ -38,6 +39,11 @@ def refuse_another_run(
     changed = {name: values for name, values in changed.items() if name not in (elsewhere or {})}
     if not changed:
         return
+    if removed := [name for name in changed if name in FORMER_DEFAULTS]:
+        raise UserError(
+            f"{where} belongs to a run with --{removed[0]} {changed[removed[0]][0]}, a setting that was removed: "
+            "finish the run with the version of this project that began it, or begin a new one in another --output_dir"
+        )
     here = Path(config.output_dir).resolve()
     if where.resolve() == here or where.resolve().parent == resuming.folder(here):
         raise UserError(

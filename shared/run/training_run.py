@@ -25,9 +25,12 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
+from shared.errors import UserError
 from shared.images.pictures import Picture
 from shared.launch import starting
+from shared.models import batch_norm
 from shared.models.sharding import shard
+from shared.models.weight_average import WeightAverage
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.tracking import Tracker
 from shared.optimization.trainable import freeze
@@ -40,7 +43,7 @@ from shared.run.export import export
 from shared.run.launch_card import print_card
 from shared.run.memory_budget import apply_largest_budget
 from shared.run.same_run import refuse_another_order, refuse_changed_data
-from shared.run.warm_up import freeze_unreached, run_warm_up_pass
+from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
@@ -59,7 +62,6 @@ class TrainingRun(Generic[Config]):
         progress: the position of the run.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
-        before_reading_weights: called before each evaluation and each save; a recipe may set it.
 
     Raises:
         UserError: a setting, the folder or the launch is wrong or would change the result of the run.
@@ -70,7 +72,6 @@ class TrainingRun(Generic[Config]):
 
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
-        self.before_reading_weights: Callable[[], None] = lambda: None
         self._card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
@@ -119,7 +120,8 @@ class TrainingRun(Generic[Config]):
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        The parameters of --freeze, and those that the loss does not depend on, are frozen first and printed.
+        The parameters of --freeze, and those that the loss does not depend on, are frozen first and printed. The run
+        computes the running averages of batch norms (shared/models/batch_norm.py).
 
         Args:
             model: on any device.
@@ -128,9 +130,11 @@ class TrainingRun(Generic[Config]):
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
 
         Raises:
-            UserError: the loss depends on some parameters only for some batches; or see `freeze`.
+            UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
+                or see `freeze` and `RunningAverages`.
         """
         self.plan, self._loader = loader.plan, loader
+        self.plan.keep_cut(self.progress.first_processes)
         self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         if getattr(self.config, "attention", None):  # a field of text recipes
@@ -139,8 +143,12 @@ class TrainingRun(Generic[Config]):
             self.config, self._card = use_attention_of_run(self.accelerator, self.config, model, loader)
         model.train()
         freeze(model, self.config.freeze)
+        self._statistics = batch_norm.RunningAverages(self.accelerator, model)
         if self.accelerator.is_fsdp2:
             shard(self.accelerator, model)
+        else:
+            model.to(self.accelerator.device)
+        check_loss(self.accelerator, model, self.plan, self._compute_loss)
         freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
         self._model, self._optimizer = prepare(self.accelerator, model, make_optimizer(model, self.config))
         return self._model, self._optimizer, list(self._model.parameters())
@@ -151,6 +159,7 @@ class TrainingRun(Generic[Config]):
         best_by: BestBy,
         *,
         lengths: Any = None,
+        average: WeightAverage | None = None,
         card: Mapping[str, object],
     ) -> None:
         """Run the warm-up pass, load the checkpoint, print the launch card and start to log; call it after `prepare`.
@@ -160,6 +169,7 @@ class TrainingRun(Generic[Config]):
             best_by: the score that selects the best model.
             lengths: int [N], real tokens of each sample, or [N, k] if a sample has k sequences; None if samples are
                 not sequences.
+            average: the moving average of the weights; each step updates it.
             card: the recipe's own rows of the launch card.
 
         Raises:
@@ -167,13 +177,14 @@ class TrainingRun(Generic[Config]):
                 parameters.
         """
         plan, accelerator, model, optimizer = self.plan, self.accelerator, self._model, self._optimizer
-        self._evaluate, self._best_by = evaluate, best_by
+        self._evaluate, self._best_by, self._average = evaluate, best_by, average
         if self.config.auto_micro_batch and not self._checkpoint:
             self.config = apply_largest_budget(accelerator, self.config, plan, model, optimizer, self._compute_loss)
         run_warm_up_pass(accelerator, model, lambda: self._compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
-        rows = {**card, **self._card}
+        self._statistics.begin()
+        rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self._card}
         print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **rows)
         if self.config.dry_run:
             return
@@ -202,9 +213,10 @@ class TrainingRun(Generic[Config]):
     def count(self, micro_batch: MicroBatch, loss: Tensor) -> None:
         """Count a micro-batch that went through the model; `loss` is its share of the step's mean, on the device."""
         self.monitor.add(micro_batch, loss)
+        self._statistics.add(micro_batch)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
-        """Count a step, and log if --logging_steps is due.
+        """Count a step, update the averages of batch norms and of the weights, and log if --logging_steps is due.
 
         Args:
             skipped: 1.0 if the update was skipped, else 0.0; on the device.
@@ -214,6 +226,10 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: the gradients of ten steps in a row were not finite.
         """
+        self._statistics.end_step(grad_norm)
+        if self._average is not None and self._average.model is not None:
+            self._statistics.copy_into_model()
+            self._average.end_step()
         self.monitor.end_step(skipped)
         self.progress.step += 1
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
@@ -235,9 +251,7 @@ class TrainingRun(Generic[Config]):
         preempted = self._preemption.exchange_signals()
         self.saver.poll()
         if self.saver.is_due(self.progress) or self._out_of_patience() or preempted:
-            with self.monitor.timed("checkpoint"):
-                self.before_reading_weights()
-                self.saver.save(self.progress, self.monitor.state())
+            self._save()
         if preempted:
             self._preemption.end_run(self.progress.step, self.saver, self.tracker, self.monitor)
 
@@ -277,10 +291,23 @@ class TrainingRun(Generic[Config]):
         self.tracker.finish(self.progress.step, self.monitor.summary(self.progress.total_seconds()), below)
         return self.progress.results
 
+    def _save(self) -> None:
+        with self.monitor.timed("checkpoint"):
+            self._statistics.copy_into_model()
+            self.saver.save(self.progress, self.monitor.state())
+
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
-            self.before_reading_weights()
+            self._statistics.copy_into_model()
             results = self._evaluate()
+        if problem := self._best_by.missing(results):
+            if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
+                self.progress.evaluation_owed = True
+                self._save()
+                self.saver.finish()
+            raise UserError(
+                f"{problem}; the checkpoint after step {self.progress.step} is kept: correct the names, and start again"
+            )
         if self.progress.record(results, self._best_by):
             self.tracker.log(self.progress.step, results)
 

@@ -1,19 +1,92 @@
-"""Discarded passes before the first step: the warm-up of every run, and a search for parameters without a gradient."""
+"""Discarded passes before the first step: checks of the loss, a search for unused parameters, and a warm-up."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from shared.errors import UserError
+from shared.errors import UserError, listed
+from shared.models.batch_norm import batch_norms
 from shared.models.requirements import checked
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.seeding import seed_dropout
 
 PASSES, ROWS = 4, 2  # of that search; batch norm needs two samples
+TOLERANCE = 1e-3  # relative, of a loss; a GPU may sum in another order in each pass
+
+
+def check_loss(
+    accelerator: Accelerator, model: nn.Module, plan: Plan, compute_loss: Callable[[MicroBatch], Tensor]
+) -> None:
+    """Refuse a loss that is not a sum divided by the normalizer, and buffers that depend on the number of processes.
+
+    Call it on every process before `freeze_unreached`, whose backward pass FSDP needs afterwards. At most four forward
+    passes over two samples of a micro-batch, the same on each process, show what the loss depends on. A mean that is
+    divided by the normalizer as well is recognized only in a micro-batch of four or more samples, without dropout.
+
+    Raises:
+        UserError: the loss does not fall as its normalizer grows, or not rise with the number of samples; the model has
+            buffers, other than the averages of batch norms, that change in a forward pass, and there are several
+            processes.
+    """
+    pieces = plan.cut(0)
+    whole = pieces[len(pieces) // 2]  # its samples are neither the longest nor the shortest
+    few = replace(whole, samples=whole.samples[-ROWS:], epochs=whole.epochs[-ROWS:])
+
+    def loss_of(micro_batch: MicroBatch) -> float:
+        with discarded(accelerator, model):
+            loss = float(compute_loss(micro_batch).detach())
+            if accelerator.num_processes > 1:
+                refuse_changed_buffers(model, before)
+            return loss
+
+    before = {name: buffer.clone() for name, buffer in saved_buffers(model).items()}
+    loss = loss_of(few)
+    halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
+    if not math.isfinite(loss) or not loss:
+        return
+    contract = (
+        "return the sum of the losses of a micro-batch, divided by micro_batch.normalizer (docs/your_own_recipe.md)"
+    )
+    if not math.isclose(2 * halved, loss, rel_tol=TOLERANCE) or not abs(repeat) <= TOLERANCE * abs(loss):
+        raise UserError(
+            f"compute_loss gives {loss:g} for a micro-batch, {halved:g} instead of {loss / 2:g} with twice the "
+            f"normalizer, and {repeat:g} instead of 0 for a repeat that does not count: {contract}"
+        )
+    if len(whole.samples) >= 2 * ROWS:
+        twice = replace(few, samples=np.tile(few.samples, 2), epochs=np.tile(few.epochs, 2))
+        if math.isclose(loss_of(twice), loss, rel_tol=TOLERANCE / 10):
+            raise UserError(
+                f"compute_loss gives {loss:g} for a micro-batch, and the same if each sample is in it twice, as a mean "
+                f"does: {contract}"
+            )
+
+
+def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
+    """Refuse a model whose buffers differ from those in `before`.
+
+    Raises:
+        UserError: names them.
+    """
+    buffers = dict(model.named_buffers())
+    if changed := [name for name, value in before.items() if not torch.equal(buffers[name], value)]:
+        raise UserError(
+            f"the model changes {listed(changed)} in each forward pass, so they would differ between processes (only "
+            "those of torch.nn.BatchNorm are averaged): replace the module that holds them, or start one process"
+        )
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a model that checkpoints hold, by name, except those of batch norms."""
+    of_norms = {id(buffer) for norm in batch_norms(model) for buffer in norm.buffers()}
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved and id(buffer) not in of_norms}
 
 
 def freeze_unreached(
@@ -22,8 +95,8 @@ def freeze_unreached(
     """Freeze the trainable parameters that the loss does not depend on; print and return their names.
 
     Call it on every process, before the optimizer is made (which must not hold them) and before `prepare` (DDP waits
-    for the gradient of each parameter that is not frozen). The model is moved to the device; under FSDP it is there,
-    and sharded. Each process computes the same samples, so all freeze the same; so does a resumed run.
+    for the gradient of each parameter that is not frozen), with the model on the device and, under FSDP, sharded. Each
+    process computes the same samples, so all freeze the same; so does a resumed run.
 
     A parameter that only some batches use (an expert of a mixture) must not be frozen. It is recognized in two ways:
     other samples use it, or the loss depends on the same parameter of another item in its list of modules.
@@ -31,14 +104,11 @@ def freeze_unreached(
     Raises:
         UserError: the loss depends on some parameters only for some batches; or see `requirements.checked`.
     """
-    if not accelerator.is_fsdp2:
-        model.to(accelerator.device)
     samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
 
     def unreached(batch: np.ndarray) -> list[str]:
         micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch))
-        eager = torch.compiler.set_stance("force_eager")  # not worth compiling for so few rows
-        with eager, checked(model), restored_afterwards(accelerator, model), accelerator.autocast():
+        with discarded(accelerator, model):
             compute_loss(micro_batch).backward()
             return without_gradient(model)
 
@@ -61,6 +131,15 @@ def freeze_unreached(
         f"frozen, because the loss does not depend on them: {shown(list(dict.fromkeys(map(_kind, names))))}"
     )
     return names
+
+
+@contextmanager
+def discarded(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
+    """The context of a pass over a few samples with effects that are undone; each pass draws the same numbers."""
+    eager = torch.compiler.set_stance("force_eager")  # not worth compiling for so few rows
+    with eager, checked(model), restored_afterwards(accelerator, model), accelerator.autocast():
+        seed_dropout(accelerator.device, 0, 0, 0)
+        yield
 
 
 def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: Callable[[], Tensor]) -> None:

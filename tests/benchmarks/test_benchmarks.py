@@ -14,21 +14,16 @@ from torch.nn import functional as F
 sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import (
-    barrier_cost,
     embeddings_peers,
-    fused_qkv,
     image_peers,
-    independent_runs,
     launch_to_first_step,
     loop_cost,
     masked_layer,
     mlm_head,
     mlm_peers,
-    monitor_cost,
     nlp_peers,
     packing,
     results_table,
-    techniques,
     utilisation,
 )
 from benchmarks.harness import contestants, encoder_and_texts, launching, rounds
@@ -126,48 +121,6 @@ def test_packed_and_padded_texts_of_a_step_have_the_same_tokens_and_loss(tmp_pat
         assert packed["padding_share"] == 0 < padded["padding_share"]
 
 
-def test_the_cost_of_the_monitor_is_measured(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    found = monitor_cost.measure(rounds=1, steps=2, micro_batches=2)
-    assert min(found.values()) > 0
-
-
-def alone_in_a_group(monkeypatch):
-    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_processes_that_wait_take_turns_with_processes_that_never_wait(tmp_path, monkeypatch):
-    alone_in_a_group(monkeypatch)
-    words = ["--rounds", "3", "--steps", "2", "--products", "9", "--output_dir", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["benchmarks/barrier_cost.py", *words])
-    barrier_cost.main()
-    report = json.loads((tmp_path / "barrier_cost.json").read_text())
-    assert [(row["contestant"], row["round"]) for row in report["rows"]] == [
-        *[("waiting", 0), ("never waiting", 0)],
-        *[("never waiting", 1), ("waiting", 1)],
-        *[("waiting", 2), ("never waiting", 2)],
-    ]
-    assert min(row["products_per_second"] for row in report["rows"]) > 0
-    assert len(report["comparisons"]["waiting / never waiting"]["rounds"]) == 3
-
-
-def test_one_product_is_measured_against_three(tmp_path, monkeypatch):
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    monkeypatch.setattr(fused_qkv, "SIZES", {"1x16": small})
-    monkeypatch.setattr(sys, "argv", ["benchmarks/fused_qkv.py", "--rounds", "1", "--output_dir", str(tmp_path)])
-    threads = torch.get_num_threads()
-    try:
-        fused_qkv.main()
-    finally:
-        torch.set_num_threads(threads)
-    report = json.loads((tmp_path / "fused_qkv.json").read_text())
-    assert [*report["comparisons"]] == ["BERT 1x16, three / BERT 1x16, one"]
-    assert min(row["cpu_ms"] for row in report["rows"]) > 0
-
-
 def test_a_last_layer_on_the_tokens_of_the_loss_is_measured_against_one_on_all_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(masked_layer, "LENGTHS", np.array([9, 7]))
     name, (kind, sizes, share) = next(iter(masked_layer.CASES.items()))
@@ -182,22 +135,6 @@ def test_a_last_layer_on_the_tokens_of_the_loss_is_measured_against_one_on_all_t
     report = json.loads((tmp_path / "masked_layer.json").read_text())
     assert [*report["comparisons"]] == [f"{name}: all tokens / {name}: those of the loss"]
     assert min(row["cpu_ms"] for row in report["rows"]) > 0
-
-
-@pytest.mark.docs  # its command is in benchmarks/results/techniques.md
-def test_each_technique_is_measured_against_what_it_replaces(tmp_path, monkeypatch):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    monkeypatch.setattr(encoder_and_texts, "SIZES", sizes)
-    monkeypatch.setattr(techniques, "LATE", ("json",))
-    monkeypatch.setattr(techniques, "VIT", {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 24})
-    monkeypatch.setattr(techniques, "DISTILBERT", {"n_layers": 1, "dim": 24, "hidden_dim": 24})
-    alone_in_a_group(monkeypatch)
-    monkeypatch.setattr(sys, "argv", ["benchmarks/techniques.py", "--rounds", "2", "--output_dir", str(tmp_path)])
-    techniques.main()
-    report = json.loads((tmp_path / "techniques.json").read_text())
-    assert [*report["comparisons"]] == [f"{slow} / {fast}" for slow, fast in techniques.PAIRS] + ["import json (s)"]
-    assert len(report["rows"]) == 2 * 11
-    assert min(row["ms"] for row in report["rows"]) > 0
 
 
 def test_ratios_compare_the_same_round_and_give_the_extremes():
@@ -300,18 +237,7 @@ def pretended(monkeypatch, tmp_path):
         (output / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         return 1.0
 
-    class Started:
-        def __init__(self, command, **_):
-            launch(1, None, *command[1:])
-
-        def wait(self):
-            return 0
-
-        def kill(self):
-            pass
-
     monkeypatch.setattr(launching, "launch", launch)
-    monkeypatch.setattr(independent_runs, "subprocess", SimpleNamespace(Popen=Started))
     files = {"train_file": "train.parquet", "nlp": "validation.parquet"}
     monkeypatch.setattr(encoder_and_texts, "prepare", lambda *_, **__: {"encoder": "encoder", "files": files})
     return configs
@@ -320,7 +246,6 @@ def pretended(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("benchmark", "name", "expected"),
     [
-        (independent_runs, "together / apart", 1.0),
         (utilisation, "mfu, wide bf16", 0.5),
         (launch_to_first_step, "launch to first step, ours / trainer", 1.0),
     ],

@@ -143,12 +143,10 @@ def test_a_local_last_layer_is_whole_only_if_the_kernel_does_not_know_the_places
 
 
 @pytest.mark.parametrize("kind", ["BERT", "ModernBERT"])
-@pytest.mark.parametrize("how", ["recomputed", "attention by documents", "adapters", "fused", "bf16"])
+@pytest.mark.parametrize("how", ["recomputed", "attention by documents", "adapters", "bf16"])
 def test_it_works_with_the_flags_of_a_run(how, kind):
-    if (how, kind) == ("fused", "ModernBERT"):
-        pytest.skip("--fused_qkv is not for ModernBERT")
-    flags = {"fused": {"fused_qkv": True}, "adapters": {"model_name_or_path": "base", "lora_rank": 4}}.get(how, {})
-    flags |= {"activation_dtype": "bf16"} if how == "bf16" else {}
+    flags = {"adapters": {"model_name_or_path": "base", "lora_rank": 4}, "bf16": {"activation_dtype": "bf16"}}
+    flags = flags.get(how, {})
     models = [tiny(kind) for _ in range(2)]
     for model, more in zip(models, ({"packing": False}, {}), strict=True):
         adapt_to_device(accelerator(), settings(**flags, **more), model)

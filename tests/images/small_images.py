@@ -40,7 +40,6 @@ def config(**changed):
     plain = {"train_dir": None, "validation_dir": None, "train_file": None, "validation_file": None}
     plain |= {"dataset_name": None, "dataset_config_name": None, "image_column_name": "image"}
     plain |= {"label_column_name": "label", "validation_split_percentage": 20, "seed": 0, "cache": "none"}
-    plain |= {"image_decoder": "pillow"}
     plain |= {"skip_corrupt_images": False, "model_name_or_path": None, "from_scratch": False}
     plain |= {"csv_delimiter": None, "train_split_name": None, "validation_split_name": None}
     plain |= {"skip_incomplete_rows": False, "max_train_samples": None, "max_eval_samples": None}

@@ -28,6 +28,12 @@ def micro_batches():
         yield MicroBatch(0, index, ids[:size], ids[:size], 10), torch.randn(size, 3, 8, 8) * (1 + index) + index
 
 
+def averages_of(net, accelerator=None):
+    averages = RunningAverages(accelerator or Accelerator(cpu=True), net)
+    averages.begin()
+    return averages
+
+
 def step(net, averages, pieces=None, grad_norm=1.0, settle=True):
     for micro_batch, images in pieces or micro_batches():
         net(images)
@@ -52,7 +58,7 @@ def expected():
 
 def test_a_step_moves_the_averages_once_by_the_weighted_mean_of_its_micro_batches():
     net = model().train()
-    averages = RunningAverages(Accelerator(cpu=True), net)
+    averages = averages_of(net)
     step(net, averages)
     mean, variance = expected()
     assert torch.allclose(net[1].running_mean, mean, atol=1e-6)
@@ -62,7 +68,7 @@ def test_a_step_moves_the_averages_once_by_the_weighted_mean_of_its_micro_batche
 
 def test_a_repeat_that_is_not_counted_does_not_change_the_averages():
     net, other = model().train(), model().train()
-    averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
+    averages, others = (averages_of(m) for m in (net, other))
     step(net, averages)
     ids = np.arange(1)
     repeat = MicroBatch(0, 3, ids, ids, 10, counted=False), torch.full((2, 3, 8, 8), 100.0)
@@ -72,7 +78,7 @@ def test_a_repeat_that_is_not_counted_does_not_change_the_averages():
 
 def test_a_skipped_update_does_not_change_the_averages():
     net = model().train()
-    averages = RunningAverages(Accelerator(cpu=True), net)
+    averages = averages_of(net)
     step(net, averages)
     before = buffers(net)
     ids = np.arange(10)
@@ -84,7 +90,7 @@ def test_a_skipped_update_does_not_change_the_averages():
 
 def test_the_averages_do_not_depend_on_when_they_are_copied_into_the_model():
     net, other = model().train(), model().train()
-    averages, others = (RunningAverages(Accelerator(cpu=True), m) for m in (net, other))
+    averages, others = (averages_of(m) for m in (net, other))
     for _ in range(3):
         step(net, averages)
         step(other, others, settle=False)
@@ -100,21 +106,36 @@ def test_norms_in_eval_mode_do_not_change():
     net = model().train()
     net[1].eval()
     frozen, moving = net[1].running_mean.clone(), net[4].running_mean.clone()
-    step(net, RunningAverages(Accelerator(cpu=True), net))
+    step(net, averages_of(net))
     assert torch.equal(net[1].running_mean, frozen)
     assert not torch.equal(net[4].running_mean, moving)
 
 
+def test_averages_begin_with_the_buffers_of_a_loaded_checkpoint():
+    net = model().train()
+    averages = RunningAverages(Accelerator(cpu=True), net)
+    net(torch.randn(4, 3, 8, 8))  # a discarded pass
+    net.load_state_dict(model().state_dict())
+    averages.begin()
+    step(net, averages)
+    assert torch.allclose(net[1].running_mean, expected()[0], atol=1e-6)
+
+
+def test_a_norm_without_momentum_is_refused():
+    with pytest.raises(UserError, match=r"momentum=None .*set momentum=0\.1"):
+        RunningAverages(Accelerator(cpu=True), nn.BatchNorm1d(3, momentum=None))
+
+
 def test_a_model_without_batch_norm_works():
     net = nn.Conv2d(3, 4, 3)
-    step(net, RunningAverages(Accelerator(cpu=True), net))
+    step(net, averages_of(net))
 
 
 def shared_out(accelerator, _):
     """The averages after two steps, and whether copying them after each step or only at the end gives the same."""
     rank, world = accelerator.process_index, accelerator.num_processes
     net, other = model().train(), model().train()
-    averages, others = RunningAverages(accelerator, net), RunningAverages(accelerator, other)
+    averages, others = averages_of(net, accelerator), averages_of(other, accelerator)
     mine, found = list(micro_batches())[rank::world], []
     for number in range(STEPS_AT_ONCE + 3):
         step(net, averages, mine)
@@ -127,7 +148,7 @@ def shared_out(accelerator, _):
 
 def test_two_processes_agree_with_each_other_and_with_a_single_process(tmp_path):
     net = model().train()
-    averages = RunningAverages(Accelerator(cpu=True), net)
+    averages = averages_of(net)
     step(net, averages)
     step(net, averages)
     (first, one), (second, other) = runs.in_group(shared_out, 2, tmp_path)
@@ -148,6 +169,13 @@ def test_small_micro_batches_and_synchronized_norms_are_noted():
     assert notes(net.eval(), plan(8), 0) == {}
     synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(net.train())
     assert "depends on the number of processes" in notes(synchronized, plan(16), 0)["batch norm"]
+
+
+def test_synchronized_norms_are_refused_if_a_process_may_have_fewer_micro_batches():
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(model().train())
+    unequal = Plan(num_samples=64, seed=0, global_batch_size=64, num_epochs=1, num_processes=2)
+    with pytest.raises(UserError, match=r"SyncBatchNorm needs .*add the field `sync_batchnorm: bool = True`"):
+        notes(synchronized, unequal, 0)
 
 
 def test_synchronized_norms_are_refused_without_a_gpu_and_without_norms():

@@ -23,7 +23,7 @@ def resnet():
 
 def config(**changed):
     given = {"cudnn_benchmark": False, "channels_last": True, "sync_batchnorm": False, "deterministic": False}
-    given |= {"model_name_or_path": None, "fused_qkv": False, "activation_dtype": None, "torch_compile": False}
+    given |= {"model_name_or_path": None, "activation_dtype": None, "torch_compile": False}
     return SimpleNamespace(**given | changed)
 
 

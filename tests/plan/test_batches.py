@@ -76,7 +76,7 @@ def test_every_step_keeps_the_budgets_and_has_one_normalizer(arguments, step):
     assert len({m.step_size for mine in everyone for m in mine}) == 1
     if arguments["equal_counts"]:
         assert len({len(mine) for mine in everyone}) == 1
-    elif size >= plan.num_processes:
+    elif size == plan.global_batch_size:
         assert all(m.counted for mine in everyone for m in mine)
 
 
@@ -99,6 +99,63 @@ def test_the_cut_does_not_depend_on_the_number_of_processes(arguments, step):
         assert len(alone.cut(step)) < many.num_processes
     together = np.sort(np.concatenate([m.samples for m in of_many]))
     assert together.tolist() == sorted(alone.global_batch(step)[0].tolist())
+
+
+@pytest.mark.parametrize("equal_counts", [False, True])
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_the_last_step_with_fewer_samples_has_one_cut_on_any_number_of_processes(processes, equal_counts):
+    config = {"num_samples": 1497, "seed": 0, "global_batch_size": 128, "num_epochs": 3, "max_samples": 16}
+    alone, many = Plan(**config), Plan(**config, num_processes=processes, equal_counts=equal_counts)
+    last = alone.total_steps - 1
+    assert [len(piece.samples) for piece in alone.cut(last)] == [11]
+    assert [len(piece.samples) for piece in many.cut(last)] == [11]
+    assert not many.refined(last)
+    assert [len(mine) for mine in shares(many, last)] == [1] * processes
+    repeats = [m for mine in shares(many, last) for m in mine if not m.counted]
+    assert [len(m.samples) for m in repeats] == [2] * (processes - 1), "batch norm does not accept one row"
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.integers(1, 9), st.integers(0, 10_000))
+def test_a_run_that_goes_on_with_fewer_processes_keeps_its_micro_batches(arguments, fewer, step):
+    first = Plan(**arguments | {"equal_counts": False})
+    later = Plan(**arguments | {"equal_counts": False, "num_processes": min(fewer, first.num_processes)})
+    later.keep_cut(first.num_processes)
+    step %= first.total_steps
+    assert [m.samples.tolist() for m in later.cut(step)] == [m.samples.tolist() for m in first.cut(step)]
+    assert later.steps_cut_otherwise(0, first.num_processes) == (0, first.total_steps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.integers(1, 9), st.booleans())
+def test_the_steps_that_another_number_of_processes_cuts_otherwise_are_counted(arguments, others, without_lengths):
+    if without_lengths:
+        arguments |= {"num_samples": len(arguments["lengths"]), "lengths": None, "max_tokens": None, "weights": None}
+    here = Plan(**arguments)
+    elsewhere = Plan(**arguments | {"num_processes": others}) if arguments["global_batch_size"] >= others else here
+    differing = [len(here.cut(step)) != len(elsewhere.cut(step)) for step in range(here.total_steps)]
+    assert here.steps_cut_otherwise(0, elsewhere.num_processes) == (sum(differing), here.total_steps)
+    assert here.steps_cut_otherwise(1, elsewhere.num_processes) == (sum(differing[1:]), here.total_steps - 1)
+
+
+def test_of_a_billion_samples_only_some_lengths_are_read_to_count_the_steps():
+    """Each step fits one micro-batch, and two processes cut it into two."""
+
+    class Lengths:
+        ndim, read = 1, 0
+
+        def __len__(self):
+            return 10**9
+
+        def __getitem__(self, samples):
+            Lengths.read += len(samples)
+            return np.full(len(samples), 100)
+
+    sizes = {"max_tokens": 6400, "longest": 0, "num_processes": 2}
+    plan = Plan(lengths=Lengths(), seed=0, global_batch_size=64, num_epochs=1, **sizes)
+    differing, compared = plan.steps_cut_otherwise(0, 1)
+    assert (differing, compared) == (256, 256)
+    assert Lengths.read < 17_000
 
 
 @given(plans(), st.integers(0, 50))

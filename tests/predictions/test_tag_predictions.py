@@ -14,6 +14,7 @@ from refusing import message_of
 
 from shared import predict
 from shared.config import options
+from shared.encoders import packing
 from shared.predictions import parts
 
 ARTICLES = ("the", "a", "an")  # an article and the next word are an entity
@@ -87,6 +88,16 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, row
     assert [(row["tokens"], row["tags"]) for row in found] == [(row["tokens"], row["tags"]) for row in rows]
     hits = [a == b for row in found for a, b in zip(row["tags"], row["prediction"], strict=True)]
     assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_attention_is_chosen_for_the_precision_of_the_launcher(trained, tmp_path, monkeypatch, precision):
+    """A GPU would refuse packed attention that was chosen for another precision."""
+    chosen_for, why_not = [], packing.why_not_varlen
+    monkeypatch.setattr(packing, "why_not_varlen", lambda *words: chosen_for.append(words[2]) or why_not(*words))
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    predict_file(trained[0], "--predictions_file", tmp_path / "own.parquet")
+    assert {precision} <= set(chosen_for) <= {precision, "no"}  # a self-check is always in full precision
 
 
 def test_without_packing_the_scores_are_the_same(trained, tmp_path):

@@ -24,7 +24,10 @@ def together(accelerator, folder):
     rank, found = accelerator.process_index, {}
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     barrier.HEARTBEAT_INTERVAL, barrier.HEARTBEAT_TIMEOUT = 0.2, TIMEOUT
+    cpu = torch._C._get_accelerator
+    torch._C._get_accelerator = lambda *_: torch.device("cuda")  # as where processes share a GPU over gloo
     barrier.wait_for_all(accelerator)
+    torch._C._get_accelerator = cpu
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=TIMEOUT), torch.distributed.group.WORLD)
     found["main"] = collectives.on_main_process(accelerator, lambda: time.sleep(LATE) or "late")
 

@@ -59,7 +59,9 @@ def test_a_live_holder_is_printed_once_waited_for_and_then_refused(holder, tmp_p
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.5)
     with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder[0].pid} on .*another folder"):
         folder_lock.acquire(tmp_path)
-    assert capsys.readouterr().out.count("is in use by process") == 1
+    said = capsys.readouterr().out
+    assert said.count("is in use by process") == 1
+    assert said.endswith("waiting 0 s for it; once it has ended, this one goes on in the folder\n")
 
 
 def test_a_run_in_a_folder_in_use_is_refused_and_changes_nothing(holder, tmp_path, monkeypatch):

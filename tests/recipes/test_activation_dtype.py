@@ -1,4 +1,4 @@
-"""--activation_dtype, --chunked_loss and --fused_qkv in whole runs: several processes, FSDP, resuming, export."""
+"""--activation_dtype and --chunked_loss in whole runs: several processes, FSDP, resuming, export."""
 
 import pytest
 import runs
@@ -10,8 +10,8 @@ from shared.config import options
 
 BF16 = ["--activation_dtype", "bf16", "--mixed_precision", "no"]
 CHUNKED = ["--chunked_loss"]
-FLAGS = {"plain": [], "bf16": BF16, "chunked": CHUNKED, "both": [*BF16, *CHUNKED], "fused": ["--fused_qkv"]}
-SEVERAL = ("bf16", "chunked", "fused")
+FLAGS = {"plain": [], "bf16": BF16, "chunked": CHUNKED, "both": [*BF16, *CHUNKED]}
+SEVERAL = ("bf16", "chunked")
 CPU = {"ACCELERATE_USE_CPU": "true"}
 SHARDED = {**CPU, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
 HOW = {"two": CPU, "sharded": SHARDED}
@@ -61,10 +61,6 @@ def test_the_gradient_of_chunks_is_that_of_all_logits(gradients):
     assert runs.distance(gradients["one"]["chunked"], gradients["one"]["plain"]) < 1e-4
     assert 1e-4 < runs.distance(gradients["one"]["bf16"], gradients["one"]["plain"]) < 0.05
     assert runs.distance(gradients["one"]["both"], gradients["one"]["bf16"]) < 0.02
-
-
-def test_the_gradient_of_one_product_is_that_of_three(gradients):
-    assert runs.distance(gradients["one"]["fused"], gradients["one"]["plain"]) < 1e-5
 
 
 @pytest.mark.usefixtures("one_cpu_process_without_a_picture")

@@ -10,12 +10,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from shared.compat import of_torch
 from shared.config import options
 from shared.errors import UserError
 from shared.images import pictures
+from shared.models import compiling
 from shared.models.image_models import new_classifier
 from shared.monitoring import curves, tracking
 from shared.optimization.optimizers import make_optimizer, peak_learning_rate
+from shared.run import training_run
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +121,8 @@ def test_the_average_of_the_weights_is_exported(recipe, train, tmp_path, monkeyp
     seen = []
     update = recipe.WeightAverage.end_step
 
-    def recording(average, statistics):
-        update(average, statistics)
+    def recording(average):
+        update(average)
         seen.append({name: value.clone() for name, value in average.source.state_dict().items()})
 
     monkeypatch.setattr(recipe.WeightAverage, "end_step", recording)
@@ -132,6 +135,28 @@ def test_the_average_of_the_weights_is_exported(recipe, train, tmp_path, monkeyp
         if value.is_floating_point():
             assert torch.allclose(value, expected[name], atol=1e-6), name
             assert not torch.equal(value, seen[-1][name]), name
+
+
+def test_a_compiled_run_compiles_nothing_for_training_after_the_warm_up_pass(recipe, train, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")  # without code generation, which takes a minute
+    torch._dynamo.reset()
+    graphs = []
+    warm_up, seed = training_run.run_warm_up_pass, recipe.seed_dropout
+
+    def warmed_up(*args):
+        warm_up(*args)
+        graphs.append(of_torch.compiled_graphs())
+
+    def seeded(*args):
+        seed(*args)
+        graphs.append(of_torch.compiled_graphs())
+
+    before = of_torch.compiled_graphs()
+    monkeypatch.setattr(training_run, "run_warm_up_pass", warmed_up)
+    monkeypatch.setattr(recipe, "seed_dropout", seeded)  # the last call is before the last micro-batch
+    train(tmp_path, "--torch_compile", "--max_train_steps", 2)
+    assert len(graphs) == 1 + 2 * 4
+    assert before < graphs[0] == graphs[-1]
 
 
 def test_a_frozen_backbone_has_no_gradient_and_no_optimizer_state_and_does_not_change(recipe, train, trained, tmp_path):

@@ -1,10 +1,19 @@
-"""The launch card names settings that have no effect."""
+"""The launch card shows the micro-batches, what depends on the processes, and settings that have no effect."""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 import runs
+from accelerate.commands import launch
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
+from shared.checkpoints.progress import Progress
 from shared.config import options
-from shared.run.launch_card import sizes_without_effect
+from shared.config.options import Options
+from shared.plan.batches import Plan
+from shared.run.launch_card import alone, batch_equation, notes_on_processes, sizes_without_effect
 
 BERT = ["--model_name_or_path", "bert"]
 
@@ -27,3 +36,105 @@ BERT = ["--model_name_or_path", "bert"]
 def test_sizes_without_effect_on_a_pretrained_model_are_named(recipe, flags, named):
     config_class = runs.load_recipe(recipe).Config
     assert sizes_without_effect(options.parse(config_class, flags)) == named
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ({"max_samples": 32}, "1 process x 1 micro-batch of 32 samples (<= 32 samples)"),
+        ({"max_samples": 32, "num_processes": 2}, "2 processes x 1 micro-batch of 16 samples (<= 32 samples)"),
+        ({"max_samples": 8, "num_processes": 2}, "2 processes x 2 micro-batches of 8 samples (<= 8 samples)"),
+        ({"num_processes": 3}, "3 processes x 1 micro-batch of ~11 samples"),
+        (
+            {"lengths": np.tile([90, 10], 50), "max_tokens": 400, "num_processes": 3},
+            "3 processes x ~2.67 micro-batches of ~4 samples (<= 400 tokens)",
+        ),
+    ],
+)
+def test_the_batch_equation_has_the_real_sizes_of_the_micro_batches(plan, expected):
+    plan = Plan(**{"num_samples": 100, "seed": 0, "global_batch_size": 32, "num_epochs": 1} | plan)
+    for step in (0, 3, plan.total_steps):  # step 3 has four samples
+        assert batch_equation(plan, step) == f"global batch 32 = {expected}"
+
+
+def notes(plan, step=0, before=None, first=None, **settings):
+    """The notes of a run that is fresh, or resumed after `before` processes and begun on `first`."""
+    plan = Plan(**{"seed": 0, "num_epochs": 1} | plan)
+    plan.keep_cut(first or plan.num_processes)
+    progress = Progress(step=step, world_size=before)
+    return notes_on_processes(Options(**settings), plan, progress, Path("step_00000002") if before else None)
+
+
+UNIFORM = {"num_samples": 1497, "global_batch_size": 128, "num_epochs": 3, "max_samples": 16}
+
+
+def test_nothing_is_noted_where_the_config_cuts_enough_micro_batches_for_all():
+    """The last step has 11 samples and is not cut for the processes."""
+    for processes in (1, 2, 8):
+        assert notes(UNIFORM | {"num_processes": processes}) == {}
+
+
+def test_each_step_is_noted_where_every_process_needs_a_part_of_it():
+    said = notes({"num_samples": 96, "global_batch_size": 32, "num_processes": 2})["note"]
+    assert re.match("each step has more micro-batches than the config requires, so that every process has work: ", said)
+    assert said.endswith("(--micro_batches_per_step 2 fixes the number for up to 2 processes)")
+    with_a_short_last_step = notes({"num_samples": 100, "global_batch_size": 32, "num_processes": 2})["note"]
+    assert with_a_short_last_step.startswith("3 of 4 steps have more micro-batches")
+
+
+def test_steps_of_ragged_lengths_are_counted():
+    """Only a step of short texts fits one micro-batch."""
+    lengths = np.where(np.arange(64) % 4 == 0, 80, 10)
+    plan = {"lengths": lengths, "global_batch_size": 4, "max_tokens": 300, "num_processes": 2}
+    needed = [len(Plan(**plan | {"num_processes": 1, "seed": 0, "num_epochs": 1}).cut(step)) for step in range(16)]
+    assert 0 < needed.count(1) < 16
+    assert notes(plan)["note"].startswith(f"{needed.count(1)} of 16 steps have more micro-batches")
+
+
+def test_a_resume_says_what_is_true_for_the_remaining_steps():
+    one_piece = {"num_samples": 96, "global_batch_size": 32}
+    two = one_piece | {"num_processes": 2}
+    assert "resumed on" not in notes(two, 1, before=2)
+    assert notes(UNIFORM, 1, before=2, first=2) == {"resumed on": "1 process, saved on 2: equal up to rounding"}
+    shrunk = notes(one_piece, 1, before=2, first=2)
+    assert shrunk["resumed on"] == "1 process, saved on 2: equal up to rounding"
+    assert "as on the 2 processes of the first launch" in shrunk["note"]
+    grown = notes(two, 1, before=1, first=1)["resumed on"]
+    assert grown == (
+        "2 processes, saved on 1: each step has other micro-batches; equal up to rounding without dropout, batch norm "
+        "and mixup, with them another run"
+    )
+
+
+def test_a_resume_on_many_long_steps_says_that_only_some_were_looked_at():
+    lengths = np.full(40_000, 10)
+    said = notes({"lengths": lengths, "global_batch_size": 64, "max_tokens": 160, "num_processes": 2}, 1, 1, 1)
+    assert said == {"resumed on": "2 processes, saved on 1: equal up to rounding (in 256 steps looked at)"}
+
+
+def test_a_single_process_of_a_launch_that_asked_for_more_is_noted(monkeypatch):
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert alone() == "1"
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert alone().startswith("1, although MASTER_ADDR is set, as for several: ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "asked"),
+    [("MULTI_CPU", [], True), ("NO", ["--num_processes", "2"], True), ("NO", ["--num_processes", "1"], False)],
+)
+def test_accelerate_launch_shows_what_it_was_asked_for(kind, flags, asked, tmp_path, monkeypatch):
+    """What `alone` reads: accelerate starts one process in these cases."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    number = "num_processes: 2\n" * (kind == "MULTI_CPU")
+    file = tmp_path / "launcher.yaml"
+    file.write_text(f'distributed_type: "{kind}"\n{number}use_cpu: true\nmixed_precision: "no"\n')
+    given = launch.launch_command_parser().parse_args(["--config_file", str(file), *flags, "recipe.py"])
+    started = []
+    monkeypatch.setattr(launch, "simple_launcher", started.append)
+    launch.launch_command(given)
+    _, environment = prepare_simple_launcher_cmd_env(started[0])
+    assert ("MASTER_ADDR" in environment) == asked
+    assert "WORLD_SIZE" not in environment

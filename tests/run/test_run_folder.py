@@ -199,3 +199,6 @@ def test_progress_is_restored_from_a_checkpoint_with_its_elapsed_time():
     assert again.seconds >= 5.0
     for name in ("step", "results", "best_step", "best_results", "evaluations_since_best", "run_id", "monitor"):
         assert getattr(again, name) == getattr(progress, name)
+    assert again.world_size == 2
+    del state["first_processes"]  # as older versions wrote it
+    assert Progress.from_state(state).first_processes == 2

@@ -1,5 +1,7 @@
-"""Warm-up passes change no state; parameters without gradients are frozen, or errors if some batches use them."""
+"""Discarded passes change no state; they find wrong losses, changing buffers, and parameters without gradients."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import nn
 from shared.errors import UserError
 from shared.optimization.optimizers import parameter_groups
 from shared.plan.batches import Plan
-from shared.run.warm_up import freeze_unreached, run_warm_up_pass
+from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 
 class Output(NamedTuple):
@@ -64,6 +66,60 @@ class Routed(Net):
     def forward(self, x):
         chosen = (x[:, 0] > 0).long()
         return sum(self.experts[i](x[chosen == i]).sum() for i in chosen.unique().tolist()) + self.body(x).sum()
+
+
+def check(loss_of, model=None, processes=1):
+    """Call `check_loss` for a global batch of 16 samples; `loss_of` gets a micro-batch and the losses of its rows."""
+    inputs = torch.randn(16, 4)
+    model = (model or Net()).train()
+    plan = Plan(num_samples=16, seed=0, global_batch_size=16, num_epochs=1)
+    accelerator = SimpleNamespace(num_processes=processes, device=torch.device("cpu"), autocast=nullcontext)
+    before = torch.get_rng_state()
+    check_loss(accelerator, model, plan, lambda m: loss_of(m, model(inputs[m.samples]).square().mean(1)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_sum_of_losses_over_the_normalizer_passes_and_no_state_changes():
+    model, random_state = Net(), []
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+
+    def loss_of(m, losses):
+        random_state.append(torch.get_rng_state())
+        return losses.sum() / m.normalizer
+
+    check(loss_of, model, processes=2)
+    first, *others = random_state[:3]  # the last pass has more samples
+    assert all(torch.equal(state, first) for state in others), "each pass has the same dropout"
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda m, losses: losses.mean(),
+        lambda m, losses: losses.sum() / len(m.samples),
+        lambda m, losses: losses.sum() / m.step_size,  # counts a repeat
+        lambda m, losses: losses.sum() / m.normalizer + 0.01 * losses.mean(),  # a penalty for each micro-batch
+    ],
+)
+def test_a_loss_that_does_not_fall_as_the_normalizer_grows_is_refused(loss_of):
+    with pytest.raises(UserError, match=r"^compute_loss gives .* for a repeat .*micro_batch\.normalizer") as caught:
+        check(loss_of)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mean_that_is_divided_by_the_normalizer_is_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(UserError, match="the same if each sample is in it twice"):
+        check(lambda m, losses: losses.mean() / m.normalizer, model)
+
+
+def test_buffers_that_change_in_each_forward_pass_are_refused_on_several_processes():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.BatchNorm1d(4))
+    check(lambda m, losses: losses.sum() / m.normalizer, model)
+    with pytest.raises(UserError, match=r"the model changes 0\.parametrizations\.weight\.0\._u, .*start one process"):
+        check(lambda m, losses: losses.sum() / m.normalizer, model, processes=2)
 
 
 def freeze(model, inputs):

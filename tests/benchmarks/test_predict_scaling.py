@@ -1,9 +1,7 @@
-"""The model of data-parallel training has the right limits, and predict_scaling.py uses it."""
+"""The prediction of data-parallel training has the right limits."""
 
-import json
 import math
 import sys
-from argparse import Namespace
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,8 +13,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import predict_scaling
-from benchmarks.harness import scaling_model
-from benchmarks.harness.scaling_model import Network, Work
+from benchmarks.predict_scaling import Network, Work
 
 networks = st.builds(
     Network,
@@ -38,7 +35,7 @@ ranks = st.integers(1, 4096)
 
 
 def efficiency(count, work, network):
-    return scaling_model.predict(count, work, network)["efficiency"]
+    return predict_scaling.predict(count, work, network)["efficiency"]
 
 
 @given(works, networks)
@@ -54,7 +51,7 @@ def test_links_without_latency_and_of_infinite_bandwidth_cost_nothing(count, wor
 
 @given(ranks, works, networks, st.floats(1, 100))
 def test_a_step_is_never_slower_on_faster_links(count, work, network, factor):
-    step = scaling_model.predict(count, work, network)["step_seconds"]
+    step = predict_scaling.predict(count, work, network)["step_seconds"]
     slack = 1 + 1e-9
     for faster in (
         replace(network, bandwidth=network.bandwidth * factor),
@@ -62,7 +59,7 @@ def test_a_step_is_never_slower_on_faster_links(count, work, network, factor):
         replace(network, latency=network.latency / factor),
         replace(network, tree_latency=network.tree_latency / factor),
     ):
-        assert scaling_model.predict(count, work, faster)["step_seconds"] <= step * slack
+        assert predict_scaling.predict(count, work, faster)["step_seconds"] <= step * slack
 
 
 @given(works, networks)
@@ -74,63 +71,54 @@ def test_efficiency_falls_with_the_number_of_machines(work, network):
 
 @given(ranks, works, networks)
 def test_overlap_helps_and_never_hides_more_than_the_backward_pass(count, work, network):
-    nothing_hidden = scaling_model.exposed_seconds(count, 0.0, work, network)
-    exposed = scaling_model.exposed_seconds(count, work.backward, work, network)
+    nothing_hidden = predict_scaling.exposed_seconds(count, 0.0, work, network)
+    exposed = predict_scaling.exposed_seconds(count, work.backward, work, network)
     assert nothing_hidden - work.backward <= exposed * (1 + 1e-9) + 1e-9
     assert exposed <= nothing_hidden * (1 + 1e-9) + 1e-9
 
 
 def test_the_time_of_a_ring_is_its_latencies_plus_the_time_of_its_bytes():
-    assert scaling_model.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
-    assert scaling_model.ring_seconds(1e9, 1, 0.01, 1e9) == 0
+    assert predict_scaling.ring_seconds(1e9, 4, 0.01, 1e9) == pytest.approx(6 * 0.01 + 1.5)
+    assert predict_scaling.ring_seconds(1e9, 1, 0.01, 1e9) == 0
 
 
 def test_a_tree_has_fewer_messages_and_a_tenth_less_bandwidth():
-    assert scaling_model.tree_seconds(9e8, 512, 0.01, 1e9) == pytest.approx(18 * 0.01 + 2)
-    assert scaling_model.tree_seconds(9e8, 5, 0.01, 1e9) == pytest.approx(6 * 0.01 + 2)  # three levels
-    assert scaling_model.tree_seconds(1e9, 1, 0.01, 1e9) == 0
+    assert predict_scaling.tree_seconds(9e8, 512, 0.01, 1e9) == pytest.approx(18 * 0.01 + 2)
+    assert predict_scaling.tree_seconds(9e8, 5, 0.01, 1e9) == pytest.approx(6 * 0.01 + 2)  # three levels
+    assert predict_scaling.tree_seconds(1e9, 1, 0.01, 1e9) == 0
 
 
 def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
     network = Network(1e10, latency=1e-5, tree_latency=5e-5)
     for size, count, function, latency in [
-        (1e9, 4, scaling_model.ring_seconds, 1e-5),
-        (1e6, 512, scaling_model.tree_seconds, 5e-5),
+        (1e9, 4, predict_scaling.ring_seconds, 1e-5),
+        (1e6, 512, predict_scaling.tree_seconds, 5e-5),
     ]:
         expected = function(size, count, latency, 1e10)
-        assert scaling_model.all_reduce_seconds(size, count, network) == pytest.approx(expected)
+        assert predict_scaling.all_reduce_seconds(size, count, network) == pytest.approx(expected)
 
 
 def test_several_ranks_share_the_link_of_their_machine():
     inside = Network(1e9, latency=1e-4, ranks_per_machine=8, machine_bandwidth=4e11)
-    assert scaling_model.all_reduce_seconds(1e9, 8, inside) == pytest.approx(2 * 7 / 8 / 400)
-    assert scaling_model.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
+    assert predict_scaling.all_reduce_seconds(1e9, 8, inside) == pytest.approx(2 * 7 / 8 / 400)
+    assert predict_scaling.all_reduce_seconds(1e9, 16, inside) == pytest.approx(2 * 7 / 8 / 400 + 2e-4 + 1)
 
 
 def test_late_gradients_are_fully_exposed_and_others_only_after_the_backward_pass():
     network = Network(1e9, latency=1e-4)
     late, early = Work(1.0, 100e6, late_bytes=100e6), Work(1.0, 100e6)
-    whole = scaling_model.all_reduce_seconds(100e6, 2, network)
-    assert scaling_model.exposed_seconds(2, 1.0, late, network) == pytest.approx(whole)
-    buckets = round(100e6 / scaling_model.BUCKET)
-    last = scaling_model.all_reduce_seconds(100e6 / buckets, 2, network)
-    assert scaling_model.exposed_seconds(2, 1e3, early, network) == pytest.approx(last)  # only the last bucket
-    assert scaling_model.exposed_seconds(2, 0.0, early, network) == pytest.approx(buckets * last)
+    whole = predict_scaling.all_reduce_seconds(100e6, 2, network)
+    assert predict_scaling.exposed_seconds(2, 1.0, late, network) == pytest.approx(whole)
+    buckets = round(100e6 / predict_scaling.BUCKET)
+    last = predict_scaling.all_reduce_seconds(100e6 / buckets, 2, network)
+    assert predict_scaling.exposed_seconds(2, 1e3, early, network) == pytest.approx(last)  # only the last bucket
+    assert predict_scaling.exposed_seconds(2, 0.0, early, network) == pytest.approx(buckets * last)
 
 
 def test_only_the_last_micro_batch_without_the_update_hides_communication():
     work = Work(10.0, 1e8, micro_batches=4, update=1.0)
     assert work.backward == pytest.approx(2 / 3 * 9 / 4)
     assert efficiency(8, replace(work, computation=40.0), Network(1e9)) > efficiency(8, work, Network(1e9))
-
-
-# predict_scaling.py
-
-
-def flags(**values):
-    usual = {"gradient_bytes": 100e6, "late_bytes": 0.0, "latency": 1e-4, "bandwidth": 1e9, "ranks_per_node": 1}
-    usual |= {"node_latency": 0.0, "node_bandwidth": math.inf, "token_seconds": 1e-5, "tokens": 1e4}
-    return Namespace(**usual | {"micro_batches": 1} | values)
 
 
 def row(link, step, share=0.1):
@@ -143,23 +131,17 @@ def row(link, step, share=0.1):
     }
 
 
-def test_tokens_per_second_are_those_of_all_processes():
-    found = predict_scaling.predict(8, flags(bandwidth=math.inf, latency=0.0))
-    assert found["tokens_per_second"] == pytest.approx(8 / 1e-5)
-
-
 def test_a_check_adds_the_link_to_the_computation_unless_the_processes_waited_longer():
     free, slow, fast = row(0.0, 1.0, share=0.2), row(80.0, 1.8), row(8000.0, 2.0)
     alone = {**row(80.0, 1.0), "processes": 1}
-    found = predict_scaling.check([free, slow, fast, alone], flags(gradient_bytes=9.5e6, late_bytes=9.5e6, latency=0.0))
+    found = predict_scaling.check([free, slow, fast, alone], Work(0.0, 9.5e6, 9.5e6), Network())
     assert [line["predicted"] for line in found] == pytest.approx([1.8, 1.0])  # 9.5 MB at 0.95 x 10 MB/s: 1 s
     assert [line["error"] for line in found] == pytest.approx([0, -0.5])
 
 
-def test_the_table_of_a_prediction_has_8_to_4096_processes(monkeypatch, tmp_path):
-    words = "--token_seconds 1e-5 --tokens 4096 --gradient_bytes 4e8 --latency 1e-5 --bandwidth 1e10 --ranks_per_node 8"
-    monkeypatch.setattr(sys, "argv", ["predict_scaling.py", *words.split(), "--output_dir", str(tmp_path)])
+def test_the_table_of_a_prediction_has_8_to_4096_processes(monkeypatch, capsys):
+    words = "--step_seconds 0.04 --gradient_bytes 4e8 --latency 1e-5 --bandwidth 1e10 --ranks_per_machine 8"
+    monkeypatch.setattr(sys, "argv", ["predict_scaling.py", *words.split()])
     predict_scaling.main()
-    rows = json.loads((tmp_path / "predict_scaling.json").read_text())
-    assert [found["processes"] for found in rows] == scaling_model.COUNTS
-    assert "| 4,096 |" in (tmp_path / "predict_scaling.md").read_text()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[0] for line in rows] == ["| 8", "| 64", "| 512", "| 4,096"]

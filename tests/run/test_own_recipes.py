@@ -1,0 +1,83 @@
+"""Recipes of one's own: a run averages batch norm by itself, and refuses a wrong loss and misnamed scores."""
+
+import shutil
+
+import pytest
+import runs
+import torch
+
+from shared.config import options
+from shared.errors import UserError
+from shared.monitoring import tracking
+
+RECIPE = (runs.ROOT / "docs/examples/diabetes.py").read_text()
+# Without a bias before the batch norm: its gradient would be rounding noise, which Adam scales up.
+BATCH_NORM = (
+    "nn.Linear(10, config.hidden_size), ",
+    "nn.Linear(10, config.hidden_size, bias=False), nn.BatchNorm1d(config.hidden_size), ",
+)
+MEAN = (".sum() / micro_batch.normalizer", ".mean()")
+MISNAMED = ('"eval_r2"', '"eval_R2"')
+
+
+def write(folder, *changes):
+    """Write the recipe of docs/your_own_recipe.md with `changes` (old, new) to a file, and return its path."""
+    source = RECIPE
+    for old, new in changes:
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    path = folder / "recipe.py"
+    path.write_text(source)
+    return path
+
+
+@pytest.fixture
+def train(monkeypatch, tmp_path):
+    """A function that trains such a recipe in this process; `flags` end with further flags."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+
+    def call(changes, *flags):
+        recipe = runs.load(write(tmp_path, *changes))
+        short = ["--max_train_steps", 6, "--eval_steps", 3, "--logging_steps", 2, "--output_dir", tmp_path / "run"]
+        return recipe.main(options.parse(recipe.Config, [*map(str, (*short, *flags))]))
+
+    return call
+
+
+def test_a_model_with_batch_norm_gives_the_same_run_on_one_process_and_on_two(tmp_path):
+    flags = {"run": ["--max_train_steps", 40, "--micro_batches_per_step", 4, "--lr_scheduler_type", "constant"]}
+    recipe = write(tmp_path, BATCH_NORM)
+    one, two = (runs.run_many(processes, flags, tmp_path, recipe)["run"] for processes in (1, 2))
+    assert runs.distance(runs.weights(two), runs.weights(one)) < 1e-5
+    scores = [[line["eval_r2"] for line in runs.metrics(folder) if "eval_r2" in line] for folder in (one, two)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+    assert scores[0][-1] > 0.3
+
+
+def test_a_resumed_run_has_the_same_averages_of_batch_norm(train, tmp_path):
+    flags = ["--micro_batches_per_step", 2, "--checkpointing_steps", 3]
+    train([BATCH_NORM], *flags)
+    whole = runs.weights(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/model")
+    shutil.rmtree(tmp_path / "run/checkpoints/step_00000006")
+    train([BATCH_NORM], *flags)
+    assert torch.equal(runs.weights(tmp_path / "run"), whole)
+
+
+def test_a_mean_loss_is_refused_before_the_first_step(train, tmp_path):
+    with pytest.raises(UserError, match=r"^compute_loss .*micro_batch\.normalizer.*docs/your_own_recipe\.md"):
+        train([MEAN])
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_a_misnamed_score_is_refused_at_the_first_evaluation_and_no_work_is_lost(train, tmp_path):
+    message = r"^evaluate returned eval_loss, eval_R2, but not eval_r2.* after step 3"
+    for _ in range(2):  # the second start evaluates again before it trains
+        with pytest.raises(UserError, match=message):
+            train([MISNAMED])
+        assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_00000003"]
+    train([])
+    evaluated = [line["step"] for line in runs.metrics(tmp_path / "run") if "eval_r2" in line]
+    assert evaluated == [3, 6]

@@ -12,6 +12,7 @@ from shared.config.meaning import Meaning, fields_with
 from shared.config.removed import without_removed
 from shared.errors import UserError
 
+NOT_IN_RESULT = "# do not affect the result: "
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
 
@@ -165,8 +166,8 @@ class Options:
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
-    REMOVED: ClassVar[Mapping[str, Any]] = {"validation_split_percentage": 10, "skip_incomplete_rows": False}
-    """Fields that stored runs may have and a class without data flags lacks, with the values that have no effect."""
+    FORMER: ClassVar[Mapping[str, Any]] = {"validation_split_percentage": 10, "skip_incomplete_rows": False}
+    """Fields that all recipes had in an earlier version, with their defaults. A stored run may have them."""
 
     def check_values(self) -> None:
         """Raise UserError for values that no type excludes. A subclass may extend it."""
@@ -278,7 +279,7 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)
-    ignored |= {name for name, value in config.REMOVED.items() if name not in new and old.get(name) == value}
+    ignored |= {name for name, value in config.FORMER.items() if name not in new and old.get(name) == value}
     if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
         ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
     constant = config.lr_scheduler_type == "constant" and config.warmup_ratio is None
@@ -296,14 +297,29 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
 def save(config: Options, path: str | Path) -> None:
     """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
+    The first line is a comment with the names that `not_in_result` returns.
+
     The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """
-    command_line.write_yaml(plain(config), path)
+    names = sorted(fields_with(type(config), Meaning.NOT_IN_RESULT))
+    command_line.write_yaml(plain(config), path, NOT_IN_RESULT + " ".join(names))
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """Read the settings that `save` wrote to `path`: {field: value}, tuples as lists; UserError if that fails."""
     return command_line.read_yaml(path)
+
+
+def not_in_result(*paths: Path) -> set[str]:
+    """The names of the settings that do not affect the result of any of the runs with these config.yaml.
+
+    The file of a run says it, because its recipe may be unknown here. Those of older versions do not.
+    """
+    found = set(fields_with(Options, Meaning.NOT_IN_RESULT))
+    for path in paths:
+        line = path.read_text(encoding="utf-8").partition("\n")[0]
+        found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
+    return found
 
 
 def plain(config: Options) -> dict[str, Any]:

@@ -142,12 +142,20 @@ class Augmentation:
         return cls(geometry=geometry, **{name: getattr(config, name) for name in names})
 
     def evaluation(self, batch: dict[str, Tensor]) -> Tensor:
-        """Center crop and normalize, as the exported image processor does: float32 [rows, 3, size, size]."""
-        boxes = center_boxes(batch["aspects"], self.geometry.center_share)
-        return self.normalize(self.cut(batch["images"], boxes))
+        """Center crop and normalize, as the exported image processor does: float32 [rows, 3, size, size].
+
+        Under autocast, too.
+        """
+        with torch.autocast(batch["images"].device.type, enabled=False):
+            boxes = center_boxes(batch["aspects"], self.geometry.center_share)
+            return self.normalize(self.cut(batch["images"], boxes))
 
     def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
-        """Return augmented, normalized images, float32 [rows, 3, size, size], and their targets."""
+        """Return augmented, normalized images, float32 [rows, 3, size, size], and their targets; under autocast, too."""
+        with torch.autocast(batch["images"].device.type, enabled=False):
+            return self._training(micro_batch, batch)
+
+    def _training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
         draw = Draws(self.seed, micro_batch, batch["images"].device)
         boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
         if self.horizontal_flip:

@@ -144,14 +144,14 @@ class Augmentation:
     def evaluation(self, batch: dict[str, Tensor]) -> Tensor:
         """Center crop and normalize, as the exported image processor does: float32 [rows, 3, size, size].
 
-        Under autocast, too.
+        The same under autocast.
         """
         with torch.autocast(batch["images"].device.type, enabled=False):
             boxes = center_boxes(batch["aspects"], self.geometry.center_share)
             return self.normalize(self.cut(batch["images"], boxes))
 
     def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
-        """Return augmented, normalized images, float32 [rows, 3, size, size], and their targets; under autocast, too."""
+        """Augmented, normalized images, float32 [rows, 3, size, size], and their targets; the same under autocast."""
         with torch.autocast(batch["images"].device.type, enabled=False):
             return self._training(micro_batch, batch)
 

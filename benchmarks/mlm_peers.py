@@ -56,11 +56,11 @@ def prepare(folder: Path) -> None:
     import torch
     import transformers
 
-    from shared.config.options import Options
+    from shared.config.data_options import DataOptions
     from shared.datasets.documents import first_texts, load_documents
     from shared.text.tokenized import train_tokenizer
 
-    train, validation = (first_texts(part, 1 << 30) for part in load_documents(Options(), "text") if part)
+    train, validation = (first_texts(part, 1 << 30) for part in load_documents(DataOptions(), "text") if part)
     tokenizer = train_tokenizer(train, ("text",), "wordpiece", 8192, MAX_LENGTH)
     torch.manual_seed(0)
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -8,15 +8,16 @@ usage: clusters/ssh.sh HOSTFILE -- RECIPE [FLAGS OF THE RECIPE]
 
     clusters/ssh.sh hosts.txt -- recipes/nlp.py --output_dir /shared/run1
 
-HOSTFILE names one machine per line, as for ssh (user@host, or a name in ~/.ssh/config); # starts a comment. The
-repository must be in the same folder on all of them. ssh must not prompt: use a key without a passphrase, or an agent.
+HOSTFILE names one machine per line, as for ssh (user@host, or a name in ~/.ssh/config), and nothing else; # starts a
+comment. The repository must be in the same folder on all of them. ssh must not prompt: use a key without a passphrase,
+or an agent.
 When a machine fails, or on Ctrl-C, all machines are ended; they save a checkpoint first. Environment variables:
 
     PROCESSES    processes per machine (default: one per GPU)
     MASTER_ADDR  address of the first machine for the others (default: its name in HOSTFILE)
     MASTER_PORT  a free port on the first machine (default: 29500)
     FOLDER       folder of the repository on all machines (default: the current folder)
-    SSH          the command that connects to a machine (default: ssh)
+    SSH          the command that connects to a machine (default: ssh, which notices a lost connection in 90 s)
     EXPORT       names of other variables to pass on, such as "NCCL_SOCKET_IFNAME HF_TOKEN"
 TEXT
 }
@@ -24,7 +25,13 @@ TEXT
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 if [ $# -lt 3 ] || [ "$2" != -- ]; then usage >&2; exit 2; fi
 [ -r "$1" ] || { echo "error: $1 cannot be read: give a file with one machine per line" >&2; exit 2; }
-mapfile -t machines < <(sed -e 's/#.*//' -e 's/[[:space:]]//g' -e '/^$/d' "$1")
+mapfile -t machines < <(sed -e 's/#.*//' -e 's/^[[:space:]]*//' -e 's/[[:space:]]*$//' -e '/^$/d' "$1")
+for machine in "${machines[@]}"; do
+    if [[ $machine == *[[:space:]]* ]]; then
+        echo "error: $1: '$machine': write only the name of the machine; PROCESSES=N sets its processes" >&2
+        exit 2
+    fi
+done
 [ ${#machines[@]} -gt 0 ] || { echo "error: $1 names no machine: write one machine per line" >&2; exit 2; }
 shift 2
 # Detects a launcher that starts fewer processes. With PROCESSES=gpu, the default, the total is unknown here.
@@ -57,7 +64,7 @@ $launch < /dev/null 3<&- & launch=\$!
 wait \$launch; code=\$?
 kill \$watch; exit \$code"
     # shellcheck disable=SC2086
-    ${SSH:-ssh} "${machines[$rank]}" "bash -c $(printf '%q' "$there")" < "$pipe" 8>&- &
+    ${SSH:-ssh -o ServerAliveInterval=30} "${machines[$rank]}" "bash -c $(printf '%q' "$there")" < "$pipe" 8>&- &
 done
 
 running=${#machines[@]}

@@ -47,14 +47,14 @@ def with_part(text: str, name: str, part: str) -> str:
 def flags_page() -> str:
     """Return docs/flags.md: every setting of every recipe with its default and its help text."""
     configs = {name: load_recipe(name).Config for name in RECIPES}
-    shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in ("Options", "TextOptions")]
+    titles = {"Options": "All recipes", "DataOptions": "Data of all recipes", "TextOptions": "Text recipes"}
+    shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in titles]
     lines = [
         "# Flags",
         "",
         "Every flag can also be set in a `--config` file. If the defaults of recipes differ, the table lists them.",
         "`python docs/generate.py` writes this page from the `Config` classes.",
     ]
-    titles = {"Options": "All recipes", "TextOptions": "Text recipes"}
     for cls in shared[::-1]:
         lines += ["", f"## {titles[cls.__name__]}", "", *table(cls, configs)]
     for name, config in configs.items():

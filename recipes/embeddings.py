@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shared.config.limits import Limits
+from shared.config.meaning import Meaning
 from shared.config.text_options import TextOptions
 from shared.contrastive import retrieval
 from shared.contrastive.gradient_cache import GradientCache
@@ -67,7 +68,7 @@ class Config(TextOptions):
     """The loss is the mean over these numbers of first dimensions, such as 128 64 32. None: all dimensions."""
     global_batch_size: int | None = 128
     """Samples per optimizer step, over all processes and micro-batches. All of them are negatives of each other."""
-    kept_micro_batches: Annotated[int, Limits(least=1)] = 1
+    kept_micro_batches: Annotated[int, Limits(least=1), Meaning.NOT_IN_RESULT] = 1
     """Micro-batches per process whose activations are kept and not computed twice. More: faster, more memory."""
     num_train_epochs: int = 2
     """Passes over the training data."""

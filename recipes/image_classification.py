@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
+from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.images.images import Images, collate, load_images, worst_predictions
@@ -45,7 +46,7 @@ class Config(AugmentationOptions):
     """Evaluate and export a moving average of the weights with this decay per step. None: no average."""
     sync_batchnorm: bool = False
     """Compute batch-norm statistics over the micro-batches of all processes; for micro-batches under 16. GPUs only."""
-    channels_last: bool = True
+    channels_last: Annotated[bool, Meaning.NOT_IN_RESULT] = True
     """On a GPU, use the memory format channels-last for images and convolutions, which is faster."""
     optim: Literal["adamw", "sgd", "lars", "muon"] = "sgd"
     """Optimizer."""

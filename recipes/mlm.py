@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType, Share
 from shared.config.text_options import TextOptions
 from shared.encoders.attention_choice import use_attention_of_run
@@ -51,9 +52,9 @@ class Config(TextOptions):
 
     text_column_name: str = "text"
     """Column of the documents. In a text file, each line is a document."""
-    prepared_data: str | None = None
+    prepared_data: Annotated[str | None, Meaning.NAMES_DATA] = None
     """Instead of --train_file: the folder that python -m shared.prepare --to has written, or its URL (s3://, https://)."""
-    cache_gb: Annotated[float, Limits(above=0)] | None = None
+    cache_gb: Annotated[float | None, Limits(above=0), Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
     """Size of the cache of a --prepared_data URL on this machine, in GB. None: 16."""
     max_length: int = 128
     """Maximum length of a sequence in tokens. Longer documents are cut into pieces; no token is dropped."""
@@ -86,6 +87,7 @@ class Config(TextOptions):
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
     NEEDS: ClassVar = (*TextOptions.NEEDS, ("cache_gb", "prepared_data"))
+    EXCLUDES: ClassVar = (*TextOptions.EXCLUDES, *(("prepared_data", name) for name in ("train_file", "dataset_name")))
 
 
 def main(config: Config) -> dict[str, float]:

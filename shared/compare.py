@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.checkpoints.resuming import complete
-from shared.config.options import Options, load, shown
+from shared.config.options import load, not_in_result, shown
 from shared.errors import UserError, count_of
 from shared.monitoring.evaluation import greater_is_better
 from shared.monitoring.tracking import read_metrics
@@ -152,10 +152,11 @@ def differing_settings(a: Path, b: Path) -> list[str]:
     if not ((a / "config.yaml").is_file() and (b / "config.yaml").is_file()):
         return []
     settings_a, settings_b = load(a / "config.yaml"), load(b / "config.yaml")
+    ignored = not_in_result(a / "config.yaml", b / "config.yaml")
     return [
         f"{name} {settings_a.get(name, 'absent')} | {settings_b.get(name, 'absent')}"
         for name in {**settings_a, **settings_b}
-        if name not in Options.NEVER_MATTERS and settings_a.get(name) != settings_b.get(name)
+        if name not in ignored and settings_a.get(name) != settings_b.get(name)
     ]
 
 
@@ -336,7 +337,7 @@ def print_results(runs: Sequence[Path]) -> int:
 
 
 def groups_of(runs: Sequence[Path]) -> list[list[tuple[Path, dict[str, Any]]]]:
-    """The runs with their settings, in groups that differ only in their seed; in the order of the command line.
+    """The runs with the settings that affect their result, in groups that differ only in their seed; in their order.
 
     Raises:
         UserError: a folder has no config.yaml, or two runs of a group have the same seed.
@@ -345,7 +346,9 @@ def groups_of(runs: Sequence[Path]) -> list[list[tuple[Path, dict[str, Any]]]]:
     for run in runs:
         if not (run / "config.yaml").is_file():
             raise UserError(f"{run}: the folder has no config.yaml; give the --output_dir of a run")
-        settings = load(run / "config.yaml")
+    ignored = not_in_result(*(run / "config.yaml" for run in runs))
+    for run in runs:
+        settings = {name: value for name, value in load(run / "config.yaml").items() if name not in ignored}
         group = next((each for each in groups if decisive(each[0][1]) == decisive(settings)), None)
         if group is None:
             groups.append(group := [])
@@ -357,8 +360,8 @@ def groups_of(runs: Sequence[Path]) -> list[list[tuple[Path, dict[str, Any]]]]:
 
 
 def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that affect the result, except the seed."""
-    return {name: value for name, value in settings.items() if name not in Options.NEVER_MATTERS | {"seed"}}
+    """The settings of a group of runs: all except the seed."""
+    return {name: value for name, value in settings.items() if name != "seed"}
 
 
 def result_of(run: Path, settings: Mapping[str, Any]) -> dict[str, float]:

@@ -26,7 +26,9 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.datasets import demo_texts
+from shared.disk import is_url
 from shared.errors import UserError
 from shared.launch import agreement, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
@@ -90,6 +92,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}
         if recipe:
+            collectives.agree(accelerator, missing(config))
             rows |= resolved(accelerator, config)
         rows["versions"] = ", ".join(f"{name} {version}" for name, version in agreement.versions().items())
         if place.processes > 1:
@@ -123,7 +126,8 @@ def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """Return the facts that `agreement.own_facts` compares for a run, with the host and digests of the data added."""
     on_cpu = starting.cpu_requested() or not starting.has_accelerator()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
-    settings = [value for name, value in options.plain(config).items() if name not in config.NEVER_MATTERS]
+    ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
+    settings = [value for name, value in options.plain(config).items() if name not in ignored]
     words = [one for value in settings for one in (value if isinstance(value, list) else [value])]
     texts = [word for word in words if isinstance(word, str)]
     files = [path for word in texts for path in ([word] if Path(word).exists() else matches(word))]
@@ -137,12 +141,27 @@ def embedded_data(config: options.Options) -> dict[str, str]:
 
     Text recipes train on sources of installed libraries, image recipes (with --train_dir) on scikit-learn's digits.
     """
-    if any(getattr(config, name, None) for name in config.NAMES_DATA):
+    if any(getattr(config, name, None) for name in fields_with(type(config), Meaning.NAMES_DATA)):
         return {}
     if hasattr(config, "train_dir"):
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
     _, found, _ = demo_texts.installed()
     return {f"{package}, whose sources are data,": version for package, version in found.items()}
+
+
+def missing(config: options.Options) -> UserError | None:
+    """The error for the first file or folder that a flag names and this machine lacks; None without one.
+
+    A URL and a name that may be one of the Hub are not looked up.
+    """
+    hub = fields_with(type(config), Meaning.MAY_BE_ON_HUB)
+    for flag in sorted(hub | fields_with(type(config), Meaning.NAMES_DATA)):
+        given = getattr(config, flag) or ()
+        for name in [given] if isinstance(given, str) else given:
+            of_hub = flag in hub and name[0] not in "./~" and name.count("/") < 2
+            if not (of_hub or is_url(name) or Path(name).exists() or matches(name)):
+                return UserError(f"--{flag} {name}: no such file or folder on {socket.gethostname()}")
+    return None
 
 
 def matches(pattern: str) -> list[str]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from benchmarks.harness.launching import run_job
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets.labels import Labels
 from shared.datasets.tables import load_tables
 from shared.pretrained.from_pretrained import load_pretrained
@@ -31,7 +31,7 @@ STRATEGIES = ("group_by_length", "batch_rebalance")  # sampling strategies of th
 
 def read_data(job: SimpleNamespace) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training texts, validation texts, labels and tokenizer, read as the recipe reads them."""
-    files = Options(train_file=job.train_file, validation_file=job.validation_file)
+    files = DataOptions(train_file=job.train_file, validation_file=job.validation_file)
     tables = load_tables(files, ["text"], ["label"])
     labels = Labels.from_table(tables[0], "label", None)
     tokenizer = load_pretrained("AutoTokenizer", job.encoder)

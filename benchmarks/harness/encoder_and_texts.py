@@ -32,11 +32,11 @@ def prepare(
     import torch
     import transformers
 
-    from shared.config.options import Options
+    from shared.config.data_options import DataOptions
     from shared.datasets.tables import load_tables
     from shared.text.tokenized import tokenize, train_tokenizer
 
-    tables = load_tables(Options(), ["text"], ["label"])
+    tables = load_tables(DataOptions(), ["text"], ["label"])
     train, validation = tables[0].slice(0, texts), tables[1]
     files = {"train_file": folder / "train.parquet"}
     pq.write_table(train, files["train_file"])

@@ -147,7 +147,11 @@ class Augmentation:
         return self.normalize(images.to(torch.float32, memory_format=torch.contiguous_format))
 
     def training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
-        """Return augmented, normalized images, float32 [rows, 3, size, size], and their targets."""
+        """Augmented, normalized images, float32 [rows, 3, size, size], and their targets; the same under autocast."""
+        with torch.autocast(batch["images"].device.type, enabled=False):
+            return self._training(micro_batch, batch)
+
+    def _training(self, micro_batch: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Targets]:
         draw = Draws(self.seed, micro_batch, batch["images"].device)
         boxes = crop_boxes(draw, batch["aspects"], self.min_crop_area)
         if self.horizontal_flip:

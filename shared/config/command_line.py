@@ -137,12 +137,15 @@ def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader)
     return without_removed(content)
 
 
-def write_yaml(values: Mapping[str, Any], path: str | Path) -> None:
-    """Write `values` in their order so that --config PATH reads the same values; never leaves an incomplete file."""
+def write_yaml(values: Mapping[str, Any], path: str | Path, comment: str) -> None:
+    """Write the line `comment`, then `values` in their order, so that --config PATH reads the same values.
+
+    Never leaves an incomplete file.
+    """
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     text = yaml.dump(dict(values), Dumper=_StringDumper, sort_keys=False, allow_unicode=True, width=math.inf)
-    partial.write_text(text, encoding="utf-8")
+    partial.write_text(f"{comment}\n{text}", encoding="utf-8")
     partial.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""The settings that all recipes share, their parser and checks, and which of them a resumed run may change."""
+"""The settings that all recipes share, their parser and checks, and what a resumed run may change."""
 
 import dataclasses
 import sys
@@ -8,9 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared.config import command_line
 from shared.config.limits import CanBeZero, Limits, Share, limits_of, problem_with
+from shared.config.meaning import Meaning, fields_with
 from shared.config.removed import without_removed
 from shared.errors import UserError
 
+NOT_IN_RESULT = "# do not affect the result: "
+TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
 
 
@@ -20,47 +23,20 @@ class Options:
 
     Every field has a default and a docstring, which is its --help. The type of a number contains its limits; without
     limits, an integer is at least 1 and a float at least 0. A resumed run must have the same value of every field,
-    except those in the sets at the end of the class.
+    unless the type says otherwise: see shared/config/meaning.py.
     """
 
-    # Model
-    revision: str | None = None
-    """Branch, tag or commit of --model_name_or_path on the Hub. None: its main branch."""
-
-    # Data
-    dataset_name: str | None = None
-    """Dataset on the Hub, or a folder written by save_to_disk. None: --train_file, or the recipe's default data."""
-    dataset_config_name: str | None = None
-    """Configuration of --dataset_name, such as mrpc for nyu-mll/glue."""
-    train_split_name: str | None = None
-    """Training split of --dataset_name. None: train, or training."""
-    validation_split_name: str | None = None
-    """Validation split of --dataset_name. None: the first that exists of validation, valid, val, dev, eval, test."""
-    train_file: tuple[str, ...] | None = None
-    """Your own training data, instead of --dataset_name: files, 'patterns/*.csv' or folders, sorted by name."""
-    validation_file: tuple[str, ...] | None = None
-    """Validation data for --train_file. None: --validation_split_percentage of the training data."""
-    csv_delimiter: str | None = None
-    """Column separator of .csv and .tsv files, such as ';'. None: a comma in .csv files, a tab in .tsv files."""
-    validation_split_percentage: Annotated[int, Limits(least=1, most=99)] = 10
-    """Percentage of the training data held out for validation, if there is no validation or test split."""
-    skip_incomplete_rows: bool = False
-    """Skip rows without text, image or label, and print how many. Otherwise such a row is an error."""
-    max_train_samples: int | None = None
-    """Train on a random subset of this many rows, which depends on --seed. None: all rows."""
-    max_eval_samples: int | None = None
-    """Validate on a random subset of this many rows, which depends on --seed. None: all rows."""
-    dataloader_num_workers: CanBeZero | None = None
+    dataloader_num_workers: Annotated[CanBeZero | None, Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
     """Data loader workers per training process. None: 2 with an accelerator, 0 on a CPU."""
 
     # Batches
     global_batch_size: int | None = 32
     """Samples per optimizer step, over all processes and micro-batches; does not depend on the number of processes."""
-    gradient_accumulation_steps: int | None = None
+    gradient_accumulation_steps: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
     """Instead of --global_batch_size: the first launch sets it to --per_device_train_batch_size x processes x this."""
     per_device_train_batch_size: int | None = None
     """Maximum number of samples in a micro-batch. None: no limit."""
-    auto_micro_batch: bool = False
+    auto_micro_batch: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Before training, find the largest micro-batch that fits in GPU memory; a resumed run uses the same size."""
     micro_batches_per_step: int | None = None
     """Micro-batches per global batch. None: the smallest of 1, 2, 4, 8, 16, 24, ... within both micro-batch limits."""
@@ -78,9 +54,9 @@ class Options:
     """Added to the denominator of AdamW's update. None: 1e-8, with muon 1e-10."""
     weight_decay: float = 0.01
     """Weight decay, decoupled with adamw; not applied to biases and norms."""
-    num_train_epochs: int = 3
+    num_train_epochs: Annotated[int, Meaning.MAY_GROW] = 3
     """Passes over the training data."""
-    max_train_steps: int | None = None
+    max_train_steps: Annotated[int | None, Meaning.MAY_GROW] = None
     """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
     lr_scheduler_type: ScheduleType = "linear"
     """Learning rate schedule after the warm-up. Only with constant can a finished run be made longer."""
@@ -114,49 +90,49 @@ class Options:
     """Random seed of initial weights, sample order, dropout, masking and augmentation."""
 
     # The run
-    output_dir: str = "out"
+    output_dir: Annotated[str, Meaning.NOT_IN_RESULT] = "out"
     """Folder of the run: config.yaml, metrics.jsonl, curves.png, checkpoints/, model/."""
-    resume_from_checkpoint: str = "auto"
+    resume_from_checkpoint: Annotated[str, Meaning.NOT_IN_RESULT] = "auto"
     """auto: the newest intact checkpoint in --output_dir, if there is one. never: start anew. Or a PATH."""
-    checkpointing_steps: str = "epoch"
+    checkpointing_steps: Annotated[str, Meaning.NOT_IN_RESULT] = "epoch"
     """Steps between checkpoints. epoch: save at the end of each epoch. no: save only when interrupted or stopped."""
-    save_total_limit: int | None = 3
+    save_total_limit: Annotated[int | None, Meaning.NOT_IN_RESULT] = 3
     """Number of checkpoints to keep, besides the best one. None: all."""
-    save_on_each_node: bool = False
+    save_on_each_node: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Each machine writes its own checkpoints, because the machines do not share --output_dir."""
-    eval_steps: int | None = None
+    eval_steps: Annotated[int | None, Meaning.CHOOSES_MODEL] = None
     """Optimizer steps between evaluations. None: evaluate at the end of each epoch."""
-    logging_steps: int = 10
+    logging_steps: Annotated[int, Meaning.NOT_IN_RESULT] = 10
     """Optimizer steps between log entries."""
-    metric_name: tuple[str, ...] | None = None
+    metric_name: Annotated[tuple[str, ...] | None, Meaning.CHOOSES_MODEL] = None
     """Metrics of the evaluate library for the validation data, the main one first. None: the defaults of the task."""
-    positive_label: str | None = None
+    positive_label: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
     """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Allow a --metric_name from the Hub to run its code on this machine."""
-    load_best_model_at_end: bool = False
+    load_best_model_at_end: Annotated[bool, Meaning.CHOOSES_MODEL] = False
     """Write the best evaluated model to model/ instead of the last one. Needs --metric_for_best_model."""
-    metric_for_best_model: str | None = None
+    metric_for_best_model: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
     """Evaluation metric that selects the best model, such as accuracy or loss."""
-    greater_is_better: bool | None = None
+    greater_is_better: Annotated[bool | None, Meaning.CHOOSES_MODEL] = None
     """Whether a larger --metric_for_best_model is better. None: yes, except for names such as loss and error."""
-    early_stopping_patience: int | None = None
+    early_stopping_patience: Annotated[int | None, Meaning.CHOOSES_MODEL] = None
     """End the run after this many evaluations in a row without improvement. None: never."""
-    report_to: tuple[Literal["none", "wandb", "tensorboard", "trackio"], ...] = ("none",)
+    report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
     """One or more experiment trackers, in addition to metrics.jsonl."""
-    peak_tflops: Annotated[float, Limits(above=0)] | None = None
+    peak_tflops: Annotated[float | None, Limits(above=0), Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
     """Peak speed of one device in TFLOP/s, from which mfu is computed. None: measured at the start."""
-    profile: int | None = None
+    profile: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
     """Profile this many steps, after two warm-up steps: profile/ gets a trace and the ten most expensive operators."""
-    run_name: str | None = None
+    run_name: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Name of the run in the tracker and the model card. None: the name of --output_dir."""
-    push_to_hub: bool = False
+    push_to_hub: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Upload model/ to the Hub at the end."""
-    hub_model_id: str | None = None
+    hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
-    expect_processes: int | None = None
+    expect_processes: Annotated[int | None, Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
     """Refuse to start with another number of processes: some launchers silently start only one. None: any number."""
-    dry_run: bool = False
+    dry_run: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Prepare everything, print the launch card, and end before the first step."""
 
     def __post_init__(self) -> None:
@@ -170,65 +146,6 @@ class Options:
     LEARNING_RATES: ClassVar[tuple[float, float]] = (5e-5, 5e-5)
     """The default of --learning_rate for new weights, and for pretrained ones."""
 
-    NAMES_DATA: ClassVar = frozenset(
-        {"dataset_name", "train_file", "validation_file", "train_dir", "validation_dir", "prepared_data"}
-    )
-    """Fields, of any recipe, that name data: a path, a URL, or a dataset on the Hub."""
-
-    SIZES_OF_NEW_MODELS: ClassVar[frozenset[str]] = frozenset()
-    """Fields that have no effect with --model_name_or_path."""
-
-    NEVER_MATTERS: ClassVar[frozenset[str]] = frozenset(
-        {
-            "gradient_accumulation_steps",  # the first launch derives the global batch, which counts
-            "auto_micro_batch",  # the first launch finds the budget, which counts
-            "dataloader_num_workers",
-            "cache",
-            "cache_gb",
-            "channels_last",
-            "kept_micro_batches",
-            "output_dir",
-            "resume_from_checkpoint",
-            "checkpointing_steps",
-            "save_total_limit",
-            "save_on_each_node",
-            "logging_steps",
-            "report_to",
-            "peak_tflops",
-            "profile",
-            "run_name",
-            "push_to_hub",
-            "hub_model_id",
-            "trust_remote_code",
-            "expect_processes",
-            "dry_run",
-        }
-    )
-    """Fields, of any recipe, that do not affect the result of training."""
-
-    MAY_DIFFER: ClassVar[frozenset[str]] = frozenset(
-        {"dataloader_num_workers", "cache_gb", "expect_processes", "peak_tflops"}
-    )
-    """Fields that may differ between the processes of a launch. All others must be equal, even those in NEVER_MATTERS:
-    processes that save or log at different steps would wait for each other in different collective calls."""
-
-    CHOOSES_THE_MODEL: ClassVar[frozenset[str]] = frozenset(
-        {
-            "load_best_model_at_end",
-            "early_stopping_patience",
-            "eval_steps",
-            "metric_name",
-            "positive_label",
-            "metric_for_best_model",
-            "greater_is_better",
-        }
-    )
-    """Fields that affect the result only if an evaluation selects the exported weights or ends the run."""
-
-    MAY_GROW: ClassVar[frozenset[str]] = frozenset({"num_train_epochs", "max_train_steps"})
-    """Fields that a resumed run may increase if the schedule is constant and the warm-up is given in steps. Other
-    schedules depend on the total number of steps: with another total, the steps already taken would be different."""
-
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
         ("warmup_steps", "warmup_ratio"),
@@ -237,11 +154,6 @@ class Options:
     line) of the other to None."""
 
     NEEDS: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("dataset_config_name", "dataset_name"),
-        ("train_split_name", "dataset_name"),
-        ("validation_split_name", "dataset_name"),
-        ("validation_file", "train_file"),
-        ("csv_delimiter", "train_file"),
         ("gradient_accumulation_steps", "per_device_train_batch_size"),
         ("early_stopping_patience", "metric_for_best_model"),
         ("load_best_model_at_end", "metric_for_best_model"),
@@ -250,6 +162,18 @@ class Options:
         ("hub_model_id", "push_to_hub"),
     )
     """Pairs of fields in which the first has no effect without the second."""
+
+    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
+    """Pairs of fields of which at most one may be given."""
+
+    FORMER: ClassVar[Mapping[str, Any]] = {"validation_split_percentage": 10, "skip_incomplete_rows": False}
+    """Fields that all recipes had in an earlier version, with their defaults. A stored run may have them."""
+
+    def check_values(self) -> None:
+        """Raise UserError for values that no type excludes. A subclass may extend it."""
+        steps = self.checkpointing_steps
+        if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
+            raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Options)
@@ -294,13 +218,7 @@ def check(config: Options) -> None:
             if problem := problem_with(float(number) if kind is float else number, limits.get(name)):
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
-    steps = config.checkpointing_steps
-    if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
-        raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
-
-    mark = "," if config.csv_delimiter is None else config.csv_delimiter
-    if mark != r"\t" and not (len(mark) == 1 and mark.isascii() and mark not in '"\r\n'):
-        raise UserError(f"--csv_delimiter {mark!r}: must be one character such as ';', or '\\t' for a tab")
+    config.check_values()
     if len(set(config.report_to)) < len(config.report_to) or ("none" in config.report_to and len(config.report_to) > 1):
         raise UserError(f"--report_to {shown(config.report_to)}: give each tracker once, or only none")
     if not config.report_to:
@@ -316,12 +234,7 @@ def check(config: Options) -> None:
     for name, other in config.NEEDS:
         if name in given and other not in given:
             raise UserError(f"--{name} {given[name]} has no effect without --{other}: give both, or neither")
-    if "revision" in given and getattr(config, "model_name_or_path", None) is None:  # a field of some recipes
-        raise UserError(
-            f"--revision {config.revision} has no effect without --model_name_or_path: give both, or neither"
-        )
-    excluding = (("dataset_name", "train_file"), ("warmup_steps", "warmup_ratio"), ("freeze", "lora_rank"))
-    for name, other in (*excluding, ("prepared_data", "train_file"), ("prepared_data", "dataset_name")):
+    for name, other in config.EXCLUDES:
         if name in given and other in given:
             raise UserError(f"--{name} {given[name]} and --{other} {given[other]} exclude each other: give one of them")
     batch, most, cut = config.global_batch_size, config.per_device_train_batch_size, config.micro_batches_per_step
@@ -363,12 +276,14 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     new = plain(config)
     old = plain(type(config)()) | without_removed(stored)
     old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
-    ignored = config.NEVER_MATTERS
+    ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
-        ignored |= config.CHOOSES_THE_MODEL
+        ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)
+    ignored |= {name for name, value in config.FORMER.items() if name not in new and old.get(name) == value}
     if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
         ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
-    can_grow = config.MAY_GROW if config.lr_scheduler_type == "constant" and config.warmup_ratio is None else ()
+    constant = config.lr_scheduler_type == "constant" and config.warmup_ratio is None
+    can_grow = fields_with(type(config), Meaning.MAY_GROW) if constant else ()
 
     result = {}
     for name, before in old.items():
@@ -382,14 +297,29 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
 def save(config: Options, path: str | Path) -> None:
     """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
+    The first line is a comment with the names that `not_in_result` returns.
+
     The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """
-    command_line.write_yaml(plain(config), path)
+    names = sorted(fields_with(type(config), Meaning.NOT_IN_RESULT))
+    command_line.write_yaml(plain(config), path, NOT_IN_RESULT + " ".join(names))
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """Read the settings that `save` wrote to `path`: {field: value}, tuples as lists; UserError if that fails."""
     return command_line.read_yaml(path)
+
+
+def not_in_result(*paths: Path) -> set[str]:
+    """The names of the settings that do not affect the result of any of the runs with these config.yaml.
+
+    The file of a run says it, because its recipe may be unknown here. Those of older versions do not.
+    """
+    found = set(fields_with(Options, Meaning.NOT_IN_RESULT))
+    for path in paths:
+        line = path.read_text(encoding="utf-8").partition("\n")[0]
+        found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
+    return found
 
 
 def plain(config: Options) -> dict[str, Any]:

@@ -1,34 +1,37 @@
-"""The settings that all text recipes share, in addition to those of `Options`."""
+"""The settings that all text recipes share, in addition to those of `DataOptions`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from shared.config.data_options import DataOptions
 from shared.config.limits import Limits
-from shared.config.options import Options
+from shared.config.meaning import Meaning
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(Options):
+class TextOptions(DataOptions):
     """Settings of the text encoder, its tokenizer and its input."""
 
     # The model
-    model_name_or_path: str | None = None
+    model_name_or_path: Annotated[str | None, Meaning.MAY_BE_ON_HUB] = None
     """Pretrained model on the Hub or in a local folder. None: a new one with the sizes below."""
-    model_type: Literal["modernbert", "bert", "roberta"] = "modernbert"
+    revision: str | None = None
+    """Branch, tag or commit of --model_name_or_path on the Hub. None: its main branch."""
+    model_type: Annotated[Literal["modernbert", "bert", "roberta"], Meaning.SIZE_OF_NEW_MODEL] = "modernbert"
     """Architecture of a new model."""
-    hidden_size: int = 128
+    hidden_size: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 128
     """Width of a new model."""
-    intermediate_size: int | None = None
+    intermediate_size: Annotated[int | None, Meaning.SIZE_OF_NEW_MODEL] = None
     """Width of a new model's MLPs. None: twice --hidden_size for modernbert, whose MLPs are gated, else four times."""
-    num_hidden_layers: int = 2
+    num_hidden_layers: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 2
     """Number of layers of a new model."""
-    num_attention_heads: int = 2
+    num_attention_heads: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 2
     """Number of attention heads of a new model."""
-    rope_theta: Annotated[float, Limits(above=1)] | None = None
+    rope_theta: Annotated[float | None, Limits(above=1), Meaning.SIZE_OF_NEW_MODEL] = None
     """Base of the rotary positions in a new ModernBERT's global layers. None: 160,000, which suits 8,192 tokens."""
-    tokenizer_type: Literal["wordpiece", "bpe"] = "wordpiece"
+    tokenizer_type: Annotated[Literal["wordpiece", "bpe"], Meaning.SIZE_OF_NEW_MODEL] = "wordpiece"
     """Tokenizer of a new model, trained on the training data."""
-    vocab_size: int = 8192
+    vocab_size: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 8192
     """Vocabulary size of the tokenizer of a new model."""
 
     # Its input
@@ -51,12 +54,9 @@ class TextOptions(Options):
     lora_targets: tuple[str, ...] | None = None
     """Linear layers of the encoder that get an adapter, by the end of their name: query value. None: all of them."""
 
-    SIZES_OF_NEW_MODELS: ClassVar = frozenset(
-        {"model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rope_theta"}
-        | {"tokenizer_type", "vocab_size"}
-    )
     NEEDS: ClassVar = (
-        *Options.NEEDS,
+        *DataOptions.NEEDS,
+        ("revision", "model_name_or_path"),
         ("lora_rank", "model_name_or_path"),
         ("lora_alpha", "lora_rank"),
         ("lora_dropout", "lora_rank"),
@@ -64,3 +64,4 @@ class TextOptions(Options):
         ("attention", "packing"),
         *(("fixed_shapes", name) for name in ("torch_compile", "packing", "max_tokens_per_micro_batch")),
     )
+    EXCLUDES: ClassVar = (*DataOptions.EXCLUDES, ("freeze", "lora_rank"))

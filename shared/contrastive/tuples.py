@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import array_writer, build_once, each_share, read_array
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts
@@ -29,7 +29,7 @@ FLAG = "--text_column_names"
 ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at once
 
 
-def load_tuples(config: Options, columns: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows; by default, the docstrings and sources of functions of installed libraries.
 
     Raises:

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.cache.prepared import build_once
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets.files import find_files, is_compressed, kind_of, line_number, lines, opened, refuse_unknown
 from shared.datasets.readers import (
     LARGEST_OBJECT,
@@ -74,7 +74,7 @@ class Documents:
         return digest_of_words(part.content for part in self.parts())
 
 
-def load_documents(config: Options, text_column_name: str) -> tuple[Documents, Documents | None]:
+def load_documents(config: DataOptions, text_column_name: str) -> tuple[Documents, Documents | None]:
     """The training documents and, if the source has some, the validation documents, from the data flags of a config.
 
     Raises:

@@ -36,6 +36,8 @@ Kind = Literal["classification", "multi_label", "regression"]
 FLAG = "--label_column_name"
 FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
 MOST_DISTINCT = 1 << 20  # different sets of labels of a memory-mapped table
+BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
+FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
 ZERO_ONE = {"0": 0, "1": 1, "false": 0, "true": 1}  # the values of a column for one label, in lower case
 
 
@@ -173,6 +175,34 @@ def numbers_of(table: pa.Table, column: str, cells: pa.Array) -> np.ndarray:
         row = int(infinite[0])
         raise UserError(f"{where(table, row)} has {cells[row]} in {column}, not finite in float32: correct the row")
     return numbers
+
+
+def refuse_outliers(table: pa.Table, column: str, numbers: np.ndarray) -> None:
+    """Refuse one number, or up to 1 % of the numbers [N], beside which float32 cannot distinguish the others.
+
+    Standardized together, the others would all become the same target. `numbers` may be memory-mapped.
+
+    Raises:
+        UserError: names the row of the first such number.
+    """
+    usual = float(np.median(numbers[:: len(numbers) // BLOCK + 1]))
+    starts = range(0, len(numbers), BLOCK)
+    blocks = [slice(start, start + BLOCK) for start in starts]
+    largest = max(float(np.abs(numbers[block]).max()) for block in blocks)
+    limit = FINEST * (step := float(np.spacing(np.float32(largest))))
+    far, varies = [], False
+    for block in blocks:
+        distances = np.abs(numbers[block] - usual)
+        far.append(block.start + np.flatnonzero(distances >= limit))
+        varies |= bool(((distances > 0) & (distances < limit)).any())
+    rows = np.concatenate(far)
+    if varies and 0 < len(rows) <= max(1, len(numbers) // 100):
+        row = int(rows[0])
+        raise UserError(
+            f"{where(table, row)} has {numbers[row]:g} in {column}, where most rows have about {usual:.4g}: float32, "
+            f"the dtype of a model's outputs, has steps of {step:.2g} at {largest:.4g}, so it cannot distinguish the "
+            "others: correct the row, or give the logarithms of the column"
+        )
 
 
 def class_names(table: pa.Table, column: str) -> tuple[str, ...]:

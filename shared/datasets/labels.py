@@ -20,6 +20,7 @@ from shared.datasets.label_cells import (
     kind_of_column,
     numbers_of,
     refuse_missing,
+    refuse_outliers,
     stored_targets,
     texts_of,
     vector_width,
@@ -287,7 +288,7 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     Without validation data, --validation_split_percentage of each label's rows are held out, chosen by --seed.
 
     Raises:
-        UserError: the data cannot be read, or the labels cannot be learned.
+        UserError: the data cannot be read, or the labels cannot be learned; or see `refuse_outliers`.
     """
 
     def learn(table: pa.Table) -> Labels:
@@ -298,4 +299,7 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     labels = learn(train)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))
-    return *limited((train, validation), config), labels
+    train, validation = limited((train, validation), config)
+    if labels.kind == "regression":
+        refuse_outliers(train, str(labels.column), labels.encode(train))
+    return train, validation, labels

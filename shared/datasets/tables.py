@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from shared.cache.prepared import key_digest, mapped_file, mask_once
 from shared.compat import of_datasets
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
@@ -32,7 +32,7 @@ EMBEDDED = "remove --dataset_name to train on the embedded docstrings, or use --
 
 
 def load_tables(
-    config: Options,
+    config: DataOptions,
     text_columns: Sequence[str],
     label_columns: Sequence[str],
     problem_type: str | None = None,
@@ -58,7 +58,7 @@ def load_tables(
     return train, validation
 
 
-def hold_out(table: pa.Table, config: Options, targets: np.ndarray | None = None) -> tuple[pa.Table, pa.Table]:
+def hold_out(table: pa.Table, config: DataOptions, targets: np.ndarray | None = None) -> tuple[pa.Table, pa.Table]:
     """The training rows and `validation_split_percentage` of held-out rows; prints how many. See `split_off`.
 
     Raises:
@@ -74,7 +74,7 @@ def hold_out(table: pa.Table, config: Options, targets: np.ndarray | None = None
 
 
 def read_parts(
-    config: Options, columns: Sequence[str], label_columns: Sequence[str], problem_type: str | None = None
+    config: DataOptions, columns: Sequence[str], label_columns: Sequence[str], problem_type: str | None = None
 ) -> tuple[pa.Table, pa.Table | None]:
     """The training rows and, if there are any, the validation rows of --train_file or --dataset_name.
 
@@ -117,7 +117,7 @@ def subset(count: int, most: int | None, seed: int, flag: str) -> np.ndarray | N
     return None if kept is None else chosen_by_hash(count, kept, seed, SUBSET)
 
 
-def limited(tables: tuple[pa.Table, pa.Table], config: Options) -> tuple[pa.Table, pa.Table]:
+def limited(tables: tuple[pa.Table, pa.Table], config: DataOptions) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows that --max_train_samples and --max_eval_samples keep."""
     found = []
     for table, name in zip(tables, ("max_train_samples", "max_eval_samples"), strict=True):
@@ -202,7 +202,7 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", csv_delimiter)
 
 
-def read_dataset(config: Options, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
+def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
     """The training and the validation rows of --dataset_name: a `save_to_disk` folder, or a data set of the Hub.
 
     The splits are selected by the flags, or otherwise by their names. Without a validation split, a test split with

@@ -17,6 +17,7 @@ from typing import Any
 from torch import distributed as dist
 
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.errors import UserError
 from shared.launch import rendezvous
 from shared.processes import exit_reasons
@@ -80,7 +81,8 @@ def init_method(config: options.Options, device: str) -> str:
 def own_facts(config: options.Options, device: str) -> dict[str, Any]:
     """Return this process's values of what must be the same on all: {kind: {name: value}}, with kinds from KINDS."""
     env = os.environ
-    compared = {name: value for name, value in options.plain(config).items() if name not in config.MAY_DIFFER}
+    own = fields_with(type(config), Meaning.MAY_DIFFER)
+    compared = {name: value for name, value in options.plain(config).items() if name not in own}
     settings = {f"--{name}": options.shown(value) for name, value in compared.items()}
     if config.mixed_precision == "launcher":
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")

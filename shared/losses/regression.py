@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shared.datasets.label_cells import BLOCK, FINEST
 from shared.datasets.labels import FLAG, Labels
 from shared.errors import UserError
 from shared.pretrained.from_pretrained import label_weights
 
 ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
-BLOCK = 1 << 20  # targets that are read at once
-FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
 
 
 @dataclass(frozen=True)

@@ -151,12 +151,16 @@ def load_classifier(
 
 
 def label_weights(model: Any) -> list[str]:
-    """The names of the parameters whose shape depends on the number of labels: those of the last layer."""
+    """The names of the parameters whose shape depends on the number of labels: those of the last layer.
+
+    Adapters give other names to the parameters of the layers below (see shared/encoders/adapters.py).
+    """
     config = copy.deepcopy(model.config)
     config.num_labels = model.config.num_labels + 1
     with torch.device("meta"):
         wider = dict(type(model)(config).named_parameters())
-    return [name for name, weights in model.named_parameters() if weights.shape != wider[name].shape]
+    parameters = model.named_parameters()
+    return [name for name, weights in parameters if name in wider and weights.shape != wider[name].shape]
 
 
 def align(model: torch.nn.Module) -> None:

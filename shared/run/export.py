@@ -1,5 +1,6 @@
 """Exports the folder model/ of a run: weights, config, tokenizer or image processor, a model card; and adapter/."""
 
+import dataclasses
 import math
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from shared.checkpoints.layout import distinct
 from shared.checkpoints.progress import Progress
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.disk import usual_permissions
 from shared.errors import UserError, count_of
 from shared.processes.collectives import on_main_process
@@ -127,9 +129,9 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
     step, results = results_of(config, progress)
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
     base = getattr(config, "model_name_or_path", None)
-    files = " ".join(config.train_file or ())
-    elsewhere = getattr(config, "train_dir", None) or getattr(config, "prepared_data", None)  # of some recipes
-    data = config.dataset_name or files or elsewhere or "the embedded data"
+    names_of_data = fields_with(type(config), Meaning.NAMES_DATA)
+    named = [getattr(config, field.name) for field in dataclasses.fields(config) if field.name in names_of_data]
+    data = next((options.shown(value) for value in named if value), "the embedded data")
     return "\n".join(
         [
             "---",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from shared.checkpoints.progress import Progress
+from shared.config.meaning import Meaning, fields_with
 from shared.config.options import Options, shown
 from shared.errors import count_of
 from shared.optimization.chained import trained_by
@@ -106,7 +107,7 @@ def sizes_without_effect(config: Options) -> str:
     if getattr(config, "model_name_or_path", None) is None:  # not all recipes have this field
         return ""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    changed = {name: getattr(config, name) for name in sorted(config.SIZES_OF_NEW_MODELS)}
+    changed = {name: getattr(config, name) for name in sorted(fields_with(type(config), Meaning.SIZE_OF_NEW_MODEL))}
     return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 

@@ -12,6 +12,7 @@ import torch
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.errors import UserError
 from shared.launch.hub import require_upload
 from shared.monitoring.tracking import cut_metrics, read_metrics, require_trackers
@@ -176,7 +177,7 @@ def finished(
             return None
         lines = read_metrics(output_dir / "metrics.jsonl")
         stored = options.load(output_dir / "config.yaml")
-        grown = any(stored[name] != getattr(config, name) for name in config.MAY_GROW)
+        grown = any(stored[name] != getattr(config, name) for name in fields_with(type(config), Meaning.MAY_GROW))
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
         last = next(line for line in reversed(lines) if "eval_loss" in line)
@@ -200,7 +201,7 @@ def compare_data(
     try:
         datasets = load_data()[:2]
     except UserError as error:
-        names = [getattr(config, name, None) for name in (*config.NAMES_DATA, "model_name_or_path")]
+        names = [getattr(config, name) for name in fields_with(type(config), Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)]
         gone = (str(path) for name in names if name for path in places(name) if not path.exists())
         outcome = [str(error), next(gone, None)]
     for problem, gone in gather(accelerator, outcome):

@@ -10,6 +10,7 @@ from typing import Any
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
+from shared.config.meaning import Meaning, fields_with
 from shared.config.removed import FORMER_DEFAULTS
 from shared.disk import is_url
 from shared.errors import UserError
@@ -78,7 +79,7 @@ def moved(
         UserError: the config in the model's folder has changed.
     """
     result = {}
-    for name in sorted({*config.NAMES_DATA, MODEL}):
+    for name in sorted({*fields_with(type(config), Meaning.NAMES_DATA), MODEL}):
         old, new = stored.get(name), options.plain(config).get(name)
         if not old or not new or not (is_url(str(new)) or all(path.exists() for path in places(new))):
             continue
@@ -172,7 +173,7 @@ def counts_of(config: options.Options, datasets: Sequence[Any]) -> dict[str, dic
     counts = {}
     for name, data in zip(("the training data", "the validation data"), datasets, strict=False):
         counts[name] = data.summary() if hasattr(data, "summary") else {"samples": len(data)}
-    for name in sorted(config.NAMES_DATA):
+    for name in sorted(fields_with(type(config), Meaning.NAMES_DATA)):
         found = [file for path in places(getattr(config, name, None) or ()) for file in files_of(path)]
         if found:
             counts[f"--{name}"] = {f"bytes in {file.name}": file.stat().st_size for file in found[:MOST_COUNTS]}

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets.documents import Documents, first_texts, load_documents
 from shared.errors import UserError
 from shared.pretrained.tokenizers import load_tokenizer
@@ -79,7 +79,7 @@ def load_prepared(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
 
 
 def tokenize_parts(
-    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: Options
+    parts: tuple[Documents, Documents | None], tokenizer: "PreTrainedTokenizerBase", config: DataOptions
 ) -> tuple[Part, Part]:
     """The tokens of the training and the validation documents: see `select_parts`."""
     documents, validation = parts
@@ -88,7 +88,7 @@ def tokenize_parts(
 
 
 def select_parts(
-    corpus: TokenizedCorpus, validation: TokenizedCorpus | None, source: str, config: Options
+    corpus: TokenizedCorpus, validation: TokenizedCorpus | None, source: str, config: DataOptions
 ) -> tuple[Part, Part]:
     """(corpus, selected documents) for training and for validation; `source` names the training corpus in messages.
 
@@ -103,7 +103,7 @@ def select_parts(
     return _limited(corpus, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
 
 
-def _limited(corpus: TokenizedCorpus, documents: Selection, name: str, config: Options) -> Part:
+def _limited(corpus: TokenizedCorpus, documents: Selection, name: str, config: DataOptions) -> Part:
     """A corpus and the documents that the limit `name` keeps."""
     return corpus, documents.limited(len(corpus.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
 

@@ -304,3 +304,14 @@ def test_images_reach_the_model_normalized():
     images = torch.full((1, 12, 12, 3), 255, dtype=torch.uint8)
     found = Augmentation(0, GEOMETRY).evaluation({"images": images, "aspects": torch.ones(1)})
     assert found[0, :, 5, 5].tolist() == pytest.approx([0.5 / 0.2, 0.6 / 0.3, 0.7 / 0.4])
+
+
+def test_images_are_augmented_in_float32_under_autocast():
+    images = {"images": stored(*(photo(24, seed) for seed in range(4))), "aspects": torch.ones(4)}
+    found = images | {"labels": torch.arange(4)}
+    how = Augmentation(0, GEOMETRY, trivial_augment=True, rand_augment=2, color_jitter=0.2, hue=0.1)
+    expected = how.training(micro_batch(range(4)), found)[0], how.evaluation(images)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        computed = how.training(micro_batch(range(4)), found)[0], how.evaluation(images)
+    for one, other in zip(computed, expected, strict=True):
+        assert one.equal(other)

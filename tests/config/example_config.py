@@ -1,17 +1,16 @@
 """A recipe's Config and its stored form in a run folder, for tests."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from shared.config.data_options import DataOptions
 from shared.config.limits import Share
-from shared.config.options import Options
+from shared.config.meaning import Meaning
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Options):
+class Config(DataOptions):
     """A recipe's Config: fields of its own, another default, and a ratio as its default warm-up."""
-
-    NEVER_MATTERS = Options.NEVER_MATTERS | {"tokenizer_processes"}
 
     output_dir: str = "out/nlp"
     """Folder of the run."""
@@ -27,9 +26,9 @@ class Config(Options):
     """Share of the tokens that are masked."""
     text_column_names: tuple[str, ...] = ("text",)
     """Columns that hold the text."""
-    tokenizer_processes: int | None = None
+    tokenizer_processes: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
     """Processes that tokenize."""
 
 
-def stored(config: Options) -> dict[str, Any]:
+def stored(config: DataOptions) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(config).items()}

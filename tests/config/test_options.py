@@ -13,6 +13,8 @@ import runs
 from example_config import Config
 
 from shared.config import options
+from shared.config.data_options import DataOptions
+from shared.config.meaning import Meaning, fields_with
 from shared.config.options import Options, check, parse
 from shared.errors import UserError
 
@@ -28,20 +30,30 @@ def test_every_field_has_a_docstring_and_a_default_and_the_defaults_pass_the_che
     check(Config())
 
 
-@pytest.mark.parametrize("name", ["NEVER_MATTERS", "MAY_DIFFER", "CHOOSES_THE_MODEL", "MAY_GROW"])
-def test_the_sets_contain_only_names_of_fields_of_some_recipe(name: str) -> None:
-    assert getattr(Options, name)
-    recipes = [runs.load_recipe(path.stem).Config for path in (runs.ROOT / "recipes").glob("*.py")]
-    assert getattr(Options, name) <= {field.name for recipe in recipes for field in dataclasses.fields(recipe)}
+RECIPES = [runs.load_recipe(path.stem).Config for path in sorted((runs.ROOT / "recipes").glob("*.py"))]
 
 
-def test_pairs_of_fields_are_fields() -> None:
-    assert {field for pair in Options.ALTERNATIVES + Options.NEEDS for field in pair} <= set(NAMES)
+@pytest.mark.parametrize("config_class", RECIPES, ids=lambda one: one.__module__)
+def test_pairs_of_fields_are_fields_of_the_recipe(config_class: type[Options]) -> None:
+    pairs = config_class.ALTERNATIVES + config_class.NEEDS + config_class.EXCLUDES
+    assert {field for pair in pairs for field in pair} <= {field.name for field in dataclasses.fields(config_class)}
 
 
-def test_no_field_is_in_two_sets() -> None:
-    assert not Options.NEVER_MATTERS & Options.CHOOSES_THE_MODEL
-    assert not (Options.NEVER_MATTERS | Options.CHOOSES_THE_MODEL) & Options.MAY_GROW
+def test_a_recipe_inherits_what_the_fields_mean_and_adds_its_own() -> None:
+    for config_class in RECIPES:
+        for meaning in (Meaning.NOT_IN_RESULT, Meaning.CHOOSES_MODEL, Meaning.MAY_GROW, Meaning.MAY_DIFFER):
+            assert fields_with(Options, meaning) <= fields_with(config_class, meaning)
+        assert fields_with(DataOptions, Meaning.NAMES_DATA) <= fields_with(config_class, Meaning.NAMES_DATA)
+    added = {name for each in RECIPES for name in fields_with(each, Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA)}
+    added -= fields_with(DataOptions, Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA)
+    images = {"train_dir", "validation_dir", "cache", "channels_last"}
+    assert added == images | {"kept_micro_batches", "prepared_data", "cache_gb"}
+
+
+def test_no_field_has_two_meanings_for_a_resumed_run() -> None:
+    for config_class in RECIPES:
+        kinds = (Meaning.NOT_IN_RESULT, Meaning.CHOOSES_MODEL, Meaning.MAY_GROW)
+        assert sum(len(fields_with(config_class, kind)) for kind in kinds) == len(fields_with(config_class, *kinds))
 
 
 # The command line

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shared.config import command_line, options
+from shared.config.data_options import DataOptions
+from shared.config.meaning import Meaning, fields_with
 from shared.config.options import Options, differences, load, parse, save
 from shared.errors import UserError
 
@@ -39,12 +41,12 @@ def another(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
-def test_a_field_affects_the_result_unless_a_set_names_it(name: str) -> None:
+def test_a_field_affects_the_result_unless_its_type_says_otherwise(name: str) -> None:
     changed = another(name)
     old = stored(Config())[name]
     new = list(changed) if isinstance(changed, tuple) else changed
-    expected = {} if name in Config.NEVER_MATTERS else {name: (old, new)}
-    if name in Config.CHOOSES_THE_MODEL - {"load_best_model_at_end", "early_stopping_patience"}:
+    expected = {} if name in fields_with(Config, Meaning.NOT_IN_RESULT) else {name: (old, new)}
+    if name in fields_with(Config, Meaning.CHOOSES_MODEL) - {"load_best_model_at_end", "early_stopping_patience"}:
         expected = {}
     assert resumed(Config(), **{name: changed}) == expected
 
@@ -81,7 +83,7 @@ def test_evaluation_settings_affect_the_result_if_evaluations_choose_the_model(
     assert resumed(config, **{name: value}) == {name: (getattr(config, name), value)}
 
 
-@pytest.mark.parametrize("name", sorted(Options.MAY_GROW))
+@pytest.mark.parametrize("name", sorted(fields_with(Options, Meaning.MAY_GROW)))
 def test_a_run_may_grow_only_under_a_constant_schedule_and_must_not_shrink(name: str) -> None:
     constant = Config(lr_scheduler_type="constant", warmup_ratio=None, warmup_steps=5, **{name: 10})
     assert resumed(constant, **{name: 20}) == {}
@@ -120,6 +122,23 @@ def test_a_field_missing_in_a_stored_run_has_its_default_and_an_unknown_one_is_a
     assert differences(old, Config()) == {}
     assert differences(old, Config(max_length=64)) == {"max_length": (128, 64)}
     assert differences({**stored(Config()), "image_size": 8}, Config()) == {"image_size": (8, None)}
+
+
+def test_a_run_with_the_data_flags_that_all_recipes_had_resumes_without_them_if_they_had_their_defaults() -> None:
+    old = stored(DataOptions())
+    assert differences(old, Options()) == {}
+    changed = {"train_file": ["a.csv"], "validation_split_percentage": 20}
+    assert differences(old | changed, Options()) == {name: (value, None) for name, value in changed.items()}
+
+
+def test_a_saved_config_says_which_settings_do_not_affect_the_result(tmp_path: Path) -> None:
+    recipe, own = tmp_path / "recipe.yaml", tmp_path / "own.yaml"
+    save(Config(), recipe)
+    save(Options(), own)
+    older = tmp_path / "older.yaml"
+    older.write_text("seed: 0\n")
+    assert options.not_in_result(own) == options.not_in_result(older) == fields_with(Options, Meaning.NOT_IN_RESULT)
+    assert options.not_in_result(own, recipe) - options.not_in_result(own) == {"tokenizer_processes"}
 
 
 def test_a_single_value_stored_by_an_older_run_is_a_list_of_one(tmp_path: Path) -> None:
@@ -181,7 +200,7 @@ def test_a_saved_config_is_read_back_exactly(tmp_path: Path, config: Config, mon
 def test_a_saved_config_has_a_line_for_each_field_in_order_and_no_other_file_remains(tmp_path: Path) -> None:
     save(Config(run_name="long " * 50), tmp_path / "config.yaml")
     lines = (tmp_path / "config.yaml").read_text().splitlines()
-    names = [line.split(":")[0] for line in lines if not line.startswith("- ")]
+    names = [line.split(":")[0] for line in lines[1:] if not line.startswith("- ")]
     assert names == [field.name for field in dataclasses.fields(Config)]
     assert "checkpointing_steps: epoch" in lines
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.contrastive.pooling import add_pooling
 from shared.contrastive.tuples import (
     TupleCollate,
@@ -41,7 +41,7 @@ def file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(file):
     """(training data, validation data, tokenizer) of the file."""
-    train, validation = load_tuples(Options(train_file=(str(file),)), COLUMNS)
+    train, validation = load_tuples(DataOptions(train_file=(str(file),)), COLUMNS)
     tokenizer = train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
     return *(tokenize_tuples(table, COLUMNS, tokenizer, 16) for table in (train, validation)), tokenizer
 
@@ -175,7 +175,7 @@ def test_an_encoder_decoder_is_refused():
 )
 def test_wrong_columns_are_refused_in_one_line(file, columns, message):
     def load():
-        train, _ = load_tuples(Options(train_file=(str(file),)), columns)
+        train, _ = load_tuples(DataOptions(train_file=(str(file),)), columns)
         train_tokenizer(train, columns, "wordpiece", 200, 16)
 
     with pytest.raises(UserError, match=message) as caught:
@@ -186,6 +186,6 @@ def test_wrong_columns_are_refused_in_one_line(file, columns, message):
 def test_a_row_without_a_text_is_named(tmp_path):
     path = tmp_path / "gap.csv"
     path.write_text("query,answer\nwhat is it,a text\nand this,\nthe third,another\n")
-    train, _ = load_tuples(Options(train_file=(str(path),), validation_file=(str(path),)), COLUMNS[:2])
+    train, _ = load_tuples(DataOptions(train_file=(str(path),), validation_file=(str(path),)), COLUMNS[:2])
     with pytest.raises(UserError, match=f"row 2 of --train_file {path} has no text in answer"):
         train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets.rows import ROW_COLUMN, column_of
 from shared.datasets.tables import load_tables, read_file
 from shared.errors import UserError
@@ -16,7 +16,7 @@ ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
 def load(text=("text",), label="label", problem_type=None, **flags):
     """Load the tables that these flags name."""
     return load_tables(
-        Options(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()}),
+        DataOptions(**{name: str(v) if isinstance(v, os.PathLike) else v for name, v in flags.items()}),
         text,
         [label],
         problem_type,

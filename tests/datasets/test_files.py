@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.config import options
-from shared.config.options import Options, differences
+from shared.config.data_options import DataOptions
+from shared.config.options import differences
 from shared.datasets.documents import load_documents, of_files
 from shared.datasets.files import find_files
 from shared.datasets.rows import column_of, source_of, where
@@ -115,7 +116,7 @@ def test_several_files_are_read_in_the_order_of_their_names_however_they_are_giv
 
 def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):
     names = [write(tmp_path / f"{i}.csv", ROWS) for i in range(3)]
-    train, validation = load_tables(Options(train_file=tuple(names)), ["text"], ["label"])
+    train, validation = load_tables(DataOptions(train_file=tuple(names)), ["text"], ["label"])
     assert (train.num_rows, validation.num_rows) == (24, 3)
     found = [where(part, row) for part in (train, validation) for row in range(part.num_rows)]
     assert sorted(found) == sorted(f"row {i + 1} of --train_file {name}" for name in names for i in range(9))
@@ -123,10 +124,10 @@ def test_after_a_split_a_row_is_named_by_its_file_and_number(tmp_path):
 
 def test_labels_have_the_same_meaning_in_all_files(tmp_path):
     names = tuple(write(tmp_path / f"{i}.csv", [("a", label), ("b", "2")]) for i, label in enumerate(("1", "01")))
-    train, _ = load_tables(Options(train_file=names, validation_file=names), ["text"], ["label"])
+    train, _ = load_tables(DataOptions(train_file=names, validation_file=names), ["text"], ["label"])
     assert column_of(train, "label", "").to_pylist() == ["1", "2", "01", "2"]
     write(tmp_path / "1.csv", [("a", "0.5"), ("b", "2")])
-    train, _ = load_tables(Options(train_file=names, validation_file=names), ["text"], ["label"])
+    train, _ = load_tables(DataOptions(train_file=names, validation_file=names), ["text"], ["label"])
     assert column_of(train, "label", "").to_pylist() == [1, 2, 0.5, 2]
 
 
@@ -179,7 +180,7 @@ def test_another_delimiter_is_named_in_the_error_and_works_with_the_flag(tmp_pat
         assert message.startswith(f"--train_file {path} has no ',' in its header, but {delimiter!r} (first line: ")
         assert message.endswith(f": use --csv_delimiter {flag}")
     value = delimiter.replace("\t", r"\t")
-    config = Options(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=value)
+    config = DataOptions(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=value)
     options.check(config)
     tables = load_tables(config, ["text"], ["label"])
     assert column_of(tables[0], "text", "", as_text=True).to_pylist() == ["a, b", "c"]
@@ -187,12 +188,14 @@ def test_another_delimiter_is_named_in_the_error_and_works_with_the_flag(tmp_pat
 
 
 def test_a_delimiter_that_is_invalid_or_without_effect_is_refused(tmp_path):
-    config = Options(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
+    config = DataOptions(train_file=(write(tmp_path / "a.jsonl", ROWS),), csv_delimiter=";")
     for load in (lambda: load_tables(config, ["text"], ["label"]), lambda: load_documents(config, "text")):
         assert refusal(load).startswith("--csv_delimiter ; has no effect on --train_file ")
     for mark in (";;", "", '"', "\n", "é"):
-        assert "must be one character" in refusal(options.check, Options(train_file=("a.csv",), csv_delimiter=mark))
-    assert "--csv_delimiter ; has no effect without --train_file" in refusal(options.check, Options(csv_delimiter=";"))
+        assert "must be one character" in refusal(options.check, DataOptions(train_file=("a.csv",), csv_delimiter=mark))
+    assert "--csv_delimiter ; has no effect without --train_file" in refusal(
+        options.check, DataOptions(csv_delimiter=";")
+    )
 
 
 @pytest.mark.parametrize(("written", "hint"), [("Text", "Text"), (" text", "' text'"), ("TEXT ", "'TEXT '")])
@@ -209,16 +212,16 @@ def test_a_column_whose_name_differs_in_case_or_white_space_is_suggested(tmp_pat
 
 
 def test_one_file_may_be_a_plain_string_in_python_and_in_the_config_of_an_older_run(tmp_path):
-    assert Options(train_file="a.csv", validation_file="b.csv") == options.parse(
-        Options, ["--train_file", "a.csv", "--validation_file", "b.csv"]
+    assert DataOptions(train_file="a.csv", validation_file="b.csv") == options.parse(
+        DataOptions, ["--train_file", "a.csv", "--validation_file", "b.csv"]
     )
-    assert options.parse(Options, ["--train_file", "a.csv", "b c.csv"]).train_file == ("a.csv", "b c.csv")
+    assert options.parse(DataOptions, ["--train_file", "a.csv", "b c.csv"]).train_file == ("a.csv", "b c.csv")
     (tmp_path / "config.yaml").write_text("train_file: a.csv\n")
-    config = options.parse(Options, ["--config", str(tmp_path / "config.yaml")])
+    config = options.parse(DataOptions, ["--config", str(tmp_path / "config.yaml")])
     assert config.train_file == ("a.csv",)
     assert differences(options.plain(config) | {"train_file": "a.csv"}, config) == {}
     assert "train_file" in differences(options.plain(config) | {"train_file": "b.csv"}, config)
-    both = Options(train_file=("a.csv", "b.csv"), dataset_name="c")
+    both = DataOptions(train_file=("a.csv", "b.csv"), dataset_name="c")
     assert "--train_file a.csv b.csv exclude each other" in refusal(options.check, both)
 
 

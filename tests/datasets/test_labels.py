@@ -5,11 +5,13 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
+import runs
 from hypothesis import given
 from hypothesis import strategies as st
 from label_tables import class_labels, refused, table_of
 
-from shared.datasets.labels import Labels
+from shared.datasets import label_cells
+from shared.datasets.labels import Labels, load_labeled
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named, split_off
 
@@ -320,6 +322,34 @@ def test_a_number_that_is_not_finite_in_float32_is_refused(bad):
     table = table_of([0.5, bad])
     assert refused(Labels.from_table, table, "label").startswith("row 2 of --train_file a.csv has ")
     assert "not finite" in refused(Labels("regression", "label").encode, table)
+
+
+def ratings(*others):
+    return [*(1 + i % 5 for i in range(300)), *others]
+
+
+@pytest.mark.parametrize(
+    "numbers", [ratings(1e30), ratings(-1e30, 4e29), [1.0, 2.0, 1e30], [1e6 + n for n in ratings(1e6)]]
+)
+def test_a_number_beside_which_float32_cannot_distinguish_the_others_is_refused_with_its_row(numbers):
+    row = next(i for i, number in enumerate(numbers) if abs(number - numbers[0]) > 1e5)
+    message = refused(label_cells.refuse_outliers, table_of(numbers), "label", np.array(numbers))
+    assert message.startswith(f"row {row + 1} of --train_file a.csv has {numbers[row]:g} in label, where most rows")
+
+
+@pytest.mark.parametrize(
+    "numbers", [ratings(), ratings(1e4), [1e30, 2e30, 5e30], [0.0] * 300 + [1e30], [10.0**n for n in range(30)], [7.0]]
+)
+def test_large_numbers_that_leave_the_others_distinct_are_labels_like_others(numbers, monkeypatch):
+    monkeypatch.setattr(label_cells, "BLOCK", 50)
+    label_cells.refuse_outliers(table_of(numbers), "label", np.array(numbers, float))
+
+
+def test_the_training_data_are_searched_for_such_a_number(tmp_path):
+    rows = [f"text {number},{rating + 0.5}" for number, rating in enumerate(ratings())]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows, "odd,1e30"]))
+    config = runs.load_recipe("nlp").Config(train_file=f"{tmp_path}/a.csv", validation_file=f"{tmp_path}/a.csv")
+    assert refused(load_labeled, config).startswith(f"row 301 of --train_file {tmp_path}/a.csv has 1e+30 in label")
 
 
 def test_a_column_with_too_many_values_for_classes_is_refused():

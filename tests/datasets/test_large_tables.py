@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.cache.prepared import array_writer, mapped_file, read_array
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, content_of, source_of, where
@@ -185,7 +185,7 @@ def loaded(path, label="label", problem_type=None, delimiter=None, **flags):
 
     def load():
         columns = [label] if isinstance(label, str) else label
-        config = Options(train_file=(str(path),), **flags)
+        config = DataOptions(train_file=(str(path),), **flags)
         tables = load_tables(config, ["text"], columns, problem_type, lambda table: learn(table).encode(table))
         labels = learn(tables[0])
         tables = limited(tables, config)
@@ -280,7 +280,7 @@ def test_the_training_labels_decide_which_rows_of_the_validation_data_are_incomp
         files = {"train_file": (str(train),), "validation_file": (str(validation),)}
 
         def load(files=files):
-            return load_tables(Options(**files, skip_incomplete_rows=True), ["text"], ["label"])[1].num_rows
+            return load_tables(DataOptions(**files, skip_incomplete_rows=True), ["text"], ["label"])[1].num_rows
 
         assert in_both_ways(load) == [expected, expected]
 

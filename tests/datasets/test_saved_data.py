@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from shared.cache.prepared import mapped_file
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets import arrow_files
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, where
@@ -39,7 +39,7 @@ def save(folder, labels, **features):
 def test_a_large_saved_data_set_has_the_parts_and_targets_of_a_small_one(tmp_path, monkeypatch, labels, features):
     limits = {"max_train_samples": 20, "max_eval_samples": 3}
     folder = save(tmp_path / "saved", labels, **features)
-    config = Options(dataset_name=folder, skip_incomplete_rows=True, **limits)
+    config = DataOptions(dataset_name=folder, skip_incomplete_rows=True, **limits)
 
     def read():
         def learn(table):
@@ -79,7 +79,7 @@ def test_tagged_texts_of_a_large_saved_data_set_are_those_of_a_small_one(tmp_pat
     rows = {"words": [[f"w{i}", "x"] if i % 5 else None for i in range(60)], "tags": [["B-A", "O"]] * 60}
     rows["kinds"] = [["B-A", "B-C"]] * 60
     datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "saved")
-    plain = vars(Options(dataset_name=str(tmp_path / "saved"), skip_incomplete_rows=True, max_train_samples=9))
+    plain = vars(DataOptions(dataset_name=str(tmp_path / "saved"), skip_incomplete_rows=True, max_train_samples=9))
     found, contents = [], []
     for most in (1 << 24, -1):
         monkeypatch.setattr(arrow_files, "IN_MEMORY", most)

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 from table_files import load, values, write
 
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets import demo_texts, tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, source_of, where
@@ -273,7 +273,7 @@ def test_incomplete_rows_are_skipped_on_request_and_counted(tmp_path, capsys):
 def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path, capsys):
     path = write(tmp_path / "a.csv", "text,label\n" + "".join(f"text {i},{i // 50}\n" for i in range(100)))
     full = load(train_file=path)
-    parts = tables.limited(full, Options(max_train_samples=30, max_eval_samples=4))
+    parts = tables.limited(full, DataOptions(max_train_samples=30, max_eval_samples=4))
     for part, whole, count in zip(parts, full, (30, 4), strict=True):
         chosen = part["text"].to_pylist()
         assert (len(chosen), len({*chosen} - {*whole["text"].to_pylist()})) == (count, 0)
@@ -286,6 +286,6 @@ def test_a_limit_keeps_rows_that_the_seed_chooses_from_each_part(tmp_path, capsy
         == tables.subset(10, 3, 0, "").tolist()
         != tables.subset(10, 3, 1, "").tolist()
     )
-    assert tables.limited(full, Options(max_train_samples=90)) == full
-    assert tables.limited(full, Options(max_train_samples=91)) == full
+    assert tables.limited(full, DataOptions(max_train_samples=90)) == full
+    assert tables.limited(full, DataOptions(max_train_samples=91)) == full
     assert "--max_train_samples 91: there are only 90 rows, and all of them are used" in capsys.readouterr().err

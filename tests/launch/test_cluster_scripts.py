@@ -37,3 +37,36 @@ def test_a_known_number_of_processes_is_passed_to_the_recipe(processes, words, e
     for one in (*said.splitlines(), job):
         assert re.findall(r"--expect_processes\W+(\d+)", one) == (expected if "torchrun" in one else [])
     assert words[-1] in job
+
+
+def test_a_line_of_the_hostfile_with_more_than_a_name_is_refused(tmp_path):
+    (tmp_path / "hosts.txt").write_text("  a  # the first\n\nnode1 slots=8\n")
+    ended = runs.run(["bash", runs.ROOT / "clusters/ssh.sh", tmp_path / "hosts.txt", "--", "x.py"], SSH="echo")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"error: {tmp_path}/hosts.txt: 'node1 slots=8': write only the name of the machine")
+
+
+def test_ssh_notices_a_lost_connection(path, tmp_path):
+    (tmp_path / "hosts.txt").write_text(" a\t\n")
+    (tmp_path / "ssh").write_text(ECHO)
+    (tmp_path / "ssh").chmod(0o755)
+    said = runs.succeed(["bash", runs.ROOT / "clusters/ssh.sh", tmp_path / "hosts.txt", "--", "x.py"], PATH=path)
+    assert said.startswith("-o ServerAliveInterval=30 a bash -c ")
+
+
+@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("CANCELLED", False)])
+def test_a_preempted_job_requeues_itself_unless_it_was_cancelled(state, requeued, path, tmp_path):
+    fakes = {
+        "srun": "mkdir -p out/job; touch out/job/PREEMPTED; exit 1",
+        "scontrol": f'[ "$1" != show ] || echo "   JobState={state} Reason=None"; [ "$1" != requeue ] || echo again $2',
+        "sleep": "",
+    }
+    for name, script in fakes.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_ID": "7", "SLURM_NNODES": "1"}
+    sbatch = ["bash", runs.ROOT / "clusters/slurm/train.sbatch", "recipes/nlp.py"]
+    ended = runs.run(sbatch, folder=tmp_path, PATH=path, **slurm)
+    assert ended.returncode == 1
+    assert ("again 7" in ended.stdout) == requeued
+    assert ("was cancelled" in ended.stdout) != requeued

@@ -392,6 +392,19 @@ def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout(tmp_path):
     assert "rank 1 did not connect" in said
 
 
+def test_data_that_do_not_exist_are_refused(tmp_path):
+    for flag, recipe in (("train_file", "nlp"), ("validation_file", "nlp"), ("train_dir", "image_classification")):
+        config = runs.load_recipe(recipe).Config(**{"train_file": None, flag: f"{tmp_path}/none"})
+        assert str(preflight.missing(config)).startswith(f"--{flag} {tmp_path}/none: no such file or folder on ")
+    (tmp_path / "a.csv").touch()
+    for flags in (
+        {"train_file": f"{tmp_path}/*.csv", "model_name_or_path": "google-bert/bert-base-cased"},
+        {"dataset_name": "nyu-mll/glue", "model_name_or_path": str(tmp_path)},
+    ):
+        assert preflight.missing(runs.load_recipe("nlp").Config(**flags)) is None
+    assert preflight.missing(runs.load_recipe("mlm").Config(prepared_data="s3://bucket/folder")) is None
+
+
 def test_a_launch_of_one_process_is_ready_without_measuring_communication():
     said = runs.succeed([sys.executable, "-m", "shared.preflight"], CUDA_VISIBLE_DEVICES="")
     assert "ready: 1 process\n" in said

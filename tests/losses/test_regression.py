@@ -9,7 +9,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
+from shared.config.text_options import TextOptions
 from shared.datasets.labels import Labels
+from shared.encoders.adapters import add_adapters
 from shared.errors import UserError
 from shared.losses.regression import Scale
 
@@ -104,3 +106,10 @@ def test_targets_that_float32_cannot_distinguish_are_refused():
 def test_equal_targets_are_shifted_and_not_scaled():
     scale = Scale.of_run(NUMBERS, np.full(5, 7e8), bert())
     assert (scale.mean, scale.deviation) == (7e8, 1)
+
+
+def test_adapters_below_do_not_hide_the_last_layer():
+    model = bert()
+    adapt = TextOptions(model_name_or_path="base", lora_rank=2)
+    add_adapters(SimpleNamespace(is_fsdp2=False), adapt, model)
+    assert Scale.of_run(NUMBERS, TARGETS, model).layer is model.classifier

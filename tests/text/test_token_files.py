@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.cache import prepared
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.datasets import documents as documents_module
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
 from shared.datasets.tables import named
@@ -249,7 +249,7 @@ def test_a_held_out_part_is_a_function_of_the_seed(tokenizer, capsys):
 
 def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
     monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
-    train, validation = load_documents(Options(), "text")
+    train, validation = load_documents(DataOptions(), "text")
     sizes = [sum(len(text) for batch in part.batches() for text in batch) for part in (train, validation)]
     assert sum(sizes) > 5e6
     assert 0.05 < sizes[1] / sum(sizes) < 0.3
@@ -364,14 +364,14 @@ def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
 def test_a_limit_keeps_some_documents_of_each_part(tokenizer, tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_text("".join(f"text {i}\n" for i in range(50)))
-    config = Options(train_file=str(path), max_train_samples=7, max_eval_samples=2)
+    config = DataOptions(train_file=str(path), max_train_samples=7, max_eval_samples=2)
     (file, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
     everything = split_documents(file, f"--train_file {path}", 10, 0)
     for part, whole, count in ((train, everything[0], 7), (held, everything[1], 2)):
         chosen, among = part.between(0, 50), whole.between(0, 50)
         assert (len(chosen), {*chosen} - {*among}) == (count, set())
-    two = Options(train_file=str(path), validation_file=str(path), max_eval_samples=3)
+    two = DataOptions(train_file=str(path), validation_file=str(path), max_eval_samples=3)
     (_, train), (_, held) = tokenize_parts(load_documents(two, "text"), tokenizer, two)
     assert (train.count(50), held.count(50)) == (50, 3)
     with pytest.raises(UserError, match="documents without text are always skipped"):
-        load_documents(Options(skip_incomplete_rows=True), "text")
+        load_documents(DataOptions(skip_incomplete_rows=True), "text")

@@ -340,7 +340,8 @@ def test_processes_that_connect_print_their_setup_and_the_speed_of_communication
     assert not (tmp_path / "run").exists()
 
 
-def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts, tmp_path):
+def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts, tmp_path, tmp_path_factory):
+    recipe = shutil.copy(runs.ROOT / "recipes/nlp.py", tmp_path_factory.mktemp("alone"))  # without a shared/ beside it
     shutil.copytree(runs.ROOT / "shared", tmp_path / "shared", ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / "shared/run/launch_card.py").open("a") as module:
         module.write("# edited on one machine\n")
@@ -350,7 +351,7 @@ def test_differing_code_versions_data_and_flags_are_named_on_every_machine(texts
     for folder, labels in (("here", "ab"), ("there", "ac")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "train.csv").write_text("text,label\none,{}\ntwo,{}\n".format(*labels))
-    command = [sys.executable, "-m", "shared.preflight", runs.ROOT / "recipes/nlp.py", "--train_file", "train.csv"]
+    command = [sys.executable, "-m", "shared.preflight", recipe, "--train_file", "train.csv"]
     here = {"folder": tmp_path / "here", "PYTHONPATH": str(runs.ROOT)}
     there = {"folder": tmp_path / "there", "PYTHONPATH": str(tmp_path), "flags": ["--seed", "1"]}
     said, codes = shells(command, [here, there])

@@ -6,7 +6,7 @@ import pytest
 from stand_ins import accelerator
 
 from shared.checkpoints.progress import Progress
-from shared.config.options import Options
+from shared.config.data_options import DataOptions
 from shared.errors import UserError
 from shared.run.same_run import refuse_changed_data
 
@@ -37,7 +37,7 @@ class Data:
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "a.csv").write_text("text")
-    return Options(output_dir=str(tmp_path / "run"), train_file=(str(tmp_path / "a.csv"),))
+    return DataOptions(output_dir=str(tmp_path / "run"), train_file=(str(tmp_path / "a.csv"),))
 
 
 def refusal(config, progress, *data):

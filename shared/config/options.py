@@ -123,6 +123,8 @@ class Options:
     """Steps between checkpoints. epoch: save at the end of each epoch. no: save only when interrupted or stopped."""
     save_total_limit: int | None = 3
     """Number of checkpoints to keep, besides the best one. None: all."""
+    failed_saves: Literal["wait", "end"] = "wait"
+    """What to do if two saves in a row fail. wait: wait, and try again each minute. end: end the run with an error."""
     save_on_each_node: bool = False
     """Each machine writes its own checkpoints, because the machines do not share --output_dir."""
     eval_steps: int | None = None
@@ -192,6 +194,7 @@ class Options:
             "resume_from_checkpoint",
             "checkpointing_steps",
             "save_total_limit",
+            "failed_saves",
             "save_on_each_node",
             "logging_steps",
             "report_to",
@@ -262,11 +265,14 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
     --help prints the help and exits with 0.
 
     Raises:
-        UserError: an unknown flag or YAML key, a wrong or missing value, a file that cannot be read, or an error of
-            `check`.
+        UserError: an unknown flag or YAML key, a wrong or missing value, letters that the locale does not have, a file
+            that cannot be read, or an error of `check`.
     """
     values: dict[str, Any] = {}
-    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv):
+    words = sys.argv[1:] if argv is None else argv
+    if sys.getfilesystemencoding() == "ascii" and (wrong := [word for word in words if not word.isascii()]):
+        raise UserError(f"{wrong[0]!a}: this locale has ASCII letters only: set LC_ALL=C.UTF-8 or PYTHONUTF8=1")
+    for layer in command_line.layers(config_class, words):
         for one, other in (*config_class.ALTERNATIVES, *(pair[::-1] for pair in config_class.ALTERNATIVES)):
             if layer.get(one) is not None:
                 layer.setdefault(other, None)

@@ -265,14 +265,11 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
     --help prints the help and exits with 0.
 
     Raises:
-        UserError: an unknown flag or YAML key, a wrong or missing value, letters that the locale does not have, a file
-            that cannot be read, or an error of `check`.
+        UserError: an unknown flag or YAML key, a wrong or missing value, a file that cannot be read, or an error of
+            `check`.
     """
     values: dict[str, Any] = {}
-    words = sys.argv[1:] if argv is None else argv
-    if sys.getfilesystemencoding() == "ascii" and (wrong := [word for word in words if not word.isascii()]):
-        raise UserError(f"{wrong[0]!a}: this locale has ASCII letters only: set LC_ALL=C.UTF-8 or PYTHONUTF8=1")
-    for layer in command_line.layers(config_class, words):
+    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv):
         for one, other in (*config_class.ALTERNATIVES, *(pair[::-1] for pair in config_class.ALTERNATIVES)):
             if layer.get(one) is not None:
                 layer.setdefault(other, None)
@@ -376,7 +373,6 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
         ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
     can_grow = config.MAY_GROW if config.lr_scheduler_type == "constant" and config.warmup_ratio is None else ()
-
     result = {}
     for name, before in old.items():
         after = new.get(name)
@@ -401,5 +397,4 @@ def load(path: str | Path) -> dict[str, Any]:
 
 def plain(config: Options) -> dict[str, Any]:
     """The settings as {field: value} in field order, tuples as lists, for YAML and JSON."""
-    settings = dataclasses.asdict(config)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    return {name: list(it) if isinstance(it, tuple) else it for name, it in dataclasses.asdict(config).items()}

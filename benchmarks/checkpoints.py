@@ -21,10 +21,10 @@ bs=16M`), torch.save, safetensors and torch.distributed.checkpoint. Our writer h
 loading, ours with the digests verified, takes place in a new process, from the disk: the page cache has none of the
 files ("cold"), or from the page cache, which has all of them ("warm"). --contestants names some of these ways.
 
-The script needs about twice the size in free memory: writing happens in a process that holds the state and our copy of
-it, and ends before the loading begins. Loading needs the state, and room for its files in the page cache. On the disk
-it needs twice the size, too. safetensors needs 2.8 times the size in memory. What has no room is "not measured" in the
-output, with the reason.
+The script needs about three times the size in free memory: writing happens in a process that holds the state, our copy
+of it and the bytes of the plain writes, and ends before the loading begins. Loading needs the state, and room for its
+files in the page cache. On the disk it needs as much. safetensors needs 3.8 times the size in memory. What has no room
+is "not measured" in the output, with the reason.
 Writes checkpoints_large_cpu.json.
 """
 
@@ -59,8 +59,8 @@ from benchmarks.harness.state_of_size import build
 SHORT = 32  # tokens per row in the steps around a save: the cost of a save would be lost in the noise of longer steps
 WRITERS = ("ours", "plain", "direct", "torch_save", "safetensors", "distributed")
 READERS = ("ours", "verifying", "load_state")
-ROOM = 2.1  # what --gigabytes needs, in memory and on the disk, divided by the size
-ROOM_OF_SAFETENSORS = 2.8  # it copies the state of the optimizer, two thirds of the size
+ROOM = 3.1  # what --gigabytes needs, in memory and on the disk, divided by the size
+ROOM_OF_SAFETENSORS = 3.8  # it copies the state of the optimizer, two thirds of the size
 LABELS = {
     "nothing": "no save",
     "copy": "plain copy of the same bytes into memory",
@@ -77,15 +77,10 @@ def cpu_seconds() -> float:
     return mine.ru_utime + mine.ru_stime + theirs.ru_utime + theirs.ru_stime
 
 
-def cpu_of(pid: int) -> float:
-    """CPU seconds of a running process, with those of its threads that have ended."""
-    of_all_threads = 2  # CPUCLOCK_SCHED; the C library's clock_getcpuclockid(3) makes the same number
-    return time.clock_gettime(~pid << 3 | of_all_threads)
-
-
-def cpu_of_copying() -> float:
-    """CPU seconds of the thread that copies for `Saver.save`."""
-    threads = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+def cpu_of_saving() -> float:
+    """CPU seconds of the threads that copy and write for `Saver.save`."""
+    names = ("checkpoint", "writer")
+    threads = [thread.native_id for thread in threading.enumerate() if thread.name.startswith(names)]
     return sum(int(Path(f"/proc/{thread}/schedstat").read_text().split()[0]) / 1e9 for thread in threads)
 
 
@@ -132,9 +127,9 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     from shared.checkpoints import resuming
-    from shared.checkpoints.layout import distinct, flatten
     from shared.checkpoints.progress import Progress
-    from shared.checkpoints.saving import Saver
+    from shared.checkpoints.saving import Saver, state_tensors
+    from shared.checkpoints.states import distinct
     from shared.config.options import Options
     from shared.optimization.optimizers import inner, make_optimizer
     from shared.plan.batches import Plan
@@ -168,7 +163,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             optimizer.zero_grad()
 
     def tensors() -> list[torch.Tensor]:
-        return [*distinct(model.state_dict()).values(), *flatten(inner(optimizer).state_dict()).tensors]
+        return [*distinct(model.state_dict()).values(), *state_tensors(inner(optimizer))]
 
     train(1, 8)
     places = [torch.empty_like(tensor, device="cpu", pin_memory=on_gpu) for tensor in tensors()]
@@ -230,8 +225,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             drain()
             synchronize()
             step += 1
-            writer = saver.staging.writer.process.pid if saver.staging.writer else None
-            before = cpu_seconds(), cpu_of_copying() + (cpu_of(writer) if writer else 0.0)
+            before = cpu_seconds(), cpu_of_saving()
             started = time.perf_counter()
             ways[way](step)
             called = time.perf_counter() - started
@@ -243,7 +237,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
             stall = called + waited[0]
             drain()
             whole = time.perf_counter() - started
-            background = cpu_of_copying() + cpu_of(writer) - before[1] if way == "ours" and writer else None
+            background = cpu_of_saving() - before[1] if way == "ours" else None
             if round_ >= 0:
                 rows.append(
                     {
@@ -364,7 +358,6 @@ def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: floa
     from torch.distributed import checkpoint
 
     from shared.checkpoints import resuming
-    from shared.checkpoints.layout import flatten
     from shared.checkpoints.progress import Progress
     from shared.checkpoints.saving import Saver
     from shared.config.options import Options
@@ -386,6 +379,11 @@ def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: floa
 
     def state() -> dict[str, Any]:
         return {"model": model.state_dict(), "optimizer": inner(optimizer).state_dict()}
+
+    def tensors_of(part: Any) -> list[torch.Tensor]:
+        if isinstance(part, dict):
+            return [tensor for value in part.values() for tensor in tensors_of(value)]
+        return [part] if isinstance(part, torch.Tensor) else []
 
     def ours() -> None:
         progress.step += 1
@@ -421,7 +419,7 @@ def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: floa
 
     def safetensors() -> None:
         for name, part in state().items():
-            save_file({str(i): tensor for i, tensor in enumerate(flatten(part).tensors)}, new / name)
+            save_file({str(i): tensor for i, tensor in enumerate(tensors_of(part))}, new / name)
             sync(new / name)
 
     writers: dict[str, Callable[[], object]] = {
@@ -433,13 +431,18 @@ def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: floa
         "distributed": lambda: checkpoint.save(state(), checkpoint_id=new),
     }
     ours()  # lays out the memory, and starts the writer
-    if saver.staging.writer:
-        with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
-            os.setpriority(os.PRIO_PROCESS, saver.staging.writer.process.pid, 0)
-    assert saver.staging.buffers, "not enough memory"
-    images = saver.staging.buffers.images
-    size = sum(image.size for image in images.values())
-    mapped = {name: memoryview(mmap.mmap(image.descriptor, image.size)) for name, image in images.items()}
+    for thread in threading.enumerate():
+        if thread.name.startswith("writer") and thread.native_id:
+            with suppress(PermissionError):  # at a low priority it would measure how busy the machine is
+                os.setpriority(os.PRIO_PROCESS, thread.native_id, 0)
+    assert saver.staging, "not enough memory"
+    (written,) = resuming.complete(folder / "ours").values()
+    files = sorted(written.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    mapped = {file.name: memoryview(mmap.mmap(-1, file.stat().st_size)) for file in files}  # aligned, for "direct"
+    for file in files:
+        with file.open("rb") as opened:
+            opened.readinto(mapped[file.name])
     for content in mapped.values():
         zlib.crc32(content)  # the first pass over a mapping is slow, and no part of a plain write
 
@@ -528,7 +531,7 @@ def chosen(ways: tuple[str, ...], arguments: argparse.Namespace) -> list[str]:
 
 def lack_of_room(folder: Path, gigabytes: float, room: float = ROOM) -> str:
     """Why a state of this size cannot be measured if it needs `room` times its size, or ""."""
-    from shared.checkpoints.buffers import available_memory
+    from shared.checkpoints.staging import available_memory
 
     needed = room * gigabytes
     for what, free in (("memory", available_memory()), ("disk space", shutil.disk_usage(folder).free)):

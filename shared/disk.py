@@ -1,7 +1,27 @@
-"""Write files and folders to disk before continuing, give them the usual permissions, and tell URLs from paths."""
+"""Write to disk before continuing, give the usual permissions, say what mends an error, tell URLs from paths."""
 
+import errno
 import os
+import re
 from pathlib import Path
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+REMEDIES = {
+    errno.ENOSPC: "free space",
+    errno.EDQUOT: "free space within your quota",
+    errno.EFBIG: "raise the limit on the size of a file (ulimit -f)",
+    errno.ENOENT: "restore this folder, or the mount that had it",
+    errno.EROFS: "make this file system writable",
+    errno.EACCES: "give yourself the permission to write there",
+    errno.EPERM: "give yourself the permission to write there",
+}
+
+
+def remedy(error: BaseException) -> str:
+    """What a user can do about an error in writing a file."""
+    in_text = re.search(r"os error (\d+)", str(error))  # of safetensors, which is written in Rust
+    number = getattr(error, "errno", None) or (int(in_text[1]) if in_text else 0)
+    return REMEDIES.get(number, "mend the disk or the mount")
 
 
 def sync(path: Path) -> None:

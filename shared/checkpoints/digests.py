@@ -1,61 +1,61 @@
-"""Digests of the files of a checkpoint. Each line of a manifest names its algorithm: {"bytes": ..., "xxh3_128": ...}.
+"""Writes files with their digests, and compares files with a manifest: {file: {"bytes": ..., "xxh3_128": ...}}.
 
 XXH3-128 is about as fast as memory. It detects damage and no forgery: whoever can change a file can change the
-manifest as well. Older checkpoints have SHA-256.
+manifest as well. Older checkpoints have SHA-256. Without `xxhash`, as on a machine that has torch and transformers
+only, new checkpoints have SHA-256, which is slower.
 
-A file of more than 16 MiB has the digest of the digests of its parts of 16 MiB. So several threads or processes can
-write or verify parts of one file, and the digest does not depend on their number.
-
-The process that writes checkpoints imports this module without site packages, so it needs nothing but `xxhash` and
-`isal`. Without `xxhash`, as on a machine that has torch and transformers only, new checkpoints have SHA-256, which is
-slower. Without `isal` the CRC-32 checksums of zip archives come from zlib: the same bytes, at a tenth of the speed.
+A file of more than 16 MiB has the digest of the digests of its parts of 16 MiB, so several threads can verify it.
 """
 
 import hashlib
 import importlib
 import os
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256}
-PACKAGES: list[str] = []  # the folders of `xxhash` and `isal`, for the process without site packages
 if find_spec("xxhash"):
-    xxhash: Any = importlib.import_module("xxhash")
-    ALGORITHMS["xxh3_128"] = xxhash.xxh3_128
-    PACKAGES.append(str(Path(xxhash.__file__).parents[1]))
-crc32: Any = zlib.crc32
-if find_spec("isal"):
-    isal: Any = importlib.import_module("isal.isal_zlib")
-    crc32 = isal.crc32
-    PACKAGES.append(str(Path(isal.__file__).parents[1]))
+    ALGORITHMS["xxh3_128"] = importlib.import_module("xxhash").xxh3_128
 ALGORITHM = [*ALGORITHMS][-1]  # of new checkpoints
-CHUNK = 1 << 20  # bytes that are read or written at once: they are still in the cache when they are hashed
+CHUNK = 1 << 20  # bytes that are read at once: they are still in the cache when they are hashed
 PART = 1 << 24  # bytes; manifests depend on it
 OF_PARTS = "_of_16_mib_parts"
 THREADS = min(8, 4 * len(os.sched_getaffinity(0)))
-"""How many parts are written or verified at once. xxhash, hashlib, zlib, isal, reads and writes do not hold the GIL."""
+"""How many parts are verified at once. Reads, xxhash and hashlib do not hold the GIL."""
 
 Line = dict[str, Any]
 """A line of a manifest: the size of a file in bytes, and its digest."""
 
 
-def threads(processes: int = 1) -> ThreadPoolExecutor:
-    """Threads for the parts of the files of one checkpoint, in each of the processes that share this work."""
-    return ThreadPoolExecutor(min(THREADS, max(1, 2 * THREADS // processes)), "files")
+def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Line:
+    """Write a new file and have it on disk; return its line of the manifest.
+
+    Raises:
+        OSError: the file exists or cannot be written.
+    """
+    size, digests, current = 0, [], ALGORITHMS[ALGORITHM]()
+    with path.open("xb", buffering=CHUNK) as file:
+        for piece in pieces:
+            left = memoryview(piece)
+            while left:
+                now, left = left[: PART - size % PART], left[PART - size % PART :]
+                file.write(now)
+                current.update(now)
+                size += len(now)
+                if size % PART == 0:
+                    digests.append(current.digest())
+                    current = ALGORITHMS[ALGORITHM]()
+        file.flush()
+        os.fsync(file.fileno())
+    return line(size, digests if size and size % PART == 0 else [*digests, current.digest()])
 
 
 def parts_of(size: int) -> list[range]:
     """The parts of a file of `size` bytes, as ranges of its bytes; an empty file has one."""
     return [range(start, min(start + PART, size)) for start in range(0, max(size, 1), PART)]
-
-
-def overlaps(part: int, extent: tuple[int, int]) -> bool:
-    """Whether the part of this index has any of the bytes from `extent[0]` to before `extent[1]`."""
-    return part * PART < extent[1] and extent[0] < (part + 1) * PART
 
 
 def line(size: int, digests: list[bytes]) -> Line:
@@ -69,7 +69,7 @@ def line(size: int, digests: list[bytes]) -> Line:
 def lines_of(files: Mapping[str, Path]) -> dict[str, Line]:
     """The lines of the manifest for files, by name."""
     sizes = {name: file.stat().st_size for name, file in files.items()}
-    with threads() as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         parts = {
             name: [pool.submit(digest, files[name], ALGORITHM, part) for part in parts_of(size)]
             for name, size in sizes.items()
@@ -97,7 +97,7 @@ def problem_with(folder: Path, manifest: Mapping[str, Line]) -> str | None:
         ValueError: a line has no digest of a known algorithm.
         KeyError, TypeError, AttributeError: a line is no line of a manifest.
     """
-    pool = threads()
+    pool = ThreadPoolExecutor(THREADS)
     try:
         begun: list[tuple[str, str, str, list[Future[bytes]]]] = []
         for name, entry in manifest.items():

@@ -1,8 +1,8 @@
 """Resuming: a checkpoint is complete or absent; it resumes the run that saved it, or is refused.
 
-A checkpoint holds the files of `accelerator.save_state`, `state.json` (the position and the settings of the run) and,
-written last, `manifest.json` with the size and digest of every file; see shared/checkpoints/saving.py. No random state
-is restored: every draw of a run is a function of (seed, step or epoch, sample or micro-batch).
+A checkpoint holds the tensors of the run (shared/checkpoints/states.py), `state.json` (all else, with the position and
+the settings of the run) and, written last, `manifest.json` with the size and digest of every file. No random state is
+kept: every draw of a run is a function of (seed, step or epoch, sample or micro-batch).
 """
 
 import json
@@ -12,38 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model
+from safetensors import SafetensorError
 from torch import nn
 
 from shared import disk
-from shared.checkpoints import digests, sharded, writer
-from shared.checkpoints.layout import digest_of, frozen_parameters, read_archive, read_model
+from shared.checkpoints import digests, folders, older_format, sharded
+from shared.checkpoints.folders import folder, path_of
 from shared.checkpoints.progress import Progress
+from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_state, numbered
 from shared.compat import of_accelerate
 from shared.config.options import Options
-from shared.errors import UserError, count_of, listed
-from shared.optimization.optimizers import inner
+from shared.errors import UserError, count_of
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather, on_main_process
 from shared.processes.writers import on_writers
 
 State = dict[str, Any]
-
-
-def folder(output_dir: str | Path) -> Path:
-    """The folder of a run's checkpoints."""
-    return Path(output_dir) / "checkpoints"
-
-
-def path_of(output_dir: str | Path, step: int) -> Path:
-    """The checkpoint of a step."""
-    return folder(output_dir) / f"step_{step:08d}"
-
-
-def numbered(name: str, index: int) -> str:
-    """The name of a file with Accelerate's numbering: model.safetensors, model_1.safetensors."""
-    stem, _, suffix = name.partition(".")
-    return f"{stem}_{index}.{suffix}" if index else name
 
 
 def save_is_due(config: Options, plan: Plan, progress: Progress) -> bool:
@@ -60,13 +44,13 @@ def interval_ends(config: Options, plan: Plan, step: int) -> bool:
 
 def complete(output_dir: str | Path) -> dict[int, Path]:
     """The complete checkpoints of a run, by step; other entries of the folder are ignored."""
-    return writer.complete_in(folder(output_dir))
+    return folders.complete_in(folder(output_dir))
 
 
 def remove_partials(output_dir: str | Path) -> None:
     """Remove, and print, the incomplete checkpoints of an earlier start. Only processes that write call it."""
-    for partial in writer.partials_in(folder(output_dir)):
-        writer.remove(partial)
+    for partial in folders.partials_in(folder(output_dir)):
+        folders.remove(partial)
         print(f"removed {partial}, a checkpoint that was never finished")
 
 
@@ -75,8 +59,8 @@ def manifest_of(path: Path, rank: int | None = None) -> dict[str, Any]:
 
     files = [file for file in path.rglob("*") if file.is_file()]
     mine = {str(file.relative_to(path)): file for file in files if rank is None or sharded.is_mine(file, rank)}
-    with digests.threads() as threads:
-        list(threads.map(disk.sync, mine.values()))
+    for file in mine.values():
+        disk.sync(file)
     return digests.lines_of(mine)
 
 
@@ -150,7 +134,7 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
         if accelerator.is_main_process:
             where = [machine for machine, problem in enumerate(problems) if problem]
             on = f" on machine {where[0]}" if config.save_on_each_node else ""
-            writer.complain(f"checkpoint {path} is skipped{on}: {problems[where[0]]}")
+            folders.complain(f"checkpoint {path} is skipped{on}: {problems[where[0]]}")
     if in_part:  # most likely a machine was replaced: a start at step 0 would lose the run
         path, problems = in_part
         hosts = on_writers(accelerator, config, socket.gethostname)
@@ -172,15 +156,13 @@ def read_state(path: Path) -> State:
 def load(accelerator: Any, path: Path) -> None:
     """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
 
-    `accelerator.load_state` reads the same files, but also the random states, and ignores those that it cannot read.
-
     Raises:
         UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
             `load_weights`.
     """
     try:
         load_all(accelerator, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path} cannot be read ({error}): start the same command again to resume from the newest intact checkpoint"
         ) from None
@@ -207,13 +189,14 @@ def load_all(accelerator: Any, path: Path) -> None:
         )
     else:
         for i, model in enumerate(models):
-            load_weights(model, path, numbered("model.safetensors", i))
-        for i, optimizer in enumerate(optimizers):
-            inner(optimizer).load_state_dict(read_archive(path / numbered("optimizer.bin", i)))
-        for i, other in enumerate(of_accelerate.registered_objects(accelerator)):
-            other.load_state_dict(read_archive(path / f"custom_checkpoint_{i}.pkl"))
+            load_weights(model, path, numbered(i))
+        if older_format.is_in(path):
+            older_format.load(path, optimizers, of_accelerate.registered_objects(accelerator))
+        else:
+            load_state(path, models, optimizers, of_accelerate.registered_objects(accelerator))
     if accelerator.scaler is not None:
-        accelerator.scaler.load_state_dict(torch.load(path / "scaler.pt", weights_only=True))
+        state = read_state(path)
+        accelerator.scaler.load_state_dict(state["scaler"] if "scaler" in state else older_format.scaler(path))
 
 
 def load_weights(model: nn.Module, path: Path, file: str) -> None:
@@ -225,10 +208,7 @@ def load_weights(model: nn.Module, path: Path, file: str) -> None:
     """
     frozen = frozen_parameters(model)
     stored = read_state(path).get("frozen") if frozen else None
-    if not read_model(model, path / file, may_lack=frozen if stored else ()):
-        missing, unexpected = load_model(model, path / file, strict=not stored)
-        if stored and (wrong := sorted(({*missing} - {*frozen}) | {*unexpected})):
-            raise RuntimeError(f"it differs in {listed(wrong)}")
+    load_model(model, path / file, may_lack=frozen if stored else ())
     if stored is None:
         return
     ((algorithm, digest),) = stored.items()

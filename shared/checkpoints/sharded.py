@@ -4,6 +4,7 @@ Each process writes its own shard. The folders have the names and layout of Acce
 Any number of processes can read them.
 """
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
         try:
             checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(path / name))
         except CheckpointException as error:  # derived from BaseException
-            raise OSError(
-                "; ".join(f"process {rank}: {cause}" for rank, (cause, _) in error.failures.items())
-            ) from None
+            rank, (cause, _) = next(iter(error.failures.items()))
+            number, text = getattr(cause, "errno", None) or errno.EIO, getattr(cause, "strerror", None) or cause
+            raise OSError(number, f"process {rank}: {text}") from None
 
 
 def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:

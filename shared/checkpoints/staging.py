@@ -1,157 +1,156 @@
-"""Memory for the state, and the process that writes it, on each process of a run that writes a share of a checkpoint.
+"""Memory for the state of a run: a save copies the tensors over the old values while the next step is computed."""
 
-The processes set this up together. Then each one copies and writes its share, without exchanging anything with the
-other training processes.
-"""
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
-import os
-from collections.abc import Callable, Collection
-from typing import Any
-
+import psutil
 import torch
+from torch import Tensor
 
-from shared.checkpoints import files
-from shared.checkpoints.buffers import Buffers, Copy, Values, require_memory
-from shared.checkpoints.layout import Layout, divide, flatten, lay_out
-from shared.checkpoints.writer import Writer
-from shared.config.options import Options
-from shared.processes.collectives import gather, on_main_process
-from shared.processes.writers import partners, writes
+from shared.checkpoints.states import Tensors
+from shared.compat import of_torch
+
+ALIGNMENT = 64  # bytes between the starts of two tensors are a multiple of it
+
+
+class Copy:
+    """A copy of tensors into memory under way, by a thread or by a CUDA stream.
+
+    Args:
+        places: the destinations, one tensor for each of `tensors`.
+        tensors: the sources; they must not change before `hold` was called.
+        by: a thread to copy from the host, or a stream of the GPU to copy from.
+    """
+
+    def __init__(self, places: list[Tensor], tensors: list[Tensor], by: ThreadPoolExecutor | torch.cuda.Stream) -> None:
+        self.tensors, self.versions = tensors, of_torch.write_counts(tensors)
+        self.unchanged: bool | None = None  # known after `hold`
+        self.event: torch.cuda.Event | None = None
+        if isinstance(by, ThreadPoolExecutor):
+            self.future: Future[None] = by.submit(copy_all, places, tensors)
+            return
+        by.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(by):
+            copy_all(places, tensors)
+            self.event = by.record_event()
+
+    def hold(self) -> None:
+        """Call it before the tensors are changed; changes after the call do not affect the copy."""
+        if self.unchanged is not None:
+            return
+        if self.event:
+            torch.cuda.current_stream().wait_event(self.event)  # the host does not wait
+        else:
+            self.future.result()
+        self.unchanged = self.versions == of_torch.write_counts(self.tensors)
+
+    def done(self) -> bool:
+        """Whether `wait` would return immediately."""
+        return self.event.query() if self.event else self.future.done()
+
+    def wait(self) -> bool:
+        """Wait for the copy to complete; False if tensors were changed too early, which makes the copy invalid."""
+        self.hold()
+        if self.event:
+            self.event.synchronize()
+        return bool(self.unchanged)
 
 
 class Staging:
-    """What a process needs to write its share of checkpoints in the background; created on every process.
+    """A place in memory for each tensor of a state, by file and name; the values come with `copy`.
 
-    `buffers` and `writer` are None before `lay_out` and `connect`, after `close`, and on a process without a share.
+    Raises:
+        MemoryError: there is not enough memory.
     """
 
-    def __init__(self, accelerator: Any, config: Options) -> None:
-        self.accelerator, self.config = accelerator, config
-        self.leads = writes(accelerator, config)
-        self.partners: list[int] = []  # ranks of the machine that may have a share
-        self.laid_out = False
-        self._values: Values | None = None
-        self.buffers: Buffers | None = None
-        self.writer: Writer | None = None
+    def __init__(self, files: dict[str, Tensors]) -> None:
+        tensors = [tensor for of_file in files.values() for tensor in of_file.values()]
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in tensors]
+        require_memory(sum(sizes))
+        self._memory = torch.empty(sum(sizes), dtype=torch.uint8)
+        self._registered = on_gpu and self._register()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        # One stream for all saves: torch has a pool of 32, and another could be NCCL's, which would wait for the copy.
+        self._stream = torch.cuda.Stream() if on_gpu else None
+        parts = iter(self._memory.split(sizes))
+        self.places = {
+            file: {
+                name: next(parts)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                for name, tensor in of_file.items()
+            }
+            for file, of_file in files.items()
+        }
 
-    def has_memory(self) -> bool:
-        """Whether this process has memory for its share, or none is needed."""
-        return self.laid_out and bool(self.buffers or not self.leads)
+    def fits(self, files: dict[str, Tensors]) -> bool:
+        """Whether a state has the files, names, shapes and dtypes of this memory."""
+        return described(files) == described(self.places)
 
-    def has_writer(self) -> bool:
-        """Whether this process has a writer, or none is needed."""
-        return self.writer is not None or (self.has_memory() and not self.buffers)
-
-    def is_ready(self, states: dict[str, Any]) -> tuple[bool, bool]:
-        """Whether state dicts, by file name, fit the memory of this process, and whether it has a writer.
-
-        Their values are kept for the next `copy`.
-        """
-        self._values = self.buffers.values_of(states) if self.buffers else None
-        return self.has_memory() and (self._values is not None or not self.buffers), self.has_writer()
-
-    def set_up(self, models: dict[str, Any], archives: dict[str, Any], fit: bool, connected: bool) -> str:
-        """Set up what is missing; every process calls it.
+    def copy(self, files: dict[str, Tensors], lasting: Collection[int] = ()) -> Copy:
+        """Start to copy a state that fits into this memory.
 
         Args:
-            models: the state dicts that safetensors writes, by file name.
-            archives: the state dicts that torch.save writes, by file name.
-            fit: whether the states fit the memory of all processes.
-            connected: whether all processes have a writer.
-
-        Returns:
-            Why that is impossible on some process, or "".
+            files: its tensors, by file and name.
+            lasting: addresses of tensors that do not change until `hold` of the returned `Copy`. All other tensors
+                are copied when this returns, or on a GPU before any later operation in the current stream.
         """
-        problem = "" if fit else self.lay_out(models, archives)
-        return problem or ("" if fit and connected else self.connect())
-
-    def copy(self, lasting: Collection[int]) -> Copy | None:
-        """Start to copy this process's share of the states of `is_ready`; None without a share. See `Buffers.copy`."""
-        values, self._values = self._values, None
-        return self.buffers.copy(values, lasting) if self.buffers and values else None
-
-    def lay_out(self, models: dict[str, Any], archives: dict[str, Any]) -> str:
-        """Lay out the files, and allocate memory for this process's share; every process calls it.
-
-        Args:
-            models: the state dicts that safetensors writes, by file name.
-            archives: the state dicts that torch.save writes, by file name.
-
-        Returns:
-            Why that is impossible on some process, or "".
-        """
-        self.close()
-        self.partners = partners(self.accelerator, self.config)
-        states = models | archives
-        tensors = [tensor for state in states.values() for tensor in flatten(state).tensors]
-        layouts: dict[str, Layout] = {}
-
-        def find_layouts() -> None:
-            require_memory(sum(tensor.nbytes for tensor in tensors))
-            layouts.update(lay_out(models, archives))
-
-        def allocate() -> None:
-            shares = divide(layouts, len(self.partners))
-            share = shares[self.partners.index(self.accelerator.process_index)]
-            if self.leads or any(share.values()):
-                self.buffers = Buffers(layouts, share, on_gpu=any(tensor.is_cuda for tensor in tensors))
-                self._values = self.buffers.values_of(states)
-
-        layouts, problem = on_main_process(self.accelerator, lambda: (layouts, problem_of(find_layouts)))
-        if not problem and self.partners:
-            problem = problem_of(allocate)
-            if self.buffers and not self._values:
-                problem = f"the state of process {self.accelerator.process_index} differs from that of process 0"
-        problem = next(filter(None, gather(self.accelerator, problem)), "")
-        self.laid_out = not problem
-        return problem
-
-    def connect(self) -> str:
-        """Start the writers of all processes with a share, and connect them; every process calls it.
-
-        Returns:
-            Why that is impossible on some process, or "".
-        """
-        if self.writer:
-            self.writer.end()
-            self.writer = None
-        problem, pipe = "", None
-        having = gather(self.accelerator, self.buffers is not None)
-        team = [rank for rank in self.partners if having[rank]]
-        pipes, addresses = files.offer(len(team) - 1) if self.leads else ([], [])
-        offered = gather(self.accelerator, addresses)
-        if self.buffers and not self.leads:
-            try:
-                pipe = files.accept(offered[team[0]][team.index(self.accelerator.process_index) - 1])
-            except OSError as error:
-                problem = f"process {self.accelerator.process_index} cannot open the pipes of {team[0]}: {error}"
-        problem = next(filter(None, gather(self.accelerator, problem)), "")
-        for _, *theirs in addresses:
-            for descriptor in theirs:
-                os.close(descriptor)
-        if self.buffers and not problem:
-            self.writer = Writer(self.buffers.images, pipes, pipe, len(team))
-        return problem
+        now: tuple[list[Tensor], list[Tensor]] = ([], [])
+        later: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for file, of_file in files.items():
+            for name, tensor in of_file.items():
+                places, tensors = later if of_torch.COUNTS_WRITES and tensor.data_ptr() in lasting else now
+                places.append(self.places[file][name])
+                tensors.append(tensor.detach())
+        copy_all(*now)
+        return Copy(*later, self._stream or self._thread)
 
     def close(self) -> None:
-        """End the writer, which must have no job, and free the memory."""
-        if self.writer:
-            self.writer.end()
-        if self.buffers:
-            self.buffers.close()
-        self.writer = self.buffers = None
-        self.laid_out = False
+        """Free the memory."""
+        self._thread.shutdown()
+        if self._registered:
+            torch.cuda.cudart().cudaHostUnregister(self._memory.data_ptr())
+        self.places.clear()
+        del self._memory
+
+    def _register(self) -> bool:
+        """Pin the memory, so that the GPU copies into it directly; without this, copies are slower."""
+        if int(torch.cuda.cudart().cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, 0)) == 0:
+            return True
+        with suppress(RuntimeError):  # CUDA reports the failure again at the next kernel: let this one take it
+            torch.zeros(1, device="cuda")
+        return False
 
 
-def problem_of(function: Callable[[], object]) -> str:
-    """Call `function`, which lays out files; return why that is impossible, or ""."""
-    try:
-        function()
-    except (MemoryError, OSError) as error:
-        return str(error)
-    except Exception as error:  # the layout is not documented by torch: a new version must not end the run
-        return (
-            f"torch {torch.__version__} or safetensors may lay files out in a new way "
-            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        )
-    return ""
+def described(files: dict[str, Tensors]) -> dict[str, dict[str, tuple[torch.Size, torch.dtype]]]:
+    """Shapes and dtypes, by file and name."""
+    return {file: {name: (t.shape, t.dtype) for name, t in of_file.items()} for file, of_file in files.items()}
+
+
+def copy_all(places: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copy tensors into their places; asynchronously from a CUDA device."""
+    if places:
+        with torch.no_grad():
+            of_torch.copy(places, tensors, non_blocking=tensors[0].is_cuda)
+
+
+def require_memory(needed: int) -> None:
+    """Raise MemoryError when less than `needed` bytes of memory are free."""
+    if (free := available_memory()) < needed:
+        raise MemoryError(f"{needed / 1e6:,.0f} MB of memory are needed, and {free / 1e6:,.0f} MB are free")
+
+
+def available_memory() -> int:
+    """Bytes of free memory, on the machine and within the limit of its container."""
+    free = psutil.virtual_memory().available
+    groups = Path("/sys/fs/cgroup")
+    for limit, used, statistics in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        with suppress(OSError, ValueError):  # another version of cgroups, or "max" (no limit)
+            lines = dict(line.split() for line in (groups / statistics).read_text().splitlines())
+            files = int(lines["inactive_file"]) + int(lines["active_file"])  # page cache, which can be reclaimed
+            free = min(free, int((groups / limit).read_text()) - int((groups / used).read_text()) + files)
+    return free

@@ -3,9 +3,6 @@
 Functions that every step uses are looked up once, at import.
 """
 
-import os
-import struct
-import zipfile
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
@@ -115,37 +112,3 @@ def declare_found_inf(optimizer: torch.optim.Optimizer, reads: bool) -> None:
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Replace the forward of one module by `forward(module, ...)`: nn.Module calls an instance's `forward` if set."""
     module.forward = MethodType(forward, module)
-
-
-class UnknownLayout(Exception):
-    """A file of torch or safetensors has a layout that this code does not know."""
-
-
-BYTES_OF_CHECKSUM = 8
-"""How many bytes behind the content of a record hold its checksum: a mark, and the checksum."""
-
-
-def archive_records(descriptor: int) -> dict[str, tuple[int, int, tuple[int, int]]]:
-    """Return (start, end, both offsets of its checksum) of each non-empty record in a torch.save archive, by name.
-
-    torch documents that the archive is a ZIP file. It does not document that the content is uncompressed and followed
-    by its checksum.
-
-    Raises:
-        UnknownLayout: the archive has another layout, so its content cannot be replaced in place.
-    """
-    records = {}
-    with os.fdopen(descriptor, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
-        entry = archive.start_dir
-        for info in archive.infolist():
-            header = os.pread(descriptor, 30, info.header_offset)
-            start = info.header_offset + 30 + sum(struct.unpack("<HH", header[26:30]))
-            end = start + info.file_size
-            if info.file_size:
-                checksum, places = struct.pack("<I", info.CRC), (end + 4, entry + 16)
-                found = [os.pread(descriptor, 4, place) for place in (end, places[0], entry, places[1])]
-                if found != [b"PK\x07\x08", checksum, b"PK\x01\x02", checksum] or info.compress_type:
-                    raise UnknownLayout(f"{info.filename} of torch's archive is not stored with its checksum after it")
-                records[info.filename] = start, end, places
-            entry += 46 + sum(struct.unpack("<HHH", os.pread(descriptor, 6, entry + 28)))
-    return records

@@ -98,6 +98,8 @@ class Options:
     """Steps between checkpoints. epoch: save at the end of each epoch. no: save only when interrupted or stopped."""
     save_total_limit: Annotated[int | None, Meaning.NOT_IN_RESULT] = 3
     """Number of checkpoints to keep, besides the best one. None: all."""
+    failed_saves: Annotated[Literal["wait", "end"], Meaning.NOT_IN_RESULT] = "wait"
+    """What to do if two saves in a row fail. wait: wait, and try again each minute. end: end the run with an error."""
     save_on_each_node: Annotated[bool, Meaning.NOT_IN_RESULT] = False
     """Each machine writes its own checkpoints, because the machines do not share --output_dir."""
     eval_steps: Annotated[int | None, Meaning.CHOOSES_MODEL] = None
@@ -324,5 +326,4 @@ def not_in_result(*paths: Path) -> set[str]:
 
 def plain(config: Options) -> dict[str, Any]:
     """The settings as {field: value} in field order, tuples as lists, for YAML and JSON."""
-    settings = dataclasses.asdict(config)
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
+    return {name: list(it) if isinstance(it, tuple) else it for name, it in dataclasses.asdict(config).items()}

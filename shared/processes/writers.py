@@ -8,7 +8,6 @@ from typing import Any
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.processes import exit_reasons
 from shared.processes.collectives import gather, on_main_process
 
 SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in a shared folder
@@ -17,24 +16,6 @@ SECONDS_TO_APPEAR = 5.0  # until a file that another machine wrote is visible in
 def writes(accelerator: Any, config: Options) -> bool:
     """Whether this process writes checkpoints: the main process, or with --save_on_each_node that of each machine."""
     return accelerator.is_local_main_process if config.save_on_each_node else accelerator.is_main_process
-
-
-def partners(accelerator: Any, config: Options) -> list[int]:
-    """The ranks that write a checkpoint together with this process; none if this process's machine writes none.
-
-    They are on one machine. The first one is the one for which `writes` is True. Every process must call this.
-    """
-    # Processes of one kernel and one container can open each other's pipes, which they need for that.
-    kernel = exit_reasons.identity()["machine"]
-    everybody = gather(accelerator, (accelerator.is_local_main_process, kernel))
-    machines: list[list[int]] = []
-    for rank, (first, its_kernel) in enumerate(everybody):
-        if first or not machines:
-            machines.append([rank])
-        elif its_kernel == everybody[machines[-1][0]][1]:
-            machines[-1].append(rank)
-    mine = next((machine for machine in machines if accelerator.process_index in machine), [])
-    return mine if config.save_on_each_node or 0 in mine else []
 
 
 def on_writers(accelerator: Any, config: Options, function: Callable[[], Any]) -> list[Any]:

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from shared.checkpoints.layout import distinct
 from shared.checkpoints.progress import Progress
+from shared.checkpoints.states import distinct
 from shared.config import options
 from shared.config.meaning import Meaning, fields_with
-from shared.disk import usual_permissions
+from shared.disk import remedy, usual_permissions
 from shared.errors import UserError, count_of
 from shared.processes.collectives import on_main_process
 
@@ -58,7 +58,7 @@ def export(
             write_folder(output_dir / "model", fill)
         except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as three libraries report it
             raise UserError(
-                f"cannot write {output_dir / 'model'} ({error}): free space and start again; the run resumes from "
+                f"cannot write {output_dir / 'model'} ({error}): {remedy(error)} and start again; the run resumes from "
                 "its newest checkpoint"
             ) from None
         if config.push_to_hub:

@@ -13,6 +13,7 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.meaning import Meaning, fields_with
+from shared.disk import remedy
 from shared.errors import UserError
 from shared.launch.hub import require_upload
 from shared.monitoring.tracking import cut_metrics, read_metrics, require_trackers
@@ -94,7 +95,7 @@ def check_writable(output_dir: Path) -> None:
             probe.write(bytes(1 << 16))
     except OSError as error:
         raise UserError(
-            f"--output_dir {output_dir} cannot be written ({error.strerror}): name another folder, or free space there"
+            f"--output_dir {output_dir} cannot be written ({error.strerror}): {remedy(error)}, or name another folder"
         ) from None
 
 

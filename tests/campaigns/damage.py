@@ -151,10 +151,11 @@ def beside(folder, name):
 
 def assert_continues(scene, folder, _, left, reason):
     """At several saves the disk is full except for `left`. The run prints a warning at each and continues."""
-    saves = range(NEWEST, NEWEST + INTERVAL * len(left), INTERVAL)
-    points = [f"step-{step - 1}" for step in [*saves, saves[-1] + INTERVAL]]
+    saves = range(NEWEST, NEWEST + 2 * INTERVAL * len(left), 2 * INTERVAL)  # after two in a row, the run would wait
+    points = [f"step-{step - 1}" for step in range(NEWEST, NEWEST + 2 * INTERVAL * len(left), INTERVAL)]
+    disks = [how for each in left for how in (each, None)]
     with scene.launch(folder / "run", beside(folder, "notes"), points) as run:
-        for point, how in zip(points, [*left, None], strict=True):
+        for point, how in zip(points, disks, strict=True):
             run.wait_for(point)
             shutil.rmtree(folder / "filler", ignore_errors=True)
             if how:
@@ -181,11 +182,11 @@ def assert_ends_or_continues(scene, folder, row):
     assert_same(folder / "run", scene.folder / "whole")
 
 
-NO_SPACE, NO_FILE = "not enough space", "[Errno 28] No space left on device"
-DISKS = {  # a checkpoint is a folder and six files: 7 in all
-    "no space for a checkpoint": (assert_continues, [{"bytes_left": 65536}] * 3, NO_SPACE),
-    "files for 0, 2, 4 of 7": (assert_continues, [{"files_left": n} for n in (0, 2, 4)], NO_FILE),
-    "files for 1, 3, 6 of 7": (assert_continues, [{"files_left": n} for n in (1, 3, 6)], NO_FILE),
+NO_SPACE, NO_FILE = "[Errno 28] not enough space", "[Errno 28] No space left on device"
+DISKS = {  # a checkpoint is a folder and four files: 5 in all
+    "no space for a checkpoint": (assert_continues, [{"bytes_left": 65536}] * 2, NO_SPACE),
+    "files for 0, 2 of 5": (assert_continues, [{"files_left": n} for n in (0, 2)], NO_FILE),
+    "files for 1, 4 of 5": (assert_continues, [{"files_left": n} for n in (1, 4)], NO_FILE),
     "not a byte": (assert_ends_or_continues,),
 }
 

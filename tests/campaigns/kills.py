@@ -2,8 +2,8 @@
 
     python tests/campaigns/kills.py --kills 200 --processes 2 --recipe nlp
 
-A victim is the launcher, one of the training processes, or a process that one of these has started (the checkpoint
-writer, a loader worker). The rest of the launch is killed soon after, as a scheduler would, and the same command is
+A victim is the launcher, one of the training processes, or a process that one of these has started (a loader
+worker). The rest of the launch is killed soon after, as a scheduler would, and the same command is
 started again, until the run has finished. Then the next run begins, until the number of kills is reached.
 """
 

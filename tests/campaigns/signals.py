@@ -4,7 +4,7 @@
 
 SIGTERM is sent while the processes read their data, or are in the first pass, a step, a save or an evaluation. It goes
 to one training process, to the launcher, to the launcher and all training processes, or to these and their children
-(loader workers and the checkpoint writer). Each training process must exit with 143, and the run must write PREEMPTED.
+(loader workers). Each training process must exit with 143, and the run must write PREEMPTED.
 The same command must then resume the run and end with the weights of an uninterrupted one.
 """
 

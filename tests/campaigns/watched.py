@@ -7,14 +7,14 @@ commas. At each of them the process waits for the file go-POINT. The points are
     data           the training data are about to be read
     first pass     the discarded pass before the first step is about to begin
     step-N         the gradients of step N are computed, the weights are not yet updated, and no save is under way
-    save-N         the checkpoint of step N is about to be written; the writing process is stopped meanwhile
+    save-N         the checkpoint of step N is about to be written; the thread that writes it waits meanwhile
     evaluation-N   a batch of the evaluation after step N has been read
 """
 
 import json
 import os
-import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -86,16 +86,13 @@ def watched(build_model):
 
 
 def paused_write(saver, write=Saver._write):
-    """Write a checkpoint; at a pause, the writing process is stopped before it gets the order."""
+    """Write a checkpoint; at a pause, the thread that writes it waits meanwhile."""
     savers[:] = [saver]
-    writer = saver.staging.writer
-    stopped = writer.process if f"save-{saver.step}" in PAUSES and writer else None
-    if stopped:
-        stopped.send_signal(signal.SIGSTOP)
+    may_write = threading.Event()
+    saver._thread.submit(may_write.wait)
     write(saver)
     pause(f"save-{saver.step}")
-    if stopped:
-        stopped.send_signal(signal.SIGCONT)
+    may_write.set()
 
 
 def paused_feed(feed):

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from shared.checkpoints import resuming
-from shared.checkpoints.layout import digest_of, frozen_parameters
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
+from shared.checkpoints.states import digest_of, frozen_parameters
 from shared.config.text_options import TextOptions
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer

@@ -108,14 +108,14 @@ def test_each_process_writes_its_part_and_the_manifest_lists_all_parts(saved):
     assert set(json.loads((checkpoint / "manifest.json").read_text())) == files - {"manifest.json"}
     for part in ("pytorch_model_fsdp_0", "optimizer_0"):
         assert {f"{part}/.metadata", f"{part}/__0_0.distcp", f"{part}/__1_0.distcp"} <= files
-    assert {"state.json", "random_states_0.pkl", "random_states_1.pkl"} <= files
+    assert "state.json" in files
     assert resuming.problem_with(checkpoint) is None
 
 
 def test_a_save_that_fails_on_one_process_fails_on_all_and_leaves_no_file(saved):
     for each in saved[1]:
-        assert "process 1: [Errno 28] No space left on device" in each["problem"]
-        assert "process 1: [Errno 28] No space left on device" in each["refused"]
+        assert "[Errno 28] process 1: No space left on device" in each["problem"]
+        assert "[Errno 28] process 1: No space left on device" in each["refused"]
         assert each["left"] == ["step_00000004"]
     assert "MB are needed, and in" in saved[1][0]["problem"]
 

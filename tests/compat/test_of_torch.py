@@ -1,16 +1,13 @@
 """The installed torch has the private interfaces that we use; if one is missing, the result is the same."""
 
 import importlib.util
-import os
-import zipfile
 
 import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
 
-from shared.checkpoints.buffers import Buffers
-from shared.checkpoints.layout import lay_out
+from shared.checkpoints.staging import Staging
 from shared.compat import of_torch
 from shared.errors import UserError
 
@@ -69,13 +66,13 @@ def test_a_write_to_a_tensor_is_counted(tensors):
 def test_without_counts_of_writes_a_save_copies_everything_immediately(tensors, monkeypatch):
     monkeypatch.setattr(of_torch, "COUNTS_WRITES", False)  # Tensor._version itself cannot be deleted
     state = {str(i): tensor for i, tensor in enumerate(tensors)}
-    buffers = Buffers(lay_out({"model.safetensors": state}, {}))
+    staging = Staging({"model.safetensors": state})
     try:
-        copy = buffers.copy(buffers.values_of({"model.safetensors": state}), [tensor.data_ptr() for tensor in tensors])
+        copy = staging.copy({"model.safetensors": state}, [tensor.data_ptr() for tensor in tensors])
         assert copy.tensors == []
         assert copy.wait()
     finally:
-        buffers.close()
+        staging.close()
 
 
 def test_the_store_of_the_process_group_is_found_in_two_ways(monkeypatch):
@@ -132,26 +129,3 @@ def test_a_module_calls_the_forward_that_replaced_its_own():
     of_torch.replace_forward(module, lambda self, x: (self, x))
     assert module("x") == (module, "x"), f"{TORCH}: nn.Module no longer calls the forward of the instance"
     assert isinstance(other(torch.zeros(2)), torch.Tensor)
-
-
-@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_an_archive_of_another_layout_is_refused(tmp_path, compression):
-    with zipfile.ZipFile(tmp_path / "other", "w", compression) as archive:
-        archive.writestr("archive/data.pkl", b"content" * 9)
-    descriptor = os.open(tmp_path / "other", os.O_RDONLY)
-    with pytest.raises(of_torch.UnknownLayout, match="is not stored"):
-        of_torch.archive_records(descriptor)
-    os.close(descriptor)
-
-
-def test_the_records_of_an_archive_have_the_contents_that_torch_saved(tmp_path, tensors):
-    with (tmp_path / "saved").open("wb") as file:
-        torch.save(tensors[0], file)
-    descriptor = os.open(tmp_path / "saved", os.O_RDONLY)
-    records = of_torch.archive_records(descriptor)
-    contents = {name: os.pread(descriptor, end - start, start) for name, (start, end, _) in records.items()}
-    os.close(descriptor)
-    with zipfile.ZipFile(tmp_path / "saved") as archive:
-        names = {info.filename for info in archive.infolist() if info.file_size}
-        assert contents == {name: archive.read(name) for name in names}
-    assert tensors[0].numpy().tobytes() in contents.values(), f"{TORCH}: torch.save writes tensors in another way"

@@ -69,10 +69,10 @@ def on_two_machines(accelerator, folder):
     results["nothing"] = found()
     results["saved"] = [save(3), save(6)]
     torch.distributed.barrier()
-    if rank == 1:  # its disk fails for two saves
+    if rank == 1:  # its disk fails for a save
         (own / "checkpoints").rename(own / "lost")
         (own / "checkpoints").write_text("a file where the folder was")
-    results["failing"] = [save(9), save(12)]
+    results["failing"] = save(9)
     if rank == 1:
         (own / "checkpoints").unlink()
         (own / "lost").rename(own / "checkpoints")
@@ -130,9 +130,7 @@ def test_separate_folders_need_save_on_each_node_and_a_shared_folder_refuses_it(
 
 def test_each_machine_has_complete_checkpoints(results):
     for machine in results[:2]:
-        assert {"model.safetensors", "optimizer.bin", "random_states_0.pkl", "random_states_1.pkl"} < set(
-            machine["files"]
-        )
+        assert {"model.safetensors", "optimizer.safetensors", "state.json"} < set(machine["files"])
         assert machine["loaded"] == [15.0]
 
 
@@ -148,8 +146,8 @@ def test_a_run_resumes_from_the_newest_checkpoint_that_is_intact_on_every_machin
 def test_no_machine_removes_a_checkpoint_that_another_may_need(results):
     main, other, _ = results
     assert main["saved"] == other["saved"] == [[3], [3, 6]]
-    assert (main["failing"], other["failing"]) == ([[6, 9], [6, 9, 12]], [[], []])
-    assert (main["again"], other["again"]) == ([6, 9, 12, 15], [6, 15])
+    assert (main["failing"], other["failing"]) == ([6, 9], [])
+    assert (main["again"], other["again"]) == ([6, 9, 15], [6, 15])
 
 
 def test_the_limit_holds_when_all_machines_have_the_last_checkpoint(results):

@@ -70,7 +70,7 @@ def test_of_many_differences_the_first_few_are_named(config):
 def test_without_counts_that_differ_another_cause_is_named_and_only_flags_that_were_given(config, tmp_path):
     progress = Progress()
     refuse_changed_data(accelerator(), progress, config, Data())
-    given = Options(output_dir=config.output_dir, resume_from_checkpoint=str(tmp_path))
+    given = DataOptions(output_dir=config.output_dir, resume_from_checkpoint=str(tmp_path))
     assert "began, or other library versions prepared them: restore" in refusal(config, progress, Data(version=1))
     assert refusal(given, progress, Data(version=1)).endswith(", without --resume_from_checkpoint")
 

@@ -1,0 +1,144 @@
+"""Checkpoints are complete or absent, older ones are removed, and files of others are kept."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shared.checkpoints import folders
+from shared.checkpoints.folders import Job, complete_in, described, partials_in, rotate, write
+from shared.disk import remedy
+
+
+def job(folder, step=3, **values):
+    return Job(folder / f"step_{step:08d}", tensors={}, contents={"state.json": b"{}"}, **values)
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_checkpoint_has_all_its_files_and_a_manifest_of_them(tmp_path):
+    tensors = {"a": torch.arange(3.0), "b": torch.zeros(1 << 22, dtype=torch.bfloat16), "empty": torch.empty(0, 4)}
+    asked = Job(tmp_path / "step_00000003", {"big": tensors}, {"small": b"abc", "empty": b""})
+    write(asked)
+    assert names(tmp_path) == {"step_00000003"}
+    assert names(asked.final) == {"big", "small", "empty", "manifest.json"}
+    manifest = json.loads((asked.final / "manifest.json").read_text())
+    assert {name: line["bytes"] for name, line in manifest.items() if name != "big"} == {"small": 3, "empty": 0}
+    assert manifest["small"]["xxh3_128"] == "06b05ab6733a618578af5f94892f3950"
+    assert asked.bytes() == 12 + (1 << 23) + 3
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in load_file(asked.final / "big").items())
+
+
+def test_a_failure_leaves_no_file_and_names_the_needed_and_the_free_space_only_of_a_full_disk(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1))
+    with pytest.raises(OSError, match=r"not enough space$") as full:
+        write(job(tmp_path))
+    assert re.search(
+        r"not enough space; 0\.0 MB are needed, and in .* 0\.0 MB are free$", described(full.value, job(tmp_path))
+    )
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="No such file or directory") as lost:
+        write(job(tmp_path / "lost mount/checkpoints"))
+    assert "free" not in described(lost.value, job(tmp_path))
+    assert remedy(lost.value) == "restore this folder, or the mount that had it"
+    assert remedy(full.value) == "free space"
+    assert names(tmp_path) == set()
+
+
+def test_a_checkpoint_replaces_all_files_of_an_older_one_of_the_same_step(tmp_path):
+    write(job(tmp_path))
+    (tmp_path / "step_00000003/left over").write_text("of a damaged one")
+    write(job(tmp_path))
+    assert names(tmp_path) == {"step_00000003"}
+    assert names(tmp_path / "step_00000003") == {"state.json", "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("newest", "keep", "best", "needed_from", "kept"),
+    [
+        (12, 2, None, None, {9, 12}),
+        (12, 1, 3, None, {3, 12}),
+        (12, None, None, None, {3, 6, 9, 12}),
+        (12, 9, None, None, {3, 6, 9, 12}),
+        (12, 1, None, 6, {6, 9, 12}),
+        (12, 1, None, -1, {3, 6, 9, 12}),
+        (9, 1, None, None, {9, 12}),  # the run resumed from a checkpoint before the newest
+    ],
+)
+def test_rotation_keeps_the_newest_the_best_and_those_that_a_machine_may_need(
+    tmp_path, newest, keep, best, needed_from, kept
+):
+    for step in (3, 6, 9, 12):
+        write(job(tmp_path, step))
+    rotate(tmp_path / f"step_{newest:08d}", keep, best, needed_from)
+    assert set(complete_in(tmp_path)) == kept
+    assert len(names(tmp_path)) == len(kept)
+
+
+def test_other_files_in_the_folder_are_not_removed_and_links_are_not_followed(tmp_path):
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    write(job(folder, 1))
+    (folder / "step_00000001").rename(elsewhere)
+    strangers = [
+        "best",
+        ".partial",
+        "step_final",
+        "step_7",
+        "step_00000002.partial",
+        "x.partial-0123abcd",
+        "step_00000005",
+    ]
+    for name in strangers:
+        (folder / name).mkdir()
+    for name in ("best", "step_final", "step_7"):
+        (folder / name / "manifest.json").write_text("{}")
+    (folder / "step_00000004").symlink_to(elsewhere)
+    (folder / "step_00000004.partial-0123abcd").symlink_to(elsewhere)
+    (folder / "step_00000008").symlink_to("nowhere")
+    (folder / "step_00000009").write_text("a file")
+    before = names(folder)
+    for step in (3, 6):
+        write(job(folder, step, keep=1))
+    assert set(complete_in(folder)) == {6}
+    assert partials_in(folder) == []
+    assert names(folder) == before | {"step_00000006"}
+    assert names(elsewhere) == {"state.json", "manifest.json"}
+
+
+def test_folders_that_cannot_be_read_or_removed_are_skipped(tmp_path, capfd):
+    for step in (3, 6, 9):
+        write(job(tmp_path, step))
+    tmp_path.chmod(0o755)
+    (tmp_path / "step_00000003").chmod(0)
+    for parent in tmp_path.parents:
+        if parent.name.startswith(("pytest-", "popen-")):
+            parent.chmod(0o755)
+    os.seteuid(65534)  # root may read everything
+    try:
+        with contextlib.suppress(PermissionError):
+            list((tmp_path / "step_00000003").iterdir())
+            pytest.skip("this user may read everything")
+        assert set(complete_in(tmp_path)) == {6, 9}
+        rotate(tmp_path / "step_00000009", keep=1, best=None)
+    finally:
+        os.seteuid(0)
+    assert set(complete_in(tmp_path)) == {3, 6, 9}
+    assert "step_00000006 cannot be removed ([Errno 13] Permission denied" in capfd.readouterr().err
+
+
+def test_a_checkpoint_whose_removal_is_interrupted_does_not_count(tmp_path, monkeypatch):
+    for step in (3, 6):
+        write(job(tmp_path, step))
+    monkeypatch.setattr(folders, "remove", lambda _: None)
+    rotate(tmp_path / "step_00000006", keep=1, best=None)
+    assert set(complete_in(tmp_path)) == {6}
+    (left,) = partials_in(tmp_path)
+    assert left.name.startswith("step_00000003.partial-")

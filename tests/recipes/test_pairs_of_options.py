@@ -26,7 +26,7 @@ from shared.processes import folder_lock
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 RECIPES = sorted(path.stem for path in (runs.ROOT / "recipes").glob("*.py"))
-FEW = 3  # runs of a recipe in `make test`
+FEW = 2  # runs of a recipe in `make test`
 
 VALUES = {  # flags of each option that is neither a switch nor a choice
     "csv_delimiter": ["--csv_delimiter ,"],

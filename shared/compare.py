@@ -247,7 +247,7 @@ def compare_checkpoints(run_a: Path, run_b: Path, tolerance: float | None) -> li
     for step in sorted(a.keys() & b.keys()):
         parts_a, parts_b = parts_of(a[step]), parts_of(b[step])
         for part in sorted({*parts_a, *parts_b}):
-            differences.setdefault(part, {})[step] = difference_of(part, parts_a.get(part, {}), parts_b.get(part, {}))
+            differences.setdefault(part, {})[step] = difference_of(parts_a.get(part, {}), parts_b.get(part, {}))
     return [
         finding_of(f"checkpoints: {part}", part, of_steps, tolerance) for part, of_steps in differences.items()
     ] or [Finding("checkpoints", "not compared: they have no tensors in files that can be read")]
@@ -279,7 +279,7 @@ def compare_models(run_a: Path, run_b: Path, last_a: int, last_b: int, tolerance
         return Finding("model", "", "differs", max(last_a, last_b), f"only {'A' if a else 'B'} has one")
     if last_a != last_b:
         return Finding("model", f"not compared: the runs end at steps {last_a} and {last_b}")
-    of_step = {last_a: difference_of("model", a["model"], b["model"])}
+    of_step = {last_a: difference_of(a["model"], b["model"])}
     return finding_of("model", "model", of_step, tolerance, "at the end")
 
 

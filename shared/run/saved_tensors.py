@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,10 @@ def parts_of(folder: Path) -> dict[str, dict[str, Callable[[], Any]]]:
         part = parts.setdefault(re.sub(r"-\d+(-of-\d+)?$", "", file.stem), {})
         with safe_open(file, framework="pt") as opened:
             part.update({name: partial(read, file, name) for name in list(opened.keys())})
-    for file in (*sorted(folder.glob("optimizer*.bin")), *sorted(folder.glob("custom_checkpoint_*.pkl"))):
-        state = torch.load(file, mmap=True, map_location="cpu", weights_only=True)
-        parts[file.stem] = {name: partial(lambda tensor: tensor, tensor) for name, tensor in named_tensors(state)}
     return parts
 
 
-def named_tensors(state: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors of a state dict, by their keys, joined by dots."""
-    if isinstance(state, torch.Tensor):
-        yield prefix, state
-    elif isinstance(state, dict):
-        for key, value in state.items():
-            yield from named_tensors(value, f"{prefix}.{key}" if prefix else str(key))
-
-
-def difference_of(part: str, tensors_a: Tensors, tensors_b: Tensors) -> tuple[float, str]:
+def difference_of(tensors_a: Tensors, tensors_b: Tensors) -> tuple[float, str]:
     """Compare two sets of tensors, with one tensor of each in memory at a time.
 
     Returns the norm of the difference divided by the norm of the values, all tensors as one vector, and a description
@@ -65,7 +53,7 @@ def difference_of(part: str, tensors_a: Tensors, tensors_b: Tensors) -> tuple[fl
                 return math.inf, f"{name} differs"
             continue
         norm = max(a.double().norm().item(), b.double().norm().item())
-        vector = squares.setdefault(name.rpartition(".")[2] if part == "optimizer" else "", [0.0, 0.0])
+        vector = squares.setdefault(name.partition("/")[2], [0.0, 0.0])  # the moment, in a file of an optimizer
         vector[1] += norm**2
         if not same:
             difference = (a.double() - b.double()).norm().item()

@@ -1,6 +1,7 @@
 """A checkpoint is complete or absent, and a run that was killed and resumed equals an uninterrupted run."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import runs
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 from torch import nn
 
 from shared.checkpoints import digests, resuming
@@ -382,3 +384,33 @@ def test_a_checkpoint_is_due_at_the_configured_steps(tmp_path, values, steps):
         if resuming.save_is_due(config(tmp_path, **values), plan, Progress(step, best_step=7))
     ]
     assert due == steps
+
+
+def test_a_checkpoint_that_becomes_shorter_while_it_is_read_is_refused_with_one_line(tmp_path):
+    model = nn.Linear(9, 9)
+    file = tmp_path / "model.safetensors"
+    save_file(model.state_dict(), file)
+    os.truncate(file, file.stat().st_size - 1)
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model)
+    with pytest.raises(UserError, match=r"cannot be read \(.*\): start the same command again"):
+        resuming.load(accelerator, tmp_path)
+    accelerator.free_memory()
+
+
+def test_a_damaged_best_checkpoint_is_not_exported(tmp_path, capsys, monkeypatch):
+    accelerator = Accelerator(cpu=True)
+    config = Options(output_dir=str(tmp_path), load_best_model_at_end=True, metric_for_best_model="loss")
+    path = resuming.path_of(tmp_path, 1)
+    progress = Progress(step=2, best_step=1)
+    monkeypatch.setattr(resuming, "load", None)  # it must not be called
+    path.mkdir(parents=True)
+    (path / "state.json").write_text("damaged")
+    (path / "manifest.json").write_text('{"state.json": {"bytes": 7, "sha256": "0"}}')
+    resuming.load_best(accelerator, config, progress)
+    expected = (
+        f"warning: {path}, with the best model, cannot be read (state.json is damaged): model/ has the last one\n"
+    )
+    assert capsys.readouterr().out == expected
+    assert progress.best_step == 2
+    accelerator.free_memory()

@@ -27,7 +27,7 @@ def test_the_difference_is_infinite_for_other_tensors_and_for_values_that_are_no
     def difference(model):
         (tmp_path / "b").mkdir(exist_ok=True)
         save_file(model, tmp_path / "b" / "model.safetensors")
-        return difference_of("model", *(parts_of(tmp_path / name)["model"] for name in "ab"))
+        return difference_of(*(parts_of(tmp_path / name)["model"] for name in "ab"))
 
     (tmp_path / "a").mkdir()
     save_file(weights, tmp_path / "a" / "model.safetensors")
@@ -45,7 +45,7 @@ def test_a_model_in_several_files_equals_the_same_model_in_one_file(tmp_path, we
     save_file(weights, tmp_path / "one" / "model.safetensors")
     for number, (name, tensor) in enumerate(weights.items()):
         save_file({name: tensor}, tmp_path / "many" / f"model-{number}.safetensors")
-    assert difference_of("model", *(parts_of(tmp_path / name)["model"] for name in ("one", "many"))) == (
+    assert difference_of(*(parts_of(tmp_path / name)["model"] for name in ("one", "many"))) == (
         0.0,
         "byte for byte",
     )

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from shared.checkpoints.states import Tensors, pieces_of
 from shared.disk import NO_SPACE, sync, usual_permissions
 
 COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
+WRITERS = 2  # files that are written at the same time: model and optimizer
 
 
 @dataclass
@@ -66,8 +68,9 @@ def write(job: Job) -> None:
         require_space(job.final.parent, job.bytes())
         files = {name: pieces_of(tensors) for name, tensors in job.tensors.items()}
         files |= {name: iter([content]) for name, content in job.contents.items()}
-        lines = {name: digests.write_file(job.partial / name, pieces) for name, pieces in files.items()}
-        commit(job.partial, job.final, lines)
+        with ThreadPoolExecutor(WRITERS) as pool:
+            lines = pool.map(lambda name: digests.write_file(job.partial / name, files[name]), files)
+            commit(job.partial, job.final, dict(zip(files, lines, strict=True)))
 
     attempt(job.partial, fill)
     rotate(job.final, job.keep, job.best, job.needed_from)

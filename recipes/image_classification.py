@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.options import Limits, ScheduleType
 from shared.images.images import Images, collate, load_images, worst_predictions
+from shared.metrics.task_metrics import resolve_metrics
 from shared.models.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
@@ -82,7 +83,7 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, augmentation = load_data(config)
         run.check_data(train, validation)
-        metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
+        metrics = resolve_metrics(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
         average = WeightAverage(accelerator, model, config.ema_decay)

@@ -129,7 +129,7 @@ class Options:
     logging_steps: int = 10
     """Optimizer steps between log entries."""
     metric_name: tuple[str, ...] | None = None
-    """Metrics of the evaluate library for the validation data, the main one first. None: the defaults of the task."""
+    """Metrics of the validation data, the main one first: shipped, a file, or on the Hub. None: those of the task."""
     positive_label: str | None = None
     """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
     trust_remote_code: bool = False

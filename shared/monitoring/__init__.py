@@ -1,4 +1,4 @@
-"""Figures of a run: losses, rates, time, evaluation and its metrics, curves, trackers.
+"""Figures of a run: losses, rates, time, the pass over the validation data, curves, trackers.
 
 May import: checkpoints and below.
 """

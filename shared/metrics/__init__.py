@@ -1,0 +1,4 @@
+"""Metrics of classification and regression: the shipped ones, files of the user, and the Hub.
+
+May import: monitoring and below.
+"""

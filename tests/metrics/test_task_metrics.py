@@ -169,6 +169,7 @@ print(metrics.compute(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
 """
 
 
+@pytest.mark.docs  # it starts a process without the modules of the others
 def test_in_a_fresh_process_resolving_imports_nothing_slow_and_shipped_metrics_need_scikit_learn_only() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],

@@ -26,6 +26,7 @@ from shared.images.image_models import adapt_to_device, freeze_backbone, image_p
 from shared.images.images import Images, collate, load_images, worst_predictions
 from shared.losses.losses import shape_of_run
 from shared.losses.mixed_targets import mixed_cross_entropy
+from shared.metrics.task_metrics import resolve_metrics
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
@@ -83,7 +84,7 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, augmentation = load_data(config)
         run.check_data(train, validation)
-        metrics = evaluation.resolve(config, "image_classification", train.source.names, validation.targets)
+        metrics = resolve_metrics(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
         average = WeightAverage(accelerator, model, config.ema_decay)

@@ -26,6 +26,7 @@ from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
 from shared.losses.losses import LossOptions, shape_of_run
 from shared.losses.regression import Scale
+from shared.metrics.task_metrics import resolve_metrics
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
@@ -78,7 +79,7 @@ def main(config: Config) -> dict[str, float]:
             return run.results
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
-        metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
+        metrics = resolve_metrics(config, labels.kind, labels.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)

@@ -17,7 +17,7 @@ from torch import nn
 
 from shared.config import options
 from shared.launch import starting
-from shared.monitoring import evaluation
+from shared.metrics.task_metrics import resolve_metrics
 from shared.plan.batches import Plan
 from shared.processes import ending
 from shared.run import run_folder
@@ -84,7 +84,7 @@ def evaluate(module, config):
     config = run_folder.resolve(config, accelerator, None)
     train, validation, labels, tokenizer = module.load_data(config)
     model = accelerator.prepare(module.build_model(config, labels, tokenizer))
-    metrics = evaluation.resolve(config, labels.kind, labels.names, validation.targets)
+    metrics = resolve_metrics(config, labels.kind, labels.names, validation.targets)
     collate = Padding(tokenizer.pad_token_id)
     plan = Plan.of_run(config, accelerator, lengths=train.lengths)
     plan.max_tokens, plan.max_samples = None, 1  # evaluation uses batches four times as large

@@ -24,7 +24,7 @@ LONG = (
     *("recipes/test_exactness.py", "processes/test_preemption.py", "checkpoints/test_resuming.py"),
     *("launch/test_preflight.py", "benchmarks/test_scaling.py", "models/test_model_families.py"),
     *("launch/test_accelerate_configs.py", "models/test_image_models.py", "recipes/test_image_recipe.py"),
-    *("models/test_compiling.py", "monitoring/test_metric_sources.py", "launch/test_kubernetes.py"),
+    *("models/test_compiling.py", "metrics/test_foreign.py", "launch/test_kubernetes.py"),
     *("benchmarks/test_gpu_benchmarks.py", "run/test_memory_budget.py", "recipes/test_existing_runs.py"),
 )
 

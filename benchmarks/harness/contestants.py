@@ -295,7 +295,7 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
     from accelerate import Accelerator
 
     from recipes import nlp
-    from shared.monitoring import evaluation as recipe_evaluation
+    from shared.metrics.task_metrics import resolve_metrics
     from shared.plan.batches import Plan
     from shared.text.tokenized import Padding
 
@@ -312,7 +312,7 @@ def evaluation(job: SimpleNamespace) -> dict[str, Any]:
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
     )
-    metrics = recipe_evaluation.resolve(nlp.Config(), labels.kind, labels.names, validation.targets)
+    metrics = resolve_metrics(nlp.Config(), labels.kind, labels.names, validation.targets)
     dataset = Dicts(validation)
     inner = accelerator.unwrap_model(model)
 

@@ -24,9 +24,7 @@ def main() -> None:
     names = sorted(dataset["train"].unique("label"))
     tokenizer = AutoTokenizer.from_pretrained(model_name)
     model = AutoModelForSequenceClassification.from_pretrained(model_name, num_labels=len(names))
-    accuracy = evaluate.load(
-        str(Path(__file__).parent.parent.parent / "shared/monitoring/metrics/accuracy/accuracy.py")
-    )
+    accuracy = evaluate.load(str(Path(__file__).with_name("accuracy.py")))
 
     def prepare(rows: dict) -> dict:
         tokens = tokenizer(rows["text"], truncation=True, max_length=int(max_length))

@@ -107,7 +107,7 @@ class Options:
     logging_steps: Annotated[int, Meaning.NOT_IN_RESULT] = 10
     """Optimizer steps between log entries."""
     metric_name: Annotated[tuple[str, ...] | None, Meaning.CHOOSES_MODEL] = None
-    """Metrics of the evaluate library for the validation data, the main one first. None: the defaults of the task."""
+    """Metrics of the validation data, the main one first: shipped, a file, or on the Hub. None: those of the task."""
     positive_label: Annotated[str | None, Meaning.CHOOSES_MODEL] = None
     """Class of the metrics precision_of_class, recall_of_class and f1_of_class. None: the second of two classes."""
     trust_remote_code: Annotated[bool, Meaning.NOT_IN_RESULT] = False

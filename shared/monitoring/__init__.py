@@ -1,1 +1,1 @@
-"""Figures of a run: losses, rates, time, evaluation and its metrics, curves, trackers."""
+"""Figures of a run: losses, rates, time, the pass over the validation data, curves, trackers."""

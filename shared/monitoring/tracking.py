@@ -66,9 +66,9 @@ class Tracker:
         """
         self.accelerator, self.acts = accelerator, accelerator.is_main_process
         self.metrics_file = output_dir / "metrics.jsonl"
-        # Flags that are already set, or that FSDP refuses, are no advice.
+        # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
         self.compressed = config.get("gradient_compression", "none") != "none" or accelerator.is_fsdp2
-        self.compiled = bool(config.get("torch_compile")) or accelerator.is_fsdp2
+        self.unpacked = config.get("packing") is False
 
         def start() -> tuple[str, str]:
             # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
@@ -134,7 +134,7 @@ class Tracker:
         self.log(step, {**summary, **({"data": " ".join(self.data)} if self.data else {})})
         if self.acts:
             lines = read_metrics(self.metrics_file)
-            if said := breakdown(lines, self.compressed, self.compiled):
+            if said := breakdown(lines, self.compressed, self.unpacked):
                 with tqdm.external_write_mode():
                     print(said, flush=True)
             try:

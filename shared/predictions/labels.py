@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from shared.datasets.labels import FLAG, KINDS, Kind, Labels
 from shared.datasets.rows import column_of, missing, numbered
 from shared.errors import UserError, listed, say
-from shared.monitoring import evaluation
+from shared.metrics.task_metrics import resolve_metrics
 from shared.predictions.output import FORMATS
 from shared.predictions.prediction import Outputs
 from shared.predictions.settings import ClassifierSettings
@@ -176,7 +176,7 @@ def scorer(
         images: whether the metrics are those of the image recipe.
 
     Raises:
-        UserError: see `evaluation.resolve`.
+        UserError: see `resolve_metrics`.
     """
     if found is None:
         return None, {"scores": "none, because there are no labels" if settings.scores else "none, as requested"}
@@ -185,7 +185,7 @@ def scorer(
         say(f"{rows - len(labeled):,} of {rows:,} rows have no label: the scores are those of the other rows")
     ranked = images and task.kind == "classification"
     kind = "image_classification" if ranked else task.kind
-    metrics = evaluation.resolve(settings, kind, task.names, targets)
+    metrics = resolve_metrics(settings, kind, task.names, targets)
 
     def score(outputs: Outputs) -> dict[str, float]:
         mine = outputs[labeled]

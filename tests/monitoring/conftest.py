@@ -22,9 +22,9 @@ def start(accelerator, tmp_path, monkeypatch):
 
     def start(**changes):
         arguments = {"report_to": ["none"], "project": "p", "run_name": None, "run_id": None, "step": 0}
-        config = {"seed": 1, "nested": {"rate": 1e-4, "none": None}}
+        arguments["config"] = {"seed": 1, "nested": {"rate": 1e-4, "none": None}}
         cut_metrics(tmp_path / "metrics.jsonl", changes.get("step", 0))
-        tracker = Tracker(accelerator, tmp_path, total_steps=1000, config=config, **(arguments | changes))
+        tracker = Tracker(accelerator, tmp_path, total_steps=1000, **(arguments | changes))
         started.append(tracker)
         return tracker
 

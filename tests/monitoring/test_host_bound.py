@@ -58,6 +58,4 @@ def test_a_run_tells_whether_its_gpu_waited_for_the_host(accelerator, clock, gpu
         clock[0] += HOST
         watch.end_step(WENT_WELL)
         lines.append({"step": step + 1, **watch.read()})
-    said = breakdown(lines)
-    assert f"host-bound {share} %" in said
-    assert ("advice: the GPU waits for the host" in said) == (share == 100)
+    assert f"host-bound {share} %" in breakdown(lines)

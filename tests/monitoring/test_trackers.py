@@ -55,11 +55,20 @@ def test_a_tracker_gets_the_numbers_and_is_finished_once(start, accelerator):
     assert recorder.finished == 1
 
 
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_the_advice_at_the_end_leaves_out_flags_that_fsdp_refuses(start, monkeypatch, fsdp):
+@pytest.mark.parametrize(
+    ("config", "fsdp", "compressed", "unpacked"),
+    [
+        ({}, False, False, False),  # the recipe has no --packing
+        ({"packing": False}, True, True, True),
+        ({"packing": True, "gradient_compression": "bf16"}, False, True, False),
+    ],
+)
+def test_the_advice_leaves_out_flags_that_are_set_or_refused_or_unknown(
+    start, monkeypatch, config, fsdp, compressed, unpacked
+):
     monkeypatch.setattr(Accelerator, "is_fsdp2", fsdp)
-    tracker = start()
-    assert (tracker.compressed, tracker.compiled) == (fsdp, fsdp)
+    tracker = start(config=config)
+    assert (tracker.compressed, tracker.unpacked) == (compressed, unpacked)
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tmp_path, capsys):

@@ -1,0 +1,146 @@
+"""The metrics of a run of classification or regression, checked before it trains."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.metrics.foreign import ForeignFunction, load_foreign
+from shared.metrics.functions import OF_CLASS, RANKED, SCORED, SHIPPED, default_names, fitting_names
+from shared.monitoring.evaluation import ScoreNames
+
+
+@dataclass
+class TaskMetrics(ScoreNames):
+    """The metrics of a run of classification or regression."""
+
+    kind: str = "classification"  # or "image_classification", "multi_label", "regression"
+    num_labels: int = 1
+    asked: tuple[str, ...] = ()  # names of shipped metrics, and keys of `foreign`
+    foreign: dict[str, ForeignFunction] = field(default_factory=dict)
+    positive: int | None = None  # the number of the class that metrics in `OF_CLASS` are about
+    notes: dict[str, str] = field(default_factory=dict)  # rows for the launch card
+
+    @property
+    def take_scores(self) -> bool:
+        """Whether one of the metrics takes probabilities."""
+        return not set(SCORED).isdisjoint(self.asked)
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """The probability of each class or label, from logits [rows, labels]."""
+        return logits.sigmoid() if self.kind == "multi_label" else logits.softmax(1)
+
+    def compute(
+        self, predictions: np.ndarray, references: np.ndarray, scores: np.ndarray | None = None
+    ) -> dict[str, float]:
+        """The values by name, without the prefix "eval_"; no collective call.
+
+        Args:
+            predictions: [n] class ids or numbers, [n, labels] of 0 and 1, or [n, k] class ids, the likeliest first.
+            references: the same shape; [n] class ids where predictions are [n, k].
+            scores: [n, labels] probabilities in float32, where `take_scores`.
+        """
+        assert len(predictions) == len(references), f"predictions {predictions.shape}, references {references.shape}"
+        exact = np.float64 if self.kind == "regression" else np.int64
+        ranked, true = predictions.astype(exact), references.astype(exact)
+        first = ranked if ranked.shape == true.shape else ranked[:, 0]
+        values: dict[str, float] = {}
+        for name in self.asked:
+            if name in self.foreign:
+                values |= self.foreign[name](first, true)
+            elif name in OF_CLASS:
+                values[name] = SHIPPED[name](self.of_class(first), self.of_class(true))
+            else:
+                given: Any = scores if name in SCORED else ranked if name in RANKED else first
+                values[name] = SHIPPED[name](given, true)
+        return values
+
+    def of_class(self, values: np.ndarray) -> np.ndarray:
+        """[n] whether each sample is of the class `positive`, or has that label."""
+        return values == self.positive if values.ndim == 1 else values[:, self.positive] == 1
+
+
+def resolve_metrics(config: Options, kind: str, names: Sequence[str], targets: np.ndarray) -> TaskMetrics:
+    """The metrics of a run, checked before it trains. Every process calls this.
+
+    Args:
+        config: --metric_name and --positive_label. Each metric is the name of a shipped one, or what `load_foreign`
+            takes. None means the defaults of this kind.
+        kind: "classification", "image_classification", "multi_label" or "regression".
+        names: of the classes or labels, in the order of the model's outputs; empty for regression.
+        targets: [n] or [n, labels], of the validation data; `notes` say which metrics they make undefined or 0.
+
+    Raises:
+        UserError: a metric does not exist, does not fit this kind, or cannot be loaded; its code needs
+            --trust_remote_code; or --positive_label is unknown, missing, or without effect.
+    """
+    if find_spec("sklearn") is None:
+        raise UserError("metrics need scikit-learn, which is not installed: pip install -r requirements.txt")
+    fitting, width = fitting_names(kind, len(names)), len(names) or 1
+    metrics = TaskMetrics(kind=kind, num_labels=width, asked=config.metric_name or default_names(kind, len(names)))
+    for name in metrics.asked:
+        computed: tuple[str, ...] = (name,)
+        if name not in fitting:
+            if name in SHIPPED:
+                what = kind if kind == "regression" else f"{kind} with {len(names)} labels"
+                raise UserError(f"--metric_name {name} does not fit {what}: use one of {', '.join(fitting)}")
+            metrics.foreign[name], computed = load_foreign(name, kind, width, fitting, config.trust_remote_code)
+        if both := set(computed) & set(metrics.names):
+            raise UserError(
+                f"--metric_name {' '.join(metrics.asked)}: {min(both)} would be computed twice: name each metric once"
+            )
+        metrics.names += computed
+    metrics.positive = positive_class(config, kind, names)
+    describe(metrics, names, targets)
+    return metrics
+
+
+def positive_class(config: Options, kind: str, names: Sequence[str]) -> int | None:
+    """The index of --positive_label in `names`; None where no metric is about one class.
+
+    Raises:
+        UserError: --positive_label is unknown, missing, or without effect.
+    """
+    asked, label = config.metric_name or (), config.positive_label
+    of_class = [name for name in asked if name in OF_CLASS]
+    listed = ", ".join(names[:10]) + (f" and {len(names) - 10:,} more" if len(names) > 10 else "")
+    if not of_class:
+        if label is not None:
+            raise UserError(
+                f"--positive_label {label} has no effect: no metric of --metric_name {' '.join(asked)} needs it"
+            )
+        return None
+    if label is None and (len(names) > 2 or kind == "multi_label"):
+        raise UserError(f"--metric_name {of_class[0]} needs --positive_label, the class to compute it for: {listed}")
+    if label is not None and label not in names:
+        raise UserError(f"--positive_label {label} is not a class of the data: use one of {listed}")
+    return 1 if label is None else list(names).index(label)
+
+
+def describe(metrics: TaskMetrics, names: Sequence[str], targets: np.ndarray) -> None:
+    """Note which class the metrics are about, and which the validation data `targets` makes undefined or 0."""
+    if metrics.positive is None and not metrics.take_scores:
+        return
+    rows = targets.sum(0) if metrics.kind == "multi_label" else np.bincount(targets, minlength=len(names))
+    if metrics.positive is not None:
+        label = names[metrics.positive]
+        metrics.notes["positive label"] = label
+        if not rows[metrics.positive]:
+            why = f"no row of the validation data is of class {label}"
+            metrics.notes["note on --positive_label"] = f"{why}: its metrics stay 0"
+            metrics.undefined |= {name: why for name in metrics.names if name in OF_CLASS}
+    without = [name for name, count in zip(names, rows, strict=True) if count in (0, len(targets))]
+    if metrics.take_scores and len(without) == len(names):
+        why = f"each row of the validation data has the same {'labels' if metrics.kind == 'multi_label' else 'class'}"
+        metrics.notes["note on --metric_name"] = f"{', '.join(SCORED)} cannot be computed (NaN): {why}"
+        metrics.undefined |= dict.fromkeys(SCORED, why)
+    elif metrics.take_scores and without:
+        metrics.notes["note on --metric_name"] = (
+            f"{', '.join(SCORED)} is the mean over {len(names) - len(without)} of {len(names)} classes: the others are "
+            f"in none or all rows of the validation data ({', '.join(without[:5])}{', ...' * (len(without) > 5)})"
+        )

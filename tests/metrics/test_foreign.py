@@ -1,0 +1,138 @@
+"""Metrics of `evaluate`: files of the user, and the Hub; a metric that cannot be used is refused before training."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from resolved_metrics import resolve
+
+from shared.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("classification", "pearson", "does not fit classification with 2 labels: use one of accuracy, macro_f1"),
+        ("regression", "accuracy", "does not fit regression: use one of pearson"),
+        ("classification", "acuracy", "not one of accuracy, macro_f1, matthews_correlation"),
+        ("classification", "f1", "add --trust_remote_code"),
+        ("classification", "someone/metric", "add --trust_remote_code"),
+        ("classification", "./missing", "no metric is there"),
+        ("classification", "missing.py", "no metric is there"),
+        ("classification", str(ROOT / "shared"), "no metric is there"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_before_training(kind: str, name: str, expected: str) -> None:
+    with pytest.raises(UserError, match="--metric_name") as refused:
+        resolve(kind, name)
+    assert expected in str(refused.value)
+    assert name in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`evaluate` writes nothing to the user's home. One folder for all, as Python looks for a package in one place."""
+    import evaluate
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HF_MODULES_CACHE", "HF_METRICS_CACHE"):
+            patch.setattr(evaluate.config, name, tmp_path_factory.getbasetemp() / name)
+        yield
+
+
+OWN_METRIC = """
+import datasets
+import evaluate
+from sklearn.metrics import f1_score
+
+
+class Own(evaluate.Metric):
+    def _info(self):
+        value = datasets.Value("int64")
+        features = datasets.Features({"predictions": value, "references": value})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"binary_f1": f1_score(references, predictions)}
+"""
+
+
+@pytest.fixture
+def own_metric(tmp_path: Path) -> Path:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "own.py").write_text(OWN_METRIC)
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("inside", ["", "own.py"])
+def test_a_users_own_folder_or_file_can_be_a_metric(own_metric: Path, inside: str) -> None:
+    metrics = resolve("classification", str(own_metric / inside))
+    assert metrics.names == ("binary_f1",)
+    assert metrics.compute(np.array([0, 1, 1]), np.array([0, 1, 0])) == {"binary_f1": pytest.approx(2 / 3)}
+
+
+def test_a_metric_that_fails_for_this_many_classes_is_refused_before_training(own_metric: Path) -> None:
+    with pytest.raises(
+        UserError, match="cannot be computed for classification with 5 labels: ValueError: Target is mul"
+    ):
+        resolve("classification", str(own_metric), classes=5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("import evaluate\n", "import evaluate\nfrom evaluate import Metric\n", "write `import evaluate`, not `from"),
+        ("def _compute", "def _compute(", "SyntaxError"),
+        ("f1_score(references, predictions)", "[0.5]", "TypeError"),
+        ("import datasets\n", "import datasets\nimport no_such_package\n", "no_such_package"),
+    ],
+)
+def test_a_broken_metric_of_the_user_is_refused_with_the_reason(
+    own_metric: Path, old: str, new: str, reason: str
+) -> None:
+    (own_metric / "own.py").write_text(OWN_METRIC.replace(old, new))
+    with pytest.raises(UserError) as refused:
+        resolve("classification", str(own_metric))
+    assert str(own_metric) in str(refused.value)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["f1", "me/f1"])
+def test_a_metric_of_the_hub_is_loaded_before_training(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import evaluate
+
+    def load(source: str, **_: Any) -> Any:
+        assert source == name
+        return SimpleNamespace(compute=lambda predictions, references: {"f1": 1.0})
+
+    monkeypatch.setattr(evaluate, "load", load)
+    assert resolve("classification", name, trust_remote_code=True).names == ("f1",)
+
+
+def test_without_the_hub_the_error_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("reached the network"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"--metric_name no_such_metric cannot be computed .*: FileNotFoundError: "):
+        resolve("classification", "no_such_metric", trust_remote_code=True)
+
+
+@pytest.mark.parametrize("missing", ["evaluate", "datasets"])
+@pytest.mark.parametrize("name", ["f1", "accurracy", __file__, str(ROOT / "shared")])
+def test_without_evaluate_the_error_names_the_package_to_install(
+    missing: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UserError, match=f"--metric_name {re.escape(name)} is not one of accuracy, .*") as refused:
+        resolve("classification", name, trust_remote_code=True)
+    assert str(refused.value).endswith("need `evaluate`, which is not installed: pip install evaluate")
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,138 @@
+"""The shipped metrics equal their definitions, also where scikit-learn or SciPy would warn or refuse."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shared.metrics.functions import SHIPPED
+
+
+def sklearn(name: str, **arguments: Any) -> Callable[[np.ndarray, np.ndarray], float]:
+    """A metric of scikit-learn with predictions as the first argument."""
+
+    def compute(predictions: np.ndarray, references: np.ndarray) -> float:
+        import sklearn.metrics
+
+        with warnings.catch_warnings(action="ignore"):
+            return getattr(sklearn.metrics, name)(references, predictions, **arguments)
+
+    return compute
+
+
+def share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def pairs_in_order(scores: np.ndarray, references: np.ndarray) -> float:
+    """Mean over classes of the share of pairs (a sample of the class, one of another) whose scores have this order."""
+    shares = []
+    for i, score in [*enumerate(scores.T)][scores.shape[1] == 2 :]:
+        inside, outside = score[references == i][:, None], score[references != i]
+        if inside.size and outside.size:
+            shares.append(np.mean((inside > outside) + 0.5 * (inside == outside)))
+    return float(np.mean(shares)) if shares else np.nan
+
+
+def correlation(predictions: np.ndarray, references: np.ndarray) -> float:
+    constant = np.ptp(predictions) == 0 or np.ptp(references) == 0
+    return 0.0 if constant else np.corrcoef(predictions, references)[0, 1]
+
+
+def rank_correlation(predictions: np.ndarray, references: np.ndarray) -> float:
+    from scipy.stats import rankdata
+
+    return correlation(rankdata(predictions), rankdata(references))
+
+
+def pairs(values: st.SearchStrategy, shape: st.SearchStrategy, dtype: type) -> st.SearchStrategy:
+    return shape.flatmap(lambda s: st.tuples(*[hnp.arrays(dtype, s, elements=values)] * 2))
+
+
+CLASSES = pairs(st.integers(0, 4), st.integers(1, 40), np.int64)
+LABELS = pairs(st.integers(0, 1), st.tuples(st.integers(1, 40), st.integers(2, 4)), np.int64)
+RANKED = st.integers(1, 40).flatmap(
+    lambda n: st.tuples(*[hnp.arrays(np.int64, shape, elements=st.integers(0, 9)) for shape in ((n, 7), (n,))])
+)
+SCORES = st.tuples(st.integers(1, 20), st.integers(2, 4)).flatmap(
+    lambda shape: st.tuples(
+        hnp.arrays(np.float32, shape, elements=st.integers(0, 8).map(lambda i: i / 8)),
+        hnp.arrays(np.int64, shape[0], elements=st.integers(0, shape[1] - 1)),
+    )
+)
+NUMBERS = pairs(st.integers(-200, 200).map(lambda i: i / 8), st.integers(1, 40), np.float64)
+
+BINARY = pairs(st.booleans(), st.integers(1, 40), np.bool_)
+
+# (name, data): a second implementation of the metric, and data for which it is defined.
+EXPECTED: list[tuple[str, Callable[[np.ndarray, np.ndarray], float], st.SearchStrategy]] = [
+    ("accuracy", lambda p, r: np.mean(p == r), CLASSES),
+    ("accuracy", lambda p, r: np.mean((p == r).all(1)), LABELS),
+    ("macro_f1", sklearn("f1_score", average="macro", zero_division=0.0), CLASSES),
+    ("macro_f1", sklearn("f1_score", average="macro", zero_division=0.0), LABELS),
+    ("micro_f1", sklearn("f1_score", average="micro", zero_division=0.0), LABELS),
+    ("matthews_correlation", sklearn("matthews_corrcoef"), CLASSES),
+    ("pearson", correlation, NUMBERS),
+    ("spearman", rank_correlation, NUMBERS),
+    ("mean_squared_error", lambda p, r: np.mean((p - r) ** 2), NUMBERS),
+    ("precision_of_class", lambda p, r: share((p & r).sum(), p.sum()), BINARY),
+    ("recall_of_class", lambda p, r: share((p & r).sum(), r.sum()), BINARY),
+    ("f1_of_class", lambda p, r: share(2 * (p & r).sum(), p.sum() + r.sum()), BINARY),
+    ("roc_auc", pairs_in_order, SCORES),
+    ("top_5_accuracy", lambda p, r: np.mean([t in row[:5] for row, t in zip(p, r, strict=True)]), RANKED),
+]
+
+
+def test_every_shipped_metric_has_a_second_implementation_here() -> None:
+    assert SHIPPED.keys() == {name for name, *_ in EXPECTED}
+
+
+@pytest.mark.parametrize(("name", "expected", "data"), EXPECTED)
+def test_a_metric_equals_its_definition(name: str, expected: Callable, data: st.SearchStrategy) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(data)
+    def equal(pair: tuple[np.ndarray, np.ndarray]) -> None:
+        value = SHIPPED[name](*pair)
+        assert value == pytest.approx(expected(*pair), abs=1e-12, nan_ok=True)
+        assert type(value) is float
+
+    equal()
+
+
+@pytest.mark.parametrize("name", ["matthews_correlation", "pearson", "spearman"])
+@pytest.mark.parametrize(("predictions", "references"), [([1, 1, 1], [0, 1, 2]), ([0, 1, 2], [1, 1, 1]), ([1], [1])])
+def test_a_correlation_with_a_constant_is_zero_without_a_warning(
+    name: str, predictions: list[int], references: list[int]
+) -> None:
+    with warnings.catch_warnings(action="error"):
+        assert SHIPPED[name](np.array(predictions), np.array(references)) == 0.0
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman", "mean_squared_error", "roc_auc"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_prediction_that_is_not_finite_gives_nan(name: str, bad: float) -> None:
+    predictions, references = np.array([0.0, bad, 1.0]), np.array([0.0, 1.0, 2.0])
+    assert np.isnan(SHIPPED[name](predictions, references))
+
+
+def test_numbers_are_compared_in_double_precision() -> None:
+    value = SHIPPED["mean_squared_error"](np.array([1 + 1e-9]), np.array([1.0]))
+    assert value == pytest.approx(1e-18, rel=1e-6, abs=0)
+
+
+@pytest.mark.parametrize("name", ["macro_f1", "micro_f1"])
+def test_a_single_label_is_scored_as_one_label_and_not_as_two_classes(name: str) -> None:
+    true, predicted = np.array([[1], [0], [0], [1]]), np.array([[1], [0], [1], [0]])
+    assert SHIPPED[name](predicted, true) == 0.5
+
+
+@pytest.mark.parametrize(("name", "value"), [("macro_f1", 0.5), ("micro_f1", 1.0)])
+def test_a_label_that_never_occurs_scores_zero_without_a_warning(name: str, value: float) -> None:
+    rows = np.array([[1, 0], [0, 0], [1, 0]])
+    with warnings.catch_warnings(action="error"):
+        assert SHIPPED[name](rows, rows) == value

@@ -1,0 +1,183 @@
+"""The metrics of a task: which ones, of which numbers, and what is refused or noted before training."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from resolved_metrics import resolve
+
+from shared.errors import UserError
+from shared.metrics.functions import DEFAULTS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_the_default_metrics_of_each_kind_are_computed_in_order(kind: str) -> None:
+    metrics = resolve(kind, classes=10 if kind == "image_classification" else 3)
+    true = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]]) if kind == "multi_label" else np.array([0, 1, 2])
+    ranked = np.array([[0, 1, 2], [1, 2, 0], [2, 0, 1]])  # the most likely class first
+    values = metrics.compute(ranked if kind == "image_classification" else true, true)
+    assert tuple(values) == DEFAULTS[kind]
+    perfect = {name: 0.0 if name == "mean_squared_error" else 1.0 for name in values}
+    assert values == pytest.approx(perfect)
+    assert metrics.names[0] == DEFAULTS[kind][0]
+
+
+def test_float32_predictions_are_not_rounded() -> None:
+    metrics = resolve("regression", "mean_squared_error", classes=0)
+    predictions = np.array([1.0000001, 3.0], dtype=np.float32)
+    references = np.array([1.0, 3.0], dtype=np.float32)
+    expected = float(np.mean((predictions.astype(np.float64) - references) ** 2))
+    assert metrics.compute(predictions, references) == {"mean_squared_error": pytest.approx(expected, rel=1e-12, abs=0)}
+
+
+def test_metric_name_replaces_the_defaults() -> None:
+    metrics = resolve("classification", "macro_f1")
+    assert metrics.names[0] == "macro_f1"
+    assert set(metrics.compute(np.array([0, 1]), np.array([0, 1]))) == {"macro_f1"}
+
+
+def scored(kind: str, *names: str, classes: int = 3, rows: int = 60, **settings: Any) -> tuple[Any, ...]:
+    """(values of the metrics `names`, probabilities, predictions, targets) for random logits."""
+    random = np.random.default_rng(classes)
+    logits = torch.from_numpy(random.normal(size=(rows, classes)).astype(np.float32))
+    several = kind == "multi_label"
+    true = random.integers(0, 2, (rows, classes)) if several else random.integers(0, classes, rows)
+    predicted = (logits > 0).long().numpy() if several else logits.argmax(1).numpy()
+    metrics = resolve(kind, *names, classes=classes, targets=true, **settings)
+    scores = metrics.probabilities(logits).numpy()
+    return metrics.compute(predicted, true, scores), scores, predicted, true
+
+
+def test_several_metrics_equal_those_of_scikit_learn_and_the_first_is_the_main_one() -> None:
+    from sklearn.metrics import accuracy_score, f1_score, precision_score, recall_score, roc_auc_score
+
+    names = ("f1_of_class", "accuracy", "roc_auc", "recall_of_class", "precision_of_class")
+    values, scores, predicted, true = scored("classification", *names, classes=2)
+    of_class = {"f1": f1_score, "recall": recall_score, "precision": precision_score}
+    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores[:, 1])}
+    expected |= {f"{name}_of_class": compute(true, predicted) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-12)
+    assert tuple(values) == names
+    assert resolve("classification", *names).names[0] == "f1_of_class"
+
+    values, scores, predicted, true = scored("classification", *names, positive_label="a")
+    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores, multi_class="ovr")}
+    expected |= {f"{name}_of_class": compute(true == 0, predicted == 0) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-6)
+
+    values, scores, predicted, true = scored("multi_label", *names, positive_label="c")
+    expected = {"accuracy": accuracy_score(true, predicted), "roc_auc": roc_auc_score(true, scores, average="macro")}
+    expected |= {f"{name}_of_class": compute(true[:, 2], predicted[:, 2]) for name, compute in of_class.items()}
+    assert values == pytest.approx(expected, abs=1e-12)
+
+
+def test_metrics_of_images_use_the_most_likely_class_and_the_probabilities() -> None:
+    metrics = resolve("image_classification", "recall_of_class", "roc_auc", "top_5_accuracy", classes=6, **POSITIVE_B)
+    true, scores = np.array([0, 1, 2, 3, 4, 5]), np.eye(6, dtype=np.float32)
+    ranked = np.array([[0, 1, 2, 3, 4], [2, 1, 0, 3, 4], [2, 0, 1, 3, 4], [3, 0, 1, 2, 4], [4, 0, 1, 2, 3]])
+    ranked = np.vstack([ranked, [[0, 1, 2, 3, 4]]])
+    expected = {"recall_of_class": 0.0, "roc_auc": 1.0, "top_5_accuracy": pytest.approx(5 / 6)}
+    assert metrics.compute(ranked, true, scores) == expected
+
+
+POSITIVE_B = {"positive_label": "b"}
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "expected"),
+    [
+        (
+            ["f1_of_class"],
+            {"classes": 3},
+            "--metric_name f1_of_class needs --positive_label, the class to compute it fo",
+        ),
+        (["f1_of_class"], {"kind": "multi_label"}, "needs --positive_label, the class to compute it for: a, b"),
+        (["f1_of_class"], {"positive_label": "x"}, "--positive_label x is not a class of the data: use one of a, b"),
+        (["accuracy"], POSITIVE_B, "--positive_label b has no effect: no metric of --metric_name accuracy needs it"),
+        (["accuracy", "accuracy"], {}, "--metric_name accuracy accuracy: accuracy would be computed twice"),
+        (["roc_auc"], {"kind": "regression"}, "--metric_name roc_auc does not fit regression: use one of pearson"),
+        (
+            ["top_5_accuracy"],
+            {"kind": "image_classification", "classes": 5},
+            "does not fit image_classification with 5 l",
+        ),
+    ],
+)
+def test_metrics_that_do_not_fit_the_task_or_the_flags_are_refused(
+    names: list[str], settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        resolve(settings.pop("kind", "classification"), *names, **settings)
+    assert expected in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+NO_AUC = "roc_auc cannot be computed (NaN): each row of the validation data has the same"
+LEFT_OUT = "roc_auc is the mean over 2 of 3 classes: the others are in none or all rows of the validation data (c)"
+
+
+def test_top_5_accuracy_needs_more_than_five_classes() -> None:
+    assert resolve("image_classification", classes=5).names == ("accuracy", "macro_f1")
+    assert resolve("image_classification", classes=6).names == ("accuracy", "top_5_accuracy", "macro_f1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "targets", "expected", "note"),
+    [
+        ("classification", 2, [0, 0, 0, 0], "nan", f"{NO_AUC} class"),
+        ("multi_label", 2, [[0, 1]] * 4, "nan", f"{NO_AUC} labels"),
+        ("classification", 3, [0, 0, 1, 1], 1.0, LEFT_OUT),
+        ("classification", 2, [0, 1, 0, 1], 1.0, ""),
+    ],
+)
+def test_metrics_that_the_validation_data_cannot_give_are_noted_before_training(
+    kind: str, classes: int, targets: Any, expected: float, note: str
+) -> None:
+    metrics = resolve(kind, "roc_auc", "f1_of_class", classes=classes, targets=targets, **POSITIVE_B)
+    true = np.array(targets)
+    scores = (true if kind == "multi_label" else np.eye(classes)[true]).astype(np.float32)
+    values = metrics.compute(true, true, scores)
+    assert values["roc_auc"] == pytest.approx(float(expected), nan_ok=True)
+    found = metrics.notes.get("note on --metric_name", "")
+    assert found == note
+    lacks_b = kind == "classification" and 1 not in targets
+    assert ("note on --positive_label" in metrics.notes) == lacks_b
+    no_auc = {"roc_auc"} if expected == "nan" else set()
+    assert set(metrics.undefined) == no_auc | ({"f1_of_class"} if lacks_b else set())
+
+
+FRESH_PROCESS = """
+import sys
+for name in ("evaluate", "datasets", "transformers"):
+    sys.modules[name] = None
+import numpy as np
+from shared.config.options import Options
+from shared.metrics.task_metrics import resolve_metrics
+
+names, targets = ("a", "b"), np.array([0, 1])
+metrics = resolve_metrics(Options(), "classification", names, targets)
+resolve_metrics(Options(metric_name=("micro_f1", "roc_auc")), "multi_label", names, np.eye(2))
+assert "sklearn" not in sys.modules
+print(metrics.compute(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])))
+"""
+
+
+@pytest.mark.docs  # it starts a process without the modules of the others
+def test_in_a_fresh_process_resolving_imports_nothing_slow_and_shipped_metrics_need_scikit_learn_only() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'accuracy': 0.75" in done.stdout

@@ -10,6 +10,7 @@ from shared.config.options import Options
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
 from shared.encoders.masked_head import compute_only_masked
+from shared.launch.backends import without_tf32
 from shared.models.requirements import check_names
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
@@ -33,6 +34,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
         attend_to_all(accelerator, model)
         if accelerator.device.type == "cuda":
             mask_on_device(model)
+            compute_exact_angles(model)
         elif accelerator.device.type == "cpu":
             bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
             (attend_by_products if bf16 else mask_by_row)(model)
@@ -53,6 +55,13 @@ def attend_to_all(accelerator: Any, model: Any) -> None:
         accelerator.print(
             f"{type(model).__name__} attends to all tokens: block-sparse attention depends on the order of the batches"
         )
+
+
+def compute_exact_angles(model: nn.Module) -> None:
+    """Compute rotary angles without TF32: in transformers 5.17 they are a matrix product."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RotaryEmbedding"):
+            module.forward = without_tf32()(module.forward)  # type: ignore[method-assign]
 
 
 def attend_by_products(model: Any) -> None:

@@ -54,6 +54,22 @@ def test_the_mask_is_applied_without_reading_the_batch_and_gives_the_same_logits
     assert (logits_and_waits(model, batch(not padded))[0] - given).abs().max() > 1e-3, "the mask changes the logits"
 
 
+def test_rotary_angles_are_computed_without_tf32():
+    model, seen = tiny("modernbert"), []
+    rotary = next(module for module in model.modules() if type(module).__name__.endswith("RotaryEmbedding"))
+    forward = rotary.forward
+    rotary.forward = lambda *given: seen.append(torch.backends.cuda.matmul.allow_tf32) or forward(*given)
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
+    try:
+        text_models.compute_exact_angles(model)
+        model(**batch(padded=False))
+        assert seen
+        assert not any(seen)
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.mark.parametrize(("device", "precision"), [("cuda", "bf16"), ("cpu", "bf16"), ("cpu", "no")])
 def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision):
     model = torch.nn.Linear(2, 2)

@@ -61,7 +61,7 @@ def compute_exact_angles(model: nn.Module) -> None:
     """Compute rotary angles without TF32: in transformers 5.17 they are a matrix product."""
     for module in model.modules():
         if type(module).__name__.endswith("RotaryEmbedding"):
-            module.forward = without_tf32()(module.forward)  # type: ignore[method-assign]
+            module.forward = without_tf32()(module.forward)
 
 
 def attend_by_products(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Classify texts with a head of one's own on a pretrained encoder, which may also learn from a frozen teacher."""
+"""Classify texts with a head of one's own on a pretrained encoder; head and encoder have their own optimizers."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +20,6 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import load_pretrained
-from shared.pretrained.frozen import FrozenModel
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -33,8 +32,6 @@ class Config(TextOptions):
 
     model_name_or_path: str | None = "bert-base-uncased"
     """Pretrained encoder on the Hub or in a local folder."""
-    teacher_name_or_path: str | None = None
-    """A classifier with the same tokenizer and labels, whose probabilities the model also learns. None: no teacher."""
     text_column_names: tuple[str, ...] = ("text",)
     """Column of the texts."""
     label_column_name: tuple[str, ...] = ("label",)
@@ -72,12 +69,10 @@ def main(config: Config) -> dict[str, float]:
         check_max_length(config.max_length, encoder.config)
         encoder = adapt_to_device(accelerator, config, encoder)  # fast attention, checked on its hidden states
         model: Any = Classifier(encoder, encoder.config.hidden_size, labels.num_labels)
-        teacher = load_teacher(accelerator, config)
         collate, _ = pad_rows(model, train, validation, tokenizer, config)
         plan = Plan.of_run(config, accelerator, lengths=train.lengths, padded=collate.padded_lengths)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
-        parts: dict[str, Tensor] = {}  # of the loss of the last micro-batch
 
         def losses_of(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             targets = batch.pop("labels")
@@ -85,13 +80,7 @@ def main(config: Config) -> dict[str, float]:
             return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
-            targets = batch.pop("labels")
-            logits = model(**batch)
-            parts["labels"] = F.cross_entropy(logits, targets, reduction="sum") / micro_batch.normalizer
-            if teacher:
-                wanted = teacher(**batch).logits.float().softmax(1)
-                parts["teacher"] = F.cross_entropy(logits, wanted, reduction="sum") / micro_batch.normalizer
-            return torch.stack([*parts.values()]).sum()
+            return losses_of(model, micro_batch, batch)[1].sum() / micro_batch.normalizer
 
         def evaluate() -> dict[str, float]:
             rows = plan.evaluation(validation.lengths, collate.padded_lengths)
@@ -111,7 +100,7 @@ def main(config: Config) -> dict[str, float]:
                 with nullcontext() if micro_batch.last else accelerator.no_sync(model):
                     loss = compute_loss(micro_batch, batch)
                     gradients.backward(accelerator, loss)
-                run.count(micro_batch, loss, parts)
+                run.count(micro_batch, loss)
             grad_norm = gradients.clip(accelerator, parameters, config.max_grad_norm)
             skipped = step_if_finite(accelerator, optimizer, grad_norm)
             gradients.set_to_none(parameters)
@@ -126,14 +115,6 @@ def make_optimizers(model: Any, config: Config) -> list[torch.optim.Optimizer]:
     encoder = [p for p in model.encoder.parameters() if p.requires_grad]
     head = {"params": [*model.head.parameters()], "lr_scale": 10.0}
     return [torch.optim.AdamW(encoder, lr=1e-5, fused=True), torch.optim.SGD([head], lr=1e-5, momentum=0.9)]
-
-
-def load_teacher(accelerator: Any, config: Config) -> FrozenModel | None:
-    """The frozen teacher of --teacher_name_or_path."""
-    if (name := config.teacher_name_or_path) is None:
-        return None
-    model = load_pretrained("AutoModelForSequenceClassification", name, flag="--teacher_name_or_path")
-    return FrozenModel(accelerator, model)
 
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:

@@ -161,11 +161,16 @@ def optimizer_state_dicts(described: list[Values], tensors: Tensors) -> list[Val
                 state[index] = joined(each["state"].get(name, {}), by_name.get(name, {}))
         for of_group, group in zip(group_names(i, each["groups"]), each["groups"], strict=True):
             first = sum(len(before["params"]) for before in groups)
-            values = {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
+            values = {key: as_tuples(value) for key, value in group.items()}
             values["params"] = [*range(first, first + len(group["params"]))]
             groups.append(values | by_name.get(of_group, {}))
         found.append({"state": state, "param_groups": groups})
     return found
+
+
+def as_tuples(value: Any) -> Any:
+    """A setting of a group as it was before JSON made a list of each tuple, also of those inside."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def state_dicts(path: Path) -> Values:

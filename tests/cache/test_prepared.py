@@ -14,6 +14,7 @@ from shared.datasets import demo_texts
 from shared.datasets.documents import of_table
 from shared.datasets.rows import named
 from shared.images.cache import build, corrupt_images, read
+from shared.images.decoding import Square
 from shared.images.sources import class_folders
 from shared.text.token_files import tokenize_documents
 from shared.text.tokenized import tokenize, train_tokenizer
@@ -43,7 +44,7 @@ def images(folder):
         if not (folder / name).exists():
             (folder / name).mkdir(parents=True)
             Image.new("RGB", (9, 8), (9, 0, 0)).save(folder / name / "1.png")
-    built = build(class_folders(str(folder), "--train_dir"), 8, "bilinear", keep_pixels=True)
+    built = build(class_folders(str(folder), "--train_dir"), Square(8), keep_pixels=True)
     return [array.tolist() for array in read(built)], corrupt_images(built)
 
 

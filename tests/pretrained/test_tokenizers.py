@@ -91,7 +91,7 @@ def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):
 
     asked = []
     monkeypatch.setattr(
-        from_pretrained, "require_model", lambda name, revision: asked.append(("hub", revision)) or False
+        from_pretrained, "require_model", lambda name, revision, flag: asked.append(("hub", revision)) or False
     )
     for auto in ("AutoTokenizer", "AutoModelForMaskedLM"):
         found = classmethod(lambda cls, name, **given: asked.append((name, given.get("revision"))))

@@ -9,9 +9,10 @@ import pytest
 import runs
 
 from benchmarks.harness.range_server import RangeServer
+from shared.disk import is_url
 from shared.errors import UserError
 from shared.text import object_store
-from shared.text.object_store import RemoteFolder, is_url
+from shared.text.object_store import RemoteFolder
 
 CONTENT = bytes(range(256))
 

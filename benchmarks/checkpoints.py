@@ -159,7 +159,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     progress = Progress()
 
     def train(steps: int, samples: int, tokens: int = 231) -> None:
-        """Make steps on random tokens; the default is the mean length of the docstrings in nlp_peers.py."""
+        """Make steps on random tokens; the default is the mean length of the recipe's docstrings."""
         for _ in range(steps):
             for _ in range(samples // 8):
                 ids = torch.randint(8192, (8, tokens), device=accelerator.device)

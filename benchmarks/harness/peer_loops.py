@@ -4,8 +4,8 @@
     python benchmarks/harness/peer_loops.py FILE JOB.json
 
 It writes the time of the end of the first optimizer step into FILE, in seconds since 1970. A job names the loop, the
-kind of work and its settings; its figures go into the file `result`. The peers read the data with pyarrow and
-transformers alone, except for images, which they read and normalize as the recipe does.
+kind of work and its settings; its figures go into the file `result`. The peers read texts with pyarrow and transformers
+alone. Windows of tagged words and images are those of the recipe.
 """
 
 import json
@@ -97,26 +97,18 @@ def masked_texts(job: SimpleNamespace) -> Material:
 
 
 def tagged_words(job: SimpleNamespace) -> Material:
-    """Texts of words with tags; a label at the first token of each word."""
-    from transformers import AutoModelForTokenClassification, AutoTokenizer, DataCollatorForTokenClassification
+    """The recipe's windows of words with tags; a label at the first token of each word, in one of its windows."""
+    from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-    tokenizer, both = AutoTokenizer.from_pretrained(job.model), tables(job)
-    names = sorted({tag for text in both[0]["tags"].to_pylist() for tag in text})
-    model = AutoModelForTokenClassification.from_pretrained(job.model, num_labels=len(names))
+    from benchmarks.harness.tags_and_pairs import rows_of_words
+    from recipes import token_classification as recipe
+    from shared.config import options
 
-    def rows(table: Any) -> Rows:
-        texts = tokenizer(
-            table["tokens"].to_pylist(), is_split_into_words=True, truncation=True, max_length=job.max_length
-        )
-        found = []
-        for row, tags in enumerate(table["tags"].to_pylist()):
-            words = texts.word_ids(row)
-            first = [word is not None and word != before for word, before in zip(words, [None, *words], strict=False)]
-            labels = [names.index(tags[word]) if one else IGNORED for word, one in zip(words, first, strict=True)]
-            found.append({"input_ids": texts["input_ids"][row], "labels": labels})
-        return found
-
-    return Material(model, *map(rows, both), DataCollatorForTokenClassification(tokenizer), accuracy)
+    flags = {"model_name_or_path": job.model, "train_file": job.train_file, "validation_file": job.validation_file}
+    words = flag_words(flags | {"max_length": job.max_length, "output_dir": job.output_dir})
+    *both, tags, tokenizer = recipe.load_data(options.parse(recipe.Config, words))
+    model = AutoModelForTokenClassification.from_pretrained(job.model, num_labels=len(tags.names))
+    return Material(model, *map(rows_of_words, both), DataCollatorForTokenClassification(tokenizer), accuracy)
 
 
 def images(job: SimpleNamespace) -> Material:

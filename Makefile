@@ -15,7 +15,7 @@ help:
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  run the tests of clusters: two machines, simulated by network namespaces (root), restarts, FSDP"
 	@echo "make lint      run ruff, ruff format, mypy and import-linter"
-	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (2 hours)"
+	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (hours)"
 	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"
 	@echo "make campaign  run the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
 	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-distributed, gpu-tests, gpu-text, gpu-images,"
@@ -102,35 +102,30 @@ lint: .venv/installed-dev
 	touch $@
 
 # Both targets take hours and need an idle machine. `make bench` runs the benchmarks of docs/performance.md and writes
-# its table. `make bench-network` runs the benchmarks that depend on links between processes. The new results replace
+# its tables. `make bench-network` runs the benchmarks that depend on links between processes. The new results replace
 # the files in benchmarks/results. Update the figures in other tables and in sentences by hand. pretraining.py measures
 # accuracy, which takes hours more: see its page.
 # A benchmark with results in out/bench does not run again, so that an interrupted `make bench` resumes. After a change
 # of the code, run rm -r out/bench.
 # ROUNDS: repetitions of each contestant. `make bench ROUNDS=1` only checks that everything runs.
 ROUNDS ?= 5
-PEERS := python benchmarks/nlp_peers.py --rounds $(ROUNDS) --global_batch_size 256 --max_tokens_per_micro_batch 1024
+PEERS := python benchmarks/peers.py --real --rounds $(ROUNDS)
 SCALING := python benchmarks/scaling.py --repeats $(ROUNDS)
-BENCHMARKS := utilisation mlm_cpu mlm_bf16_cpu tagging_cpu embeddings_cpu peers_eval loop_cost launch_to_first_step \
-	bare_loop_same_batches images_cpu mlm_head chunked_loss packing masked_layer preparing remote_shards \
-	predictions checkpoints_cpu scale scale_processes peers_bf16 peers_fp32
+BENCHMARKS := real_classification real_regression real_mlm real_tagging real_embeddings real_images utilisation \
+	loop_cost bare_loop_same_batches preparing remote_shards predictions checkpoints_cpu scale scale_processes
 NETWORK := strong weak links variants
 
+measure_real_classification := $(PEERS) --work classification \
+	--contestants recipe "recipe --packing" trainer_grouped trainer accelerate
+measure_real_regression := $(PEERS) --work regression \
+	--contestants recipe "recipe --packing" trainer_grouped trainer accelerate
+measure_real_mlm := $(PEERS) --work mlm
+measure_real_tagging := $(PEERS) --work tagging
+measure_real_embeddings := $(PEERS) --work embeddings
+measure_real_images := $(PEERS) --work images --epochs 20
 measure_utilisation := python benchmarks/utilisation.py --rounds $(ROUNDS)
-measure_mlm_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS) --contestants ours trainer trainer_tuned
-measure_mlm_bf16_cpu := python benchmarks/mlm_peers.py --rounds $(ROUNDS) \
-	--contestants ours ours_bf16 trainer_bf16 trainer_tuned_bf16
-measure_tagging_cpu := python benchmarks/tagging_peers.py --rounds $(ROUNDS)
-measure_embeddings_cpu := python benchmarks/embeddings_peers.py --rounds $(ROUNDS)
-measure_peers_eval := $(PEERS) --benchmarks eval
 measure_loop_cost := python benchmarks/loop_cost.py --rounds $(ROUNDS)
-measure_launch_to_first_step := python benchmarks/launch_to_first_step.py --rounds $(ROUNDS)
 measure_bare_loop_same_batches := python benchmarks/bare_loop_same_batches.py --rounds $(ROUNDS)
-measure_images_cpu := python benchmarks/image_peers.py --rounds $(ROUNDS)
-measure_mlm_head := python benchmarks/mlm_head.py
-measure_chunked_loss := python benchmarks/mlm_head.py --compare losses
-measure_packing := python benchmarks/packing.py --rounds $(ROUNDS)
-measure_masked_layer := python benchmarks/masked_layer.py --rounds 15
 measure_predictions := python benchmarks/predictions.py --rounds $(ROUNDS)
 measure_preparing := python benchmarks/preparing.py --rounds 3
 measure_remote_shards := python benchmarks/remote_shards.py --rounds 3
@@ -138,10 +133,6 @@ measure_scale := python benchmarks/scale.py --rounds $(ROUNDS)
 measure_scale_processes := python benchmarks/scale.py --samples 10000000 --rounds 1 --steps 10 \
 	--processes 8 64 512 4096 --samples_per_process 64 256 --images_per_process 384
 measure_checkpoints_cpu := python benchmarks/checkpoints.py --rounds 31 --global_batch_size 32 --recoveries 3
-measure_peers_bf16 := $(PEERS) --benchmarks nlp --mixed_precision bf16 --rows 16 \
-	--contestants ours group_by_length bare_tuned accelerate_tuned fabric_tuned
-measure_peers_fp32 := $(PEERS) --benchmarks nlp \
-	--contestants ours bare trainer group_by_length bare_tuned accelerate_tuned fabric_tuned
 
 measure_strong := $(SCALING) --processes 1 2 --strong
 measure_weak := $(SCALING) --processes 1 2 --weak

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness import alternating_loops, contestants, rounds
+from benchmarks.harness import alternating_loops, rounds
 from benchmarks.harness.encoder_and_texts import MAX_LENGTH, prepare
 from benchmarks.harness.launching import flag_words
 
@@ -43,13 +43,17 @@ def ours(job: SimpleNamespace, round_: int) -> None:
 
 def bare(job: SimpleNamespace, round_: int) -> None:
     """Train with plain PyTorch on the plan's micro-batches."""
+    from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+
     from recipes import nlp
     from shared.config import options
     from shared.plan.batches import Plan
     from shared.speed.first_token import shorten_last_layer
 
     config = options.parse(nlp.Config, job.flags)
-    train, _, _, _ = contestants.read_data(job)
+    train, _, _, tokenizer = nlp.load_data(config)
+    assert train.targets is not None
+    rows: Any = [{"input_ids": train[i][0].tolist(), "labels": int(train.targets[i])} for i in range(len(train))]
     plan = Plan(
         lengths=train.lengths,
         seed=config.seed,
@@ -61,8 +65,8 @@ def bare(job: SimpleNamespace, round_: int) -> None:
     )
     schedule = [plan.micro_batches(step) for step in range(job.steps)]
     order = [m.samples.tolist() for mine in schedule for m in mine]
-    loader = torch.utils.data.DataLoader(contestants.Dicts(train), batch_sampler=order, collate_fn=contestants.pad)
-    classifier = contestants.load_model(job).train()
+    loader = torch.utils.data.DataLoader(rows, batch_sampler=order, collate_fn=DataCollatorWithPadding(tokenizer))
+    classifier = AutoModelForSequenceClassification.from_pretrained(config.model_name_or_path).train()
     shorten_last_layer(classifier)
     model = nn.parallel.DistributedDataParallel(classifier)
     groups: list[dict[str, Any]] = [
@@ -136,10 +140,6 @@ def main() -> None:
     job = {
         "flags": flag_words(flags),
         "folder": str(folder),
-        "encoder": prepared["encoder"],
-        "train_file": prepared["files"]["train_file"],
-        "validation_file": prepared["files"]["nlp"],
-        "max_length": MAX_LENGTH,
         "rounds": arguments.rounds,
         "steps": arguments.steps,
     }

@@ -23,8 +23,8 @@ files ("cold"), or from the page cache, which has all of them ("warm"). --contes
 
 The script needs about three times the size in free memory: writing happens in a process that holds the state, our copy
 of it and the bytes of the plain writes, and ends before the loading begins. Loading needs the state, and room for its
-files in the page cache. On the disk it needs as much. safetensors needs 3.8 times the size in memory. What has no room
-is "not measured" in the output, with the reason.
+files in the page cache. On the disk it needs as much. A size without room is "not measured" in the output, with the
+reason. safetensors needs 3.8 times the size in memory; --contestants can leave it out.
 Writes checkpoints_large_cpu.json.
 """
 
@@ -60,14 +60,12 @@ SHORT = 32  # tokens per row in the steps around a save: the cost of a save woul
 WRITERS = ("ours", "plain", "direct", "torch_save", "safetensors", "distributed")
 READERS = ("ours", "verifying", "load_state")
 ROOM = 3.1  # what --gigabytes needs, in memory and on the disk, divided by the size
-ROOM_OF_SAFETENSORS = 3.8  # it copies the state of the optimizer, two thirds of the size
 LABELS = {
     "nothing": "no save",
     "copy": "plain copy of the same bytes into memory",
     "ours": "Saver.save",
     "save_state": "accelerator.save_state",
     "async_save": "torch.distributed.checkpoint.async_save",
-    "async_save_staged": "the same with a DefaultStager, which keeps its memory",
 }
 
 
@@ -124,7 +122,6 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     import transformers
     from accelerate import Accelerator
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     from shared.checkpoints import resuming
     from shared.checkpoints.progress import Progress
@@ -154,7 +151,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     progress = Progress()
 
     def train(steps: int, samples: int, tokens: int = 231) -> None:
-        """Make steps on random tokens; the default is the mean length of the docstrings in nlp_peers.py."""
+        """Make steps on random tokens; the default is the mean length of the recipe's docstrings."""
         for _ in range(steps):
             for _ in range(samples // 8):
                 ids = torch.randint(8192, (8, tokens), device=accelerator.device)
@@ -167,11 +164,6 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     train(1, 8)
     places = [torch.empty_like(tensor, device="cpu", pin_memory=on_gpu) for tensor in tensors()]
-    stager = DefaultStager(
-        StagingOptions(
-            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
-        )
-    )
     pending: list[Any] = []
 
     def plain_copy(_: int) -> None:
@@ -189,9 +181,6 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     def async_save(step: int) -> None:
         pending.append(checkpoint.async_save(state(), checkpoint_id=folder / f"async-{step}"))
 
-    def async_save_staged(step: int) -> None:
-        pending.append(checkpoint.async_save(state(), checkpoint_id=folder / f"staged-{step}", async_stager=stager))
-
     waited = [0.0]
 
     def timed_wait(wait: Callable[[], None] = saver._before_update) -> None:
@@ -207,7 +196,6 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         "ours": ours,
         "save_state": lambda step: accelerator.save_state(str(folder / f"state-{step}")),
         "async_save": async_save,
-        "async_save_staged": async_save_staged,
     }
 
     def drain() -> None:
@@ -215,7 +203,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
         while pending:
             pending.pop().result()
         for path in folder.iterdir():
-            if path.name.startswith(("async-", "staged-", "state-")):
+            if path.name.startswith(("async-", "state-")):
                 shutil.rmtree(path)
 
     rows, step = [], 0
@@ -493,12 +481,6 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     if problem := lack_of_room(folder, gigabytes):
         print(f"{gigabytes:g} GB: not measured: {problem}", flush=True)
         return {"gigabytes": gigabytes, "not_measured": problem}
-    without_room = {}
-    if "safetensors" in arguments.contestants and (problem := lack_of_room(folder, gigabytes, ROOM_OF_SAFETENSORS)):
-        print(f"{gigabytes:g} GB: safetensors not measured: {problem}", flush=True)
-        without_room = {"safetensors": problem}
-        others = [way for way in arguments.contestants if way not in without_room]
-        arguments = argparse.Namespace(**vars(arguments) | {"contestants": others})
     written = in_new_process(measure_writing, arguments, folder, gigabytes)
     size, write_rows = written["bytes"], written["rows"]
     readers = chosen(READERS, arguments)
@@ -521,7 +503,7 @@ def measure_throughput(arguments: argparse.Namespace, folder: Path, gigabytes: f
     writing = figures(write_rows, [("ours", way) for way in chosen(WRITERS, arguments) if way != "ours"])
     caches = ("cold", "warm") if "load_state" in readers else ()
     reading = figures(read_rows, [(f"ours {cache}", f"load_state {cache}") for cache in caches])
-    return {"gigabytes": size / 1e9, "writing": writing, "reading": reading, "without_room": without_room}
+    return {"gigabytes": size / 1e9, "writing": writing, "reading": reading}
 
 
 def chosen(ways: tuple[str, ...], arguments: argparse.Namespace) -> list[str]:
@@ -529,11 +511,11 @@ def chosen(ways: tuple[str, ...], arguments: argparse.Namespace) -> list[str]:
     return [way for way in ways if way == "ours" or way in arguments.contestants]
 
 
-def lack_of_room(folder: Path, gigabytes: float, room: float = ROOM) -> str:
-    """Why a state of this size cannot be measured if it needs `room` times its size, or ""."""
+def lack_of_room(folder: Path, gigabytes: float) -> str:
+    """Why a state of this size cannot be measured if it needs `ROOM` times its size, or ""."""
     from shared.checkpoints.staging import available_memory
 
-    needed = room * gigabytes
+    needed = ROOM * gigabytes
     for what, free in (("memory", available_memory()), ("disk space", shutil.disk_usage(folder).free)):
         if free < needed * 1e9:
             return f"{needed:.1f} GB of {what} are needed, and {free / 1e9:.1f} GB are free"

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness import launching, rounds
 
 BLOCK, WARMUP, ROWS, LENGTH = 50, 200, 32, 8
-OTHERS = ("bare", "bare_unclipped", "accelerate", "accelerate_accumulate", "fabric", "trainer")
+OTHERS = ("bare", "accelerate", "fabric", "trainer")
 
 
 class LastStepDone(Exception):
@@ -92,41 +91,31 @@ def pieces(data: Any) -> tuple[Any, Any, Any, Any]:
     return model, optimizer, loader, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, len(loader))
 
 
-def bare(data: Any, steps: int, folder: Path, clipped: bool = True) -> None:
+def bare(data: Any, steps: int, folder: Path) -> None:
     """Plain PyTorch."""
     import torch
 
     model, optimizer, loader, schedule = pieces(data)
     for batch in loader:
         model(**batch).loss.backward()
-        if clipped:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
 
 
-def accelerate(data: Any, steps: int, folder: Path, accumulate: bool = False) -> None:
+def accelerate(data: Any, steps: int, folder: Path) -> None:
     """The loop of Accelerate's quick tour."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     model, optimizer, loader, schedule = accelerator.prepare(*pieces(data))
     for batch in loader:
-        if accumulate:
-            with accelerator.accumulate(model):
-                accelerator.backward(model(**batch).loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                schedule.step()
-                optimizer.zero_grad()
-        else:
-            accelerator.backward(model(**batch).loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+        accelerator.backward(model(**batch).loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
 
 
 def fabric(data: Any, steps: int, folder: Path) -> None:
@@ -162,15 +151,7 @@ def trainer(data: Any, steps: int, folder: Path) -> None:
     Trainer(model=tiny_model(), args=arguments, train_dataset=data, data_collator=Padding(0)).train()
 
 
-LOOPS: dict[str, Callable[[Any, int, Path], None]] = {
-    "ours": ours,
-    "bare": bare,
-    "bare_unclipped": lambda data, steps, folder: bare(data, steps, folder, clipped=False),
-    "accelerate": accelerate,
-    "accelerate_accumulate": lambda data, steps, folder: accelerate(data, steps, folder, accumulate=True),
-    "fabric": fabric,
-    "trainer": trainer,
-}
+LOOPS = {"ours": ours, "bare": bare, "accelerate": accelerate, "fabric": fabric, "trainer": trainer}
 
 
 def measure(contestant: str, steps: int, folder: Path) -> dict[str, float]:

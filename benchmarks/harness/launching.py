@@ -5,9 +5,9 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
@@ -33,25 +33,34 @@ def environment() -> dict[str, str]:
 
 
 def launch(processes: int, log: Path, *script: object) -> float:
-    """Run a script under torchrun until it ends.
+    """Run a script under torchrun until it ends: `run`, of which it returns the peak memory."""
+    return run(log, *torchrun(processes), *script)["peak_rss_mib"]
 
-    Args:
-        processes: how many torchrun starts.
-        log: file for everything that they print.
-        script: the script and its flags.
 
-    Returns:
-        The peak memory of the largest process, in MiB.
-
-    Raises:
-        RuntimeError: the script failed; the message ends with its last lines.
-    """
+def torchrun(processes: int) -> list[object]:
+    """The command line that starts a script in `processes` processes, up to the script."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", processes, "--master-port", port]
+
+
+def run(log: Path, *words: object) -> dict[str, float]:
+    """Run a command until it ends.
+
+    Args:
+        log: file for everything that it prints.
+        words: the command.
+
+    Returns:
+        `processor_seconds` (user and system) of the process and its children, `wall_seconds`, and the peak memory of
+        the largest of them, `peak_rss_mib`.
+
+    Raises:
+        RuntimeError: the command failed; the message ends with its last lines.
+    """
+    command, started = [str(word) for word in words], time.perf_counter()
     with log.open("w") as output:
-        command = [str(word) for word in (sys.executable, *launcher, *script)]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
         try:
             _, status, usage = os.wait4(process.pid, 0)
@@ -61,7 +70,11 @@ def launch(processes: int, log: Path, *script: object) -> float:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-    return usage.ru_maxrss / 1024
+    return {
+        "processor_seconds": usage.ru_utime + usage.ru_stime,
+        "wall_seconds": time.perf_counter() - started,
+        "peak_rss_mib": usage.ru_maxrss / 1024,
+    }
 
 
 def flag_words(flags: Mapping[str, object]) -> list[str]:
@@ -73,16 +86,3 @@ def logged_steps(output: Path, warmup: int) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl that have a loss, without the first `warmup` of them."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line][warmup:]
-
-
-def run_job(file: Path, train: Callable[[SimpleNamespace], Mapping[str, Any]]) -> None:
-    """Train the job in `file` as one process of a launch; the main process writes the figures into `job.result`."""
-    import torch.distributed as dist
-
-    job = SimpleNamespace(**json.loads(file.read_text()))
-    result = train(job)
-    if os.environ["RANK"] == "0":
-        Path(job.result).write_text(json.dumps(result))
-    if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()

@@ -9,7 +9,6 @@ import runs
 sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import checkpoints
-from shared.checkpoints import staging
 
 
 def run(monkeypatch, folder, *flags):
@@ -42,15 +41,6 @@ def test_a_size_without_room_is_not_measured_and_the_output_has_the_reason(monke
     assert found["not_measured"].startswith("3100000.0 GB of memory are needed, and ")
     assert f"not measured: {found['not_measured']}" in capsys.readouterr().out
     assert not (tmp_path / "files").exists()
-
-
-@pytest.mark.docs  # as above
-def test_safetensors_is_left_out_if_its_copy_has_no_room(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(staging, "available_memory", lambda: 3.5 * 0.06e9)
-    run(monkeypatch, tmp_path, "--gigabytes", "0.06", "--rounds", "1", "--contestants", "plain", "safetensors")
-    (found,) = sizes(tmp_path)
-    assert {row["contestant"] for row in found["writing"]["rows"]} == {"ours", "plain"}
-    assert found["without_room"]["safetensors"] in capsys.readouterr().out
 
 
 def test_contestants_without_a_size_are_refused(monkeypatch, tmp_path, capsys):

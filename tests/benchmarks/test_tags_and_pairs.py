@@ -1,27 +1,19 @@
 """The benchmarks of token_classification.py and embeddings.py, and their peers; no test depends on a speed."""
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
 import runs
 
 sys.path.insert(0, str(runs.ROOT))
 
-from benchmarks import gpu, tagging_peers
+from benchmarks import gpu
 from benchmarks.harness import launching, run_gpu_benchmark, tags_and_pairs
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS
 from recipes import token_classification
 from shared.config import options
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-
-
-def test_the_token_classification_recipe_is_started_with_flags_that_it_knows():
-    flags = tagging_peers.recipe_flags(Path("folder"))
-    config = options.parse(token_classification.Config, launching.flag_words(flags))
-    assert (config.train_file, config.max_length, config.learning_rate) == (("folder/train.parquet",), 128, 5e-4)
 
 
 def test_trainer_gets_the_windows_of_the_recipe_with_a_label_at_the_first_token_of_each_word(tmp_path):
@@ -38,29 +30,6 @@ def test_trainer_gets_the_windows_of_the_recipe_with_a_label_at_the_first_token_
     ids = [tokenizer.encode(word, add_special_tokens=False)[0] for word in tables[0]["tokens"][0].as_py()]
     assert first == ids[: len(first)]
     assert max(len(row["input_ids"]) for row in rows) == 48
-
-
-@pytest.mark.docs  # its command is in docs/token_classification.md
-def test_tagging_peers_writes_a_row_per_contestant_and_their_ratios(tmp_path):
-    flags = {"processes": 1, "rounds": 1, "steps": 2, "global_batch_size": 16, "output_dir": tmp_path}
-    script = [sys.executable, runs.ROOT / "benchmarks/tagging_peers.py"]
-    runs.succeed([*script, *launching.flag_words(flags)], OMP_NUM_THREADS="1")
-    report = json.loads((tmp_path / "tagging_cpu.json").read_text())
-    assert [row["contestant"] for row in report["rows"]] == list(tagging_peers.LABELS)
-    for row in report["rows"]:
-        assert row["tokens_per_second"] == pytest.approx(row["samples_per_second"] * row["tokens_per_sample"])
-        assert row["samples_per_second"] * row["seconds"] == pytest.approx(2 * 16)
-    assert len(report["comparisons"]) == 4
-
-
-@pytest.mark.docs  # its command is in docs/embeddings.md
-def test_embeddings_peers_writes_rates_and_scores_of_both_contestants(tmp_path):
-    flags = {"processes": 1, "rounds": 1, "steps": 1, "global_batch_size": 8, "evaluation_pairs": 16}
-    script = [sys.executable, runs.ROOT / "benchmarks/embeddings_peers.py", "--output_dir", tmp_path]
-    runs.succeed([*script, *launching.flag_words(flags)], OMP_NUM_THREADS="1")
-    report = json.loads((tmp_path / "embeddings.json").read_text())
-    assert len(report["rows"]) == 2
-    assert all(row["samples_per_second"] > 0 and 0 < row["ndcg_at_10"] <= 1 for row in report["rows"])
 
 
 @pytest.mark.docs  # importing sentence-transformers takes seconds

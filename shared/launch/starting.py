@@ -14,7 +14,7 @@ import torch
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.errors import UserError
-from shared.launch import agreement, backends, environment, rendezvous
+from shared.launch import agreement, backends, environment, rendezvous, rules
 from shared.processes import barrier, exit_reasons
 from shared.processes.accelerate_state import new_accelerator
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
@@ -24,7 +24,6 @@ SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
 serves the tests of the multi-process code on machines with one GPU."""
 BF16_SINCE = (8, 0)  # compute capability; torch computes bf16 on older GPUs too, but many times slower than fp16
 WITHOUT_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver", "you might not have a CUDA gpu")
-TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 Config = TypeVar("Config", bound=options.Options)
 
 
@@ -144,88 +143,8 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
     """
     env = os.environ
     environment.check(env)
-    unread = env.get("MIXED_PRECISION", "no") if "NPROC" in env and "ACCELERATE_MIXED_PRECISION" not in env else "no"
-    if unread != "no" and config.mixed_precision == "launcher":
-        raise UserError(
-            f"mixed_precision {unread} of notebook_launcher never reaches Accelerate: use the recipe's "
-            f'Config(mixed_precision="{unread}") instead'
-        )
-    started = next((name for name in TASK_COUNTS if int(env.get(name, 1)) > 1), None)
-    if started and "WORLD_SIZE" not in env:
-        raise UserError(
-            f"{started} is {env[started]}, as set by mpirun or srun, but these processes cannot find each other: start "
-            "one task per machine, and in it `torchrun` or `accelerate launch`"
-        )
-    if int(env.get("WORLD_SIZE", 1)) > 1 and (
-        missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]
-    ):
-        raise UserError(
-            f"WORLD_SIZE is {env['WORLD_SIZE']} without {', '.join(missing)}: the processes would not find each other; "
-            "set these too, or use torchrun or accelerate launch"
-        )
-    precision = (
-        env.get("ACCELERATE_MIXED_PRECISION", "no") if config.mixed_precision == "launcher" else config.mixed_precision
-    )
-    if precision == "fp16" and on_cpu:
-        raise UserError(
-            "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
-            "--mixed_precision no or bf16"
-        )
-    sharded = uses_fsdp()
-    if config.auto_micro_batch and (on_cpu or sharded):
-        reason = "a CPU has no fixed memory limit" if on_cpu else "under FSDP a trial on one process blocks the others"
-        raise UserError(f"--auto_micro_batch needs GPUs and DDP ({reason}): set the budget yourself")
-    if config.auto_micro_batch and getattr(config, "sync_batchnorm", False):
-        raise UserError(
-            "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave "
-            "one of them out"
-        )
-    if config.activation_dtype and precision != "no":
-        raise UserError(
-            f"--activation_dtype {config.activation_dtype} computes without autocast, but mixed_precision is "
-            f"{precision}: add --mixed_precision no, or leave it out"
-        )
-    if precision == "fp16" and getattr(config, "chunked_loss", False):
-        raise UserError(
-            "--chunked_loss does not work with mixed_precision fp16, whose loss is scaled too late for it: use "
-            "--mixed_precision bf16 or no"
-        )
-    if precision == "fp8":
-        raise UserError("mixed_precision fp8 is not supported: use --mixed_precision bf16")
-    if sharded:
-        if on_cpu and not cpu_requested():
-            raise UserError(
-                "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
-                "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU"
-            )
-        if on_cpu and int(env.get("WORLD_SIZE", 1)) == 1:
-            raise UserError(
-                "distributed_type FSDP on a CPU with one process would shard nothing: start several processes, or use "
-                "accelerate_configs/cpu.yaml"
-            )
-        if on_cpu and environment.is_true(env, "FSDP_OFFLOAD_PARAMS"):
-            raise UserError(
-                "FSDP_OFFLOAD_PARAMS is true (fsdp_offload_params in the launcher's YAML), which has no effect on a "
-                "CPU, where the parameters are on the host anyway: remove it"
-            )
-        if precision == "fp16":
-            raise UserError(
-                "mixed_precision fp16 does not work under FSDP (its loss scaler fails with fused AdamW): use bf16"
-            )
-        if config.optim != "adamw":
-            raise UserError(
-                f"--optim {config.optim} does not work under FSDP, which recipes support only with AdamW: use "
-                "--optim adamw, or DDP"
-            )
-        if config.gradient_compression != "none":
-            raise UserError(
-                f"--gradient_compression {config.gradient_compression} has no effect under FSDP, which sends "
-                "gradients in float32: leave it out, or use DDP"
-            )
-        if env.get("FSDP_VERSION", "1") != "2":
-            raise UserError(
-                "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does"
-            )
+    launch = rules.Launch(config, env, on_cpu)
+    rules.refuse(launch)
     if on_cpu:
         return
     # Each process checks this: a process that continued would wait in its first collective call for those that ended.
@@ -235,7 +154,9 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"
         )
-    bf16 = "--activation_dtype bf16" if config.activation_dtype else "mixed_precision bf16" * (precision == "bf16")
+    bf16 = (
+        "--activation_dtype bf16" if config.activation_dtype else "mixed_precision bf16" * (launch.precision == "bf16")
+    )
     if bf16 and torch.version.cuda and torch.cuda.is_available():
         # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
         for index in range(min(processes, gpus)):

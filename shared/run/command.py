@@ -88,7 +88,7 @@ def require_own_shared(recipe: Path) -> None:
     here = Path(__file__).resolve()
     place = here.relative_to(here.parents[2])
     nearest = next((folder for folder in recipe.resolve().parents if (folder / place).is_file()), here.parents[2])
-    if nearest != here.parents[2]:
+    if (nearest / place).resolve() != here:
         raise UserError(
             f"{recipe} would use {here.parents[1]}, which is installed in this environment, instead of "
             f"{nearest / 'shared'}: start it with PYTHONPATH={nearest}"

@@ -138,7 +138,7 @@ def test_a_recipe_trains_in_data_parallel_with_larger_micro_batches(texts, tmp_p
     flags = [*runs.TINY, *texts, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
     command = [sys.executable, script, '{"data_parallel": 2}', runs.ROOT / "recipes/nlp.py", *flags]
     printed = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert "of <= 192 tokens" in printed
+    assert "(<= 192 tokens)" in printed
     assert "spread over [0, 1]" in printed
     assert (tmp_path / "run/model/model.safetensors").is_file()
 

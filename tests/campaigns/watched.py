@@ -87,12 +87,17 @@ def watched(build_model):
 
 def paused_write(saver, write=Saver._write):
     """Write a checkpoint; at a pause, the thread that writes it waits meanwhile."""
-    savers[:] = [saver]
     may_write = threading.Event()
     saver._thread.submit(may_write.wait)
     write(saver)
     pause(f"save-{saver.step}")
     may_write.set()
+
+
+def noted_save(saver, *state, save=Saver.save):
+    """Begin a save that a pause at a step waits for."""
+    savers[:] = [saver]
+    save(saver, *state)
 
 
 def paused_feed(feed):
@@ -122,6 +127,7 @@ if __name__ == "__main__":
     training_run.run_warm_up_pass = before(lambda: "first pass", training_run.run_warm_up_pass)
     recipe.gradients.clip = before(lambda: f"step-{step_under_way}", recipe.gradients.clip)
     recipe.feed = paused_feed(recipe.feed)
-    Loader.micro_batches, Saver._write, os._exit = counted, paused_write, noted_exit
+    Loader.micro_batches, os._exit = counted, noted_exit
+    Saver.save, Saver._write = noted_save, paused_write
     command.run(recipe.main, recipe.Config)
     note(exit=0)

@@ -53,6 +53,21 @@ def checked(model: nn.Module) -> Iterator[None]:
             hook.remove()
 
 
+def frozen_models(model: nn.Module) -> list[str]:
+    """The names of whole models inside a model that are frozen, but in training mode, such as a teacher.
+
+    Parts of a model with adapters are frozen as well, and are none.
+    """
+    if hasattr(model, "merge_adapters"):
+        return []
+    return [
+        name
+        for name, module in model.named_modules()
+        if name and hasattr(module, "save_pretrained") and module.training and any(True for _ in module.parameters())
+        if not any(parameter.requires_grad for parameter in module.parameters())
+    ]
+
+
 def check_names(model: torch.nn.Module) -> None:
     """Check that a transformers model has the weights of its class, so that `from_pretrained` can load its export.
 

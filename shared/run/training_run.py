@@ -25,9 +25,10 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
-from shared.errors import UserError
+from shared.errors import UserError, listed
 from shared.launch import starting
 from shared.models import batch_norm
+from shared.models.requirements import frozen_models
 from shared.models.sharding import shard
 from shared.models.weight_average import WeightAverage
 from shared.monitoring.monitor import Monitor
@@ -141,6 +142,10 @@ class TrainingRun(Generic[Config]):
         self._closing.callback(loader.close)
         self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
+        if frozen := frozen_models(model):
+            self.card["note on frozen models"] = (
+                f"{listed(frozen)} has dropout and is in each checkpoint: wrap a model that only teaches in FrozenModel"
+            )
         freeze(model, self.config.freeze)
         self._statistics = batch_norm.RunningAverages(self.accelerator, model)
         if self.accelerator.is_fsdp2:

@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (79, 9_950),
-    "nlp": (124, 17_000),
-    "mlm": (124, 17_800),
-    "token_classification": (129, 18_700),
-    "embeddings": (123, 16_700),
-    "image_classification": (126, 16_700),
+    "diabetes": (80, 10_100),
+    "nlp": (125, 17_100),
+    "mlm": (125, 17_900),
+    "token_classification": (130, 18_800),
+    "embeddings": (124, 16_700),
+    "image_classification": (127, 16_800),
 }
 
 

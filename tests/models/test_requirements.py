@@ -12,6 +12,7 @@ from torch import nn
 from shared.config import options
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
+from shared.models.requirements import frozen_models
 from shared.optimization.optimizers import muon_groups
 from shared.processes import folder_lock
 from shared.run import export
@@ -162,3 +163,19 @@ def test_a_processor_that_cannot_save_itself_is_left_out(monkeypatch, tmp_path):
     config = options.Options(output_dir=str(tmp_path))
     export.export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}
+
+
+class Whole(torch.nn.Linear):
+    """A model of a library."""
+
+    def save_pretrained(self):
+        raise NotImplementedError
+
+
+def test_a_frozen_model_inside_a_model_is_named_if_it_would_train_with_dropout():
+    student = torch.nn.ModuleDict({"teacher": Whole(2, 2), "own": Whole(2, 2), "part": torch.nn.Linear(2, 2)})
+    student["teacher"].requires_grad_(False)
+    student["part"].requires_grad_(False)
+    assert frozen_models(student.train()) == ["teacher"]
+    student["teacher"].eval()  # as a module that keeps its mode
+    assert frozen_models(student) == []

@@ -22,7 +22,7 @@ from shared.checkpoints.progress import Progress
 from shared.config import command_line
 from shared.config.limits import CanBeZero
 from shared.errors import UserError, count_of
-from shared.launch import starting
+from shared.launch import environment, starting
 from shared.plan.loading import current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
@@ -114,7 +114,7 @@ def predict(settings: PredictionOptions) -> dict[str, float]:
     Raises:
         UserError: the input, the model or the launch cannot be used.
     """
-    if starting.uses_fsdp():
+    if environment.uses_fsdp(os.environ):
         raise UserError(
             "distributed_type FSDP: predictions need the whole model on each device: use "
             "accelerate_configs/multi_gpu.yaml"

@@ -11,6 +11,7 @@ did not; the error names the likely cause.
 import contextlib
 import glob
 import hashlib
+import os
 import secrets
 import socket
 import statistics
@@ -30,7 +31,7 @@ from shared.config.meaning import Meaning, fields_with
 from shared.datasets import demo_texts
 from shared.disk import is_url
 from shared.errors import UserError
-from shared.launch import agreement, rendezvous, starting
+from shared.launch import agreement, environment, rendezvous, starting
 from shared.monitoring.tracking import require_trackers
 from shared.processes import barrier, collectives, ending, signals
 from shared.run import launch_card, run_folder
@@ -78,7 +79,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """
     config = options.parse(load_recipe(recipe).Config if recipe else options.Options, flags)
     place = rendezvous.Place.of_environment()
-    starting.check_environment(config, starting.cpu_requested() or not starting.has_accelerator())
+    starting.check_environment(config, environment.cpu_requested(os.environ) or not starting.has_accelerator())
     if place.processes > 1:
         with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
             store = rendezvous.open_store(place, seconds)
@@ -124,7 +125,7 @@ def time_limit(seconds: float, why: str) -> Iterator[None]:
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """Return the facts that `agreement.own_facts` compares for a run, with the host and digests of the data added."""
-    on_cpu = starting.cpu_requested() or not starting.has_accelerator()
+    on_cpu = environment.cpu_requested(os.environ) or not starting.has_accelerator()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     settings = [value for name, value in options.plain(config).items() if name not in ignored]

@@ -136,6 +136,16 @@ def check(environment: Mapping[str, str]) -> None:
                     raise UserError(f"{name} is {environment[name]}, which has no effect without {key}: remove it")
 
 
+def cpu_requested(environment: Mapping[str, str]) -> bool:
+    """Whether use_cpu is set in the launcher's YAML, or by debug_launcher."""
+    return is_true(environment, "ACCELERATE_USE_CPU")
+
+
+def uses_fsdp(environment: Mapping[str, str]) -> bool:
+    """`distributed_type: FSDP` in the launcher's YAML; Accelerate reads no other word than true."""
+    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+
+
 def is_true(environment: Mapping[str, str], name: str) -> bool:
     """Whether Accelerate reads a variable as true."""
     return environment.get(name, "").lower() in TRUE

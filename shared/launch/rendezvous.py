@@ -248,7 +248,7 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
     """
     backend = (
         "gloo"
-        if not torch.accelerator.is_available() or environment.is_true(os.environ, "ACCELERATE_USE_CPU")
+        if not torch.accelerator.is_available() or environment.cpu_requested(os.environ)
         else "cpu:gloo,cuda:nccl"
     )
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch.environment import is_true
+from shared.launch.environment import cpu_requested, is_true, uses_fsdp
 
 TASK_COUNTS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 NEEDED_BY_SEVERAL = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -31,18 +31,13 @@ class Launch:
 
     @property
     def sharded(self) -> bool:
-        """`distributed_type: FSDP` in the launcher's YAML."""
-        return is_true(self.env, "ACCELERATE_USE_FSDP")
+        """Whether the run uses FSDP."""
+        return uses_fsdp(self.env)
 
     @property
     def processes(self) -> int:
         """The number of processes of the launch."""
         return int(self.env.get("WORLD_SIZE", 1))
-
-    @property
-    def cpu_requested(self) -> bool:
-        """Whether use_cpu is set in the launcher's YAML, or by debug_launcher."""
-        return is_true(self.env, "ACCELERATE_USE_CPU")
 
     def has(self, field: str) -> Any:
         """A setting that only some recipes have; None in the others."""
@@ -122,7 +117,7 @@ RULES = (
         "mixed_precision fp8 is not supported: use --mixed_precision bf16",
     ),
     Rule(
-        lambda it: it.sharded and it.on_cpu and not it.cpu_requested,
+        lambda it: it.sharded and it.on_cpu and not cpu_requested(it.env),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
         "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU",
     ),

@@ -38,7 +38,7 @@ def start(config: options.Options) -> Any:
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
-    requested = cpu_requested()
+    requested = environment.cpu_requested(os.environ)
     on_cpu = requested or not has_accelerator()
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
@@ -73,7 +73,7 @@ def start(config: options.Options) -> Any:
     accelerator = new_accelerator(make)
     if has_group:
         agreement.compare(*rendezvous.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
-    if on_cpu and uses_fsdp():
+    if on_cpu and environment.uses_fsdp(os.environ):
         of_accelerate.use_fsdp_on_cpu(accelerator)
     of_accelerate.set_ddp_handler(accelerator, DDPSettings(config.gradient_compression))
     launched = int(os.environ.get("WORLD_SIZE", 1))
@@ -93,11 +93,6 @@ def start(config: options.Options) -> Any:
             "DDP and FSDP2; use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
         )
     return accelerator
-
-
-def cpu_requested() -> bool:
-    """Whether use_cpu is set in the launcher's YAML, or by debug_launcher."""
-    return environment.is_true(os.environ, "ACCELERATE_USE_CPU")
 
 
 def processes_of_machine() -> int:
@@ -128,11 +123,6 @@ def has_accelerator() -> bool:
                     "the CPU set ACCELERATE_USE_CPU=true"
                 ) from None
     return False
-
-
-def uses_fsdp() -> bool:
-    """`distributed_type: FSDP` in the launcher's YAML."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def check_environment(config: options.Options, on_cpu: bool) -> None:

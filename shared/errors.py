@@ -1,8 +1,11 @@
 """Messages to the user: printed lines, errors that the user can fix, and the exception of an interrupted run."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from shared.disk import NO_SPACE
 
 
 def say(line: str) -> None:
@@ -32,3 +35,27 @@ class UserError(Exception):
 
 class Preempted(Exception):
     """The run received a signal and has saved its state; `shared.run.command` ends every process with exit code 143."""
+
+
+@contextlib.contextmanager
+def about(setting: str) -> Iterator[None]:
+    """Turn the error of a library into a `UserError` of one line: the setting, and what the library says.
+
+    Use it around the call of the library only, so that an error of our own keeps its traceback. A full disk and a lack
+    of memory pass: `shared.run.command` says what helps against them.
+
+    Args:
+        setting: the flag and its value, such as "--train_file reviews.csv".
+
+    Raises:
+        UserError: see above.
+    """
+    try:
+        yield
+    except (UserError, Preempted, AssertionError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(f"{setting}: {lines[0] if lines else type(error).__name__}") from error

@@ -18,11 +18,9 @@ from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.label_cells import class_names
 from shared.datasets.rows import (
-    CONTENT_KEY,
     FILL_IN,
     ROW_COLUMN,
     column_of,
-    content_of,
     is_text,
     named,
     numbered,
@@ -93,8 +91,8 @@ def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Ta
             return conll.read_conll(path, source, untagged)
         return readers.blocks(path, source)
 
-    reader = f"tagged texts, format {FORMAT}, {untagged=}", read
-    return arrow_files.load(find_files(given, flag, KINDS), flag, f"{flag} {' '.join(given)}", reader=reader)
+    how = f"tagged texts, format {FORMAT}, {untagged=}"
+    return arrow_files.load(find_files(given, flag, KINDS), flag, f"{flag} {' '.join(given)}", read, how)
 
 
 def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
@@ -116,13 +114,8 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: numbered(block)[ROW_COLUMN]})
         return result.filter(pa.array(have_words(words))), widened
 
-    if content_of(table):
-        names = class_names(table, label_column) if label_column in table.column_names else ()
-        result, widened = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
-    else:
-        result, widened = convert(table)
-        metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
-        result = result.replace_schema_metadata(metadata)
+    names = class_names(table, label_column) if label_column in table.column_names else ()
+    result, widened = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
     _report_widened(table, label_column, widened)
     if not result.num_rows:
         raise UserError(f"{source_of(table)} has no words in {text_column}: use the column of the words as {TEXT_FLAG}")

@@ -77,11 +77,11 @@ def load_documents(config: DataOptions, text_column_name: str) -> tuple[Document
     if config.dataset_name:
         table, held_out = read_dataset(config)
         return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts
 
     if text_column_name != "text":
         raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: remove the flag")
-    everything = demo_texts.documents()
+    everything = texts.documents()
     splits = everything["split"].to_pylist()
     both = [
         named(everything.filter(pa.array([split == part for split in splits])), f"the embedded docstrings ({part})")

@@ -50,9 +50,9 @@ def load_tables(
     if config.train_file or config.dataset_name:
         train, validation = read_parts(config, text_columns, label_columns, problem_type)
     else:
-        from shared.datasets import demo_texts
+        from shared.demo_data import texts
 
-        train, validation = (named(table, "the embedded docstrings") for table in demo_texts.load())
+        train, validation = (named(table, "the embedded docstrings") for table in texts.load())
     if validation is None:
         train, validation = hold_out(train, config, targets_of(train) if targets_of else None)
     return train, validation

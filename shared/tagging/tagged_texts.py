@@ -28,9 +28,10 @@ from shared.datasets.rows import (
     where,
 )
 from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
+from shared.demo_data import tagged_functions
 from shared.errors import UserError, say
 from shared.pretrained.from_pretrained import label_order
-from shared.tagging import conll, demo_sources
+from shared.tagging import conll
 from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
 
 FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
@@ -74,7 +75,7 @@ def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
         return [read_files(names, flag) for flag, names in given.items() if names]
     if config.dataset_name:
         return [table for table in read_dataset(config, columns[1:]) if table is not None]
-    return [named(table, "the embedded sources") for table in demo_sources.load()]
+    return [named(table, "the embedded sources") for table in tagged_functions.load()]
 
 
 def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Table:

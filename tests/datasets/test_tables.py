@@ -10,10 +10,11 @@ from huggingface_hub import constants
 from table_files import load, values, write
 
 from shared.config.data_options import DataOptions
-from shared.datasets import demo_texts, tables
+from shared.datasets import tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, source_of, where
 from shared.datasets.tables import read_file, read_hub, read_saved, split_off
+from shared.demo_data import texts as demo_texts
 from shared.errors import UserError
 
 # Rows and columns

@@ -248,20 +248,12 @@ class Labels:
 
 def _refuse_contradictions(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> None:
     """Raise UserError if flags about labels contradict each other."""
-    given = f"{FLAG} {' '.join(columns)}"
-    if len(columns) != len(set(columns)):
-        raise UserError(f"{given} names a column twice: name each column once")
-    if delimiter == "":
-        raise UserError("--label_delimiter '' is empty: use the text that separates two labels, such as ,")
-    if delimiter is not None:
-        given += f" with --label_delimiter {delimiter}"
-    if delimiter is not None and len(columns) > 1:
-        raise UserError(f"{given}: use one text column, or several columns of 0 and 1 without a delimiter")
+    given = f"{FLAG} {' '.join(columns)}" + ("" if delimiter is None else f" --label_delimiter '{delimiter}'")
+    if len({*columns}) < len(columns) or delimiter == "" or (len(columns) > 1 and delimiter is not None):
+        raise UserError(f"{given}: use different columns of 0 and 1, or one text column with a delimiter")
     several = len(columns) > 1 or delimiter is not None
     if several and problem_type not in (None, "multi_label_classification"):
-        raise UserError(
-            f"{given} gives a row several labels, but --problem_type {problem_type} allows one: remove one of the flags"
-        )
+        raise UserError(f"{given} gives a row several labels, but --problem_type {problem_type} allows one")
 
 
 def _decided(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:

@@ -127,7 +127,7 @@ def refuse_swallowed_rows(path: Path, source: str, separator: str) -> None:
         UserError: the closing mark is in the middle of another field, or a field of a tab-separated file contains lines
             with tabs; names the lines.
     """
-    csv.field_size_limit(files.BLOCK_BYTES)
+    csv.field_size_limit(max(files.BLOCK_BYTES, csv.field_size_limit()))
     begin, columns, likely = 1, 0, range(0)
     with opened(path, source) as file:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=separator, strict=True)

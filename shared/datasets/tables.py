@@ -168,13 +168,11 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[str]) -> None:
     """Raise UserError if a label column is also a text column, or a text column is given twice."""
-    if shared := [name for name in label_columns if name in text_columns]:
+    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
         raise UserError(
-            f"--text_column_names {' '.join(text_columns)} and --label_column_name {shared[0]}: the model would "
-            "read its own target: use different columns for texts and labels"
+            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
+            "different columns, because the model would read its own target, or a text twice"
         )
-    if len({*text_columns}) < len(text_columns):
-        raise UserError(f"--text_column_names {' '.join(text_columns)}: a pair needs two different columns")
 
 
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:

@@ -283,7 +283,7 @@ def test_columns_that_are_not_labels_are_refused():
         (["a", "c"], "row 2 of t has no label in c"),
         (["a", "e"], "--label_column_name e: t has no such column"),
         (["a", "d"], "--label_column_name d: t contains list<"),
-        (["a", "a"], "--label_column_name a a names a column twice"),
+        (["a", "a"], "--label_column_name a a: use different columns"),
     ):
         assert refused(Labels.from_table, table, columns).startswith(expected)
     assert "gives a row several labels, but --problem_type regression allows one" in refused(
@@ -305,12 +305,12 @@ def test_a_text_with_delimiters_is_several_labels():
     [
         (["a", "b"], ("label", None, ","), "--label_delimiter , is in no row of --train_file a.csv (label: a, b)"),
         (["a,a", "b"], ("label", None, ","), "row 1 of --train_file a.csv has the label a twice"),
-        (["a,b", "b"], ("label", None, ""), "--label_delimiter '' is empty: use"),
-        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x with --label_delimiter ,: use one"),
+        (["a,b", "b"], ("label", None, ""), "--label_column_name label --label_delimiter '': use"),
+        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x --label_delimiter ',': use"),
         (
             ["a,b", "b"],
             ("label", "regression", ","),
-            "--label_column_name label with --label_delimiter , gives a row several",
+            "--label_column_name label --label_delimiter ',' gives a row several",
         ),
         ([["a"], ["b"]], ("label", None, ","), "--label_delimiter ,: --train_file a.csv contains list<"),
     ],

@@ -89,9 +89,9 @@ def test_labels_of_a_jsonl_file_match_those_of_a_csv_file(tmp_path):
         (
             ("text", "label"),
             "label",
-            "--text_column_names text label and --label_column_name label: the model would",
+            "--text_column_names text label and --label_column_name label: use different",
         ),
-        (("text", "text"), "label", "--text_column_names text text: a pair needs two different columns"),
+        (("text", "text"), "label", "--text_column_names text text and --label_column_name label: use different"),
     ],
 )
 def test_text_and_label_columns_that_overlap_are_refused(tmp_path, text, label, expected):

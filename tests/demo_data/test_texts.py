@@ -255,6 +255,7 @@ def test_two_concurrent_processes_build_the_data_once_and_read_the_same(site, tm
 
 def test_prepared_data_is_read_and_not_gathered_again(site, monkeypatch, capfd):
     first = texts.load()
+    capfd.readouterr()
     monkeypatch.setattr(texts, "gather", lambda *_: pytest.fail("gathered again"))
     second = texts.load()
     assert all(a.equals(b) for a, b in zip(first, second, strict=True))

@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from shared.cache.prepared import build_once, cache_dir, is_complete, key_digest
-from shared.datasets.files import is_compressed, kind_of, opened, refuse_several_kinds
+from shared.datasets.files import is_compressed, kind_of, opened
 from shared.datasets.rows import PARTS_KEY, blocks_of, content_of, named, numbered, with_content, without_content
 from shared.errors import UserError, about
 
@@ -32,23 +32,22 @@ def load(files: Sequence[Path], flag: str, source: str, read: Reader, how: str =
     """The rows of all files, as one table with the source `source`.
 
     Args:
-        files: of one kind, which the reader knows.
+        files: of kinds that the reader knows.
         flag: the flag that names them.
         source: see `rows.named`.
         read: the reader.
         how: everything but the files that the rows depend on.
 
     Raises:
-        UserError: a file cannot be read, or two of them have different kinds, columns or types; names `flag`.
+        UserError: a file cannot be read, or two of them have different columns or types; names `flag`.
     """
-    refuse_several_kinds(files, source)
     sources = [f"{flag} {file}" for file in files]
     source = source if len(files) > 1 else sources[0]
     states = []
     for file, name in zip(files, sources, strict=True):
         with opened(file, name):
             states.append(state_of(file))
-    key = FORMAT, kind_of(files[0]), how
+    key = FORMAT, sorted({kind_of(file) for file in files}), how
     folder = f"rows-{key_digest(key, states)}"
 
     def read_all() -> list[Blocks]:

@@ -76,15 +76,9 @@ def _in_folder(folder: Path, source: str, kinds: Sequence[str]) -> list[Path]:
     files = [path for path in inside if kind_of(path) in kinds]
     if not files:
         raise UserError(f"{source} is a folder without data files ({', '.join(kinds)}): use another folder")
-    refuse_several_kinds(files, source)
-    return files
-
-
-def refuse_several_kinds(files: Sequence[Path], source: str) -> None:
-    """Raise UserError if files have different extensions."""
-    found = sorted({kind_of(path) for path in files})
-    if len(found) > 1:
+    if len(found := sorted({kind_of(path) for path in files})) > 1:
         raise UserError(f"{source}: files of several kinds ({', '.join(found)}): select one, such as '*{found[0]}'")
+    return files
 
 
 @contextmanager

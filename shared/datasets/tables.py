@@ -185,7 +185,7 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     """
     given = [given] if isinstance(given, str) else given
     files = find_files(given, flag, readers.KINDS)
-    if csv_delimiter is not None and kind_of(files[0]) not in (".csv", ".tsv"):
+    if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
     read = partial(readers.blocks, csv_delimiter=csv_delimiter)
     return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")

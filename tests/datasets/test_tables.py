@@ -90,11 +90,6 @@ def test_a_saved_dictionary_gives_its_train_and_validation_split(saved):
     assert validation["text"].to_pylist() == ["text 7", "text 5"]
 
 
-def test_a_saved_dataset_without_validation_is_split(saved):
-    train, validation = load(dataset_name=str(saved / "one"))
-    assert (train.num_rows, validation.num_rows) == (2, 1)
-
-
 def test_without_a_validation_split_the_test_split_is_used_with_a_message(saved, tmp_path, capfd):
     datasets = pytest.importorskip("datasets")
     data = datasets.load_from_disk(saved / "dict")["train"]

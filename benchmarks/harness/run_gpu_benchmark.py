@@ -277,13 +277,13 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     import pyarrow.parquet as pq
     from transformers import BertConfig, BertForSequenceClassification
 
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts
     from shared.text.tokenized import train_tokenizer
 
     lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
     few = pa.table({"text": lines, "label": [str(i % 2) for i in range(len(lines))]})
     rng = np.random.default_rng(0)
-    for table, name in zip((few, few) if toy else demo_texts.load(), ("short", "valid"), strict=True):
+    for table, name in zip((few, few) if toy else texts.load(), ("short", "valid"), strict=True):
         rows = len(table) if name == "short" else min(256, len(table))
         words = np.clip(rng.lognormal(3.0, 0.5, rows), 4, 50).astype(int)  # 23 words on average, about 35 tokens
         pairs = zip(table["text"].to_pylist()[:rows], words, strict=True)
@@ -302,14 +302,13 @@ def prepare_texts(folder: Path, toy: bool) -> None:
 
 def prepare_trained(recipe: str, folder: Path, toy: bool) -> None:
     """Write BERT-base with random weights, a tokenizer, and the embedded texts of a recipe, in FOLDER/encoder."""
-    from shared.contrastive import demo_pairs
-    from shared.tagging import demo_sources
+    from shared.demo_data import pairs, tagged_functions
 
     small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
     if toy:
         tables = tags_and_pairs.toy_tables(recipe)
     else:
-        train, validation = (demo_sources if recipe == "token_classification" else demo_pairs).load()
+        train, validation = (tagged_functions if recipe == "token_classification" else pairs).load()
         tables = train, validation.slice(0, 256)
     tags_and_pairs.prepare(recipe, folder / "encoder", tables, 128, 400 if toy else 8192, small)
 

@@ -43,9 +43,9 @@ def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, 
     if config.train_file or config.dataset_name:
         train, validation = load_tables(config, columns, ())
     else:
-        from shared.contrastive import demo_pairs
+        from shared.demo_data import pairs
 
-        train, validation = (named(table, "the embedded functions") for table in demo_pairs.load())
+        train, validation = (named(table, "the embedded functions") for table in pairs.load())
     return limited((train, validation), config)
 
 

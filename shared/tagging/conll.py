@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from shared.datasets.files import CheckedText, opened
-from shared.datasets.readers import whole_lines
+from shared.datasets.files import blocks_of_lines, line_number
 from shared.errors import UserError
 from shared.tagging.tags import TAGS, WORDS
 
 KINDS = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 DOCUMENT = "-DOCSTART-"  # CoNLL-2003 begins each document with a line of this word, which is not part of the text
-READ_BYTES = 1 << 20  # of a file, at once
 BLOCK_WORDS = 1 << 17  # of a table, or one sentence
 TEXT = pa.large_string()
 
@@ -42,13 +40,13 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         UserError: the file cannot be read, is not UTF-8 or has no words, or a line has another number of columns than
             the first one; the message begins with `source`.
     """
-    lines = width = count = complete = 0  # of the words in `read`, `complete` are in sentences that have ended
+    width = count = complete = 0  # of the words in `read`, `complete` are in sentences that have ended
     read: list[Words] = []
-    for piece in _whole_lines(path, source):
+    for at, piece in blocks_of_lines(path, source):
         width = width or next((len(_fields(line)) for line in piece.decode().split("\n") if not _ends(line)), 0)
-        found = _by_columns(piece, width) or _by_lines(piece, width, untagged, lines, source)
+        found = _by_columns(piece, width) or _by_lines(piece, width, untagged, path, at, source)
         complete = count + int(found.ends[-1]) if len(found.ends) else complete
-        count, lines = count + len(found.words), lines + piece.count(b"\n")
+        count += len(found.words)
         read.append(found)
         if count >= BLOCK_WORDS and complete:
             whole = _joined(read)
@@ -58,15 +56,6 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
         raise UserError(f"{source} has no words")
     if count:
         yield _table(_joined(read), count)
-
-
-def _whole_lines(path: Path, source: str) -> Iterator[bytes]:
-    """The file in pieces of whole lines; UserError if it cannot be read or is not UTF-8."""
-    with opened(path, source) as file:
-        text = CheckedText(file, source)
-        pieces = iter(lambda: text.read(READ_BYTES), b"")
-        for place, lines in enumerate(whole_lines(pieces, source)):
-            yield lines if place else lines.removeprefix(codecs.BOM_UTF8)
 
 
 def _ends(line: str) -> bool:
@@ -120,14 +109,15 @@ def _by_columns(piece: bytes, width: int) -> Words | None:
     return Words(words.filter(is_word), tags.filter(is_word), places - np.arange(len(places)))
 
 
-def _by_lines(piece: bytes, width: int, untagged: bool, before: int, source: str) -> Words:
+def _by_lines(piece: bytes, width: int, untagged: bool, path: Path, at: int, source: str) -> Words:
     """The words of whole lines, read line by line.
 
     Args:
         piece: whole lines.
         width: the number of columns.
         untagged: whether the words may have no tags.
-        before: the number of lines before the piece.
+        path: of the file.
+        at: the byte at which the piece begins.
         source: the name of the file in messages.
 
     Raises:
@@ -136,16 +126,16 @@ def _by_lines(piece: bytes, width: int, untagged: bool, before: int, source: str
     words: list[str] = []
     tags: list[str] = []
     ends = []
-    for number, line in enumerate(piece.decode().removesuffix("\n").split("\n"), before + 1):
+    for number, line in enumerate(piece.decode().removesuffix("\n").split("\n")):
         if _ends(line):
             ends.append(len(words))
             continue
         fields = _fields(line)
         if len(fields) != width or width < 2 - untagged or not fields[-1].strip():
-            bare = line.rstrip("\r")
+            bare, first = line.rstrip("\r"), line_number(path, source, at)
             raise UserError(
-                f"{source} is malformed in line {number:,}: it has {_columns(len(fields))} ({bare!r:.60}), and the "
-                f"first line has {width}: write each word and its tag in a line, with the same number of columns"
+                f"{source} is malformed in line {first + number:,}: it has {_columns(len(fields))} ({bare!r:.60}), and "
+                f"the first line has {width}: write each word and its tag in a line, with the same number of columns"
             )
         words.append(fields[0])
         if width > 1:

@@ -72,9 +72,7 @@ def as_texts(table: pa.Table) -> pa.Table:
         texts = [pa.array([" ".join(words) for words in batch], pa.large_string()) for batch in batches]
         return pa.table({"text": pa.chunked_array(texts, pa.large_string())}), 0
 
-    if content_of(table):
-        return arrow_files.converted(table, convert, "texts", FORMAT)[0]
-    return convert(table)[0].replace_schema_metadata(table.schema.metadata)
+    return arrow_files.converted(table, convert, "texts", FORMAT)[0]
 
 
 def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":

@@ -21,7 +21,7 @@ from benchmarks import gpu, predictions
 from benchmarks.harness import encoder_and_texts
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PREDICTIONS
 from shared import predict
-from shared.datasets import demo_texts
+from shared.demo_data import texts as demo_texts
 from shared.speed.first_token import shorten_last_layer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")

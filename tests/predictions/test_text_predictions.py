@@ -267,7 +267,7 @@ def inputs(alone, texts, tmp_path_factory):
         (["mlm", "labels.csv"], "is a masked language model"),
         (["bare", "labels.csv"], "is a BertModel: predictions need"),
         (["RUN", "missing_file.csv"], "missing_file.csv: no such file"),
-        (["RUN", "empty.csv"], "empty.csv is empty"),
+        (["RUN", "empty.csv"], "empty.csv: Empty CSV file"),
         (["RUN", "file.docx"], "unknown kind of file"),
         (["RUN", "other.csv"], "--text_column_names text: FILE"),
         (["RUN", "labels.csv", "--label_column_name", "stars"], "--label_column_name stars: FILE"),

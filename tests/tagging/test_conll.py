@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shared.datasets import files
 from shared.errors import UserError
 from shared.tagging import conll
 
@@ -37,7 +38,7 @@ def test_arrow_reads_what_is_read_line_by_line(tmp_path_factory, lines, newline_
     path = tmp_path_factory.mktemp("conll") / "words.conll"
     path.write_bytes("\n".join([*lines, *[""] * newline_at_end]).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conll, "READ_BYTES", size)
+        patch.setattr(files, "BLOCK_BYTES", size)
         patch.setattr(conll, "BLOCK_WORDS", 3)
         found, expected = (read(path, patch, by_lines, untagged) for by_lines in (False, True))
     assert found == expected
@@ -53,7 +54,7 @@ def test_ordinary_files_are_read_by_arrow_in_blocks_of_whole_sentences(separator
             words += sentence % 7
             file.write("\n")
     monkeypatch.setattr(conll, "_by_lines", None)
-    monkeypatch.setattr(conll, "READ_BYTES", 100)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
     monkeypatch.setattr(conll, "BLOCK_WORDS", 20)
     tables = [*conll.read_conll(path, "x")]
     assert max(sum(map(len, table["tokens"].to_pylist())) for table in tables) < 20 + 12 + 7

@@ -17,7 +17,7 @@ from shared import prepare
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
-from shared.datasets import arrow_files, readers, rows
+from shared.datasets import arrow_files, files, rows
 from shared.errors import UserError
 from shared.tagging import conll, pieces, tagged_texts, text_blocks, windows
 from shared.tagging.tags import Tags
@@ -26,9 +26,8 @@ RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (arrow_files, "IN_MEMORY"): -1,
-    (readers, "BLOCK_BYTES"): 2000,
+    (files, "BLOCK_BYTES"): 300,
     (rows, "BLOCK_ROWS"): 23,
-    (conll, "READ_BYTES"): 300,
     (conll, "BLOCK_WORDS"): 50,
     (tagged_texts, "BATCH_ROWS"): 3,
     (text_blocks, "SMALLEST_BLOCK"): 16,

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 from shared.cache import prepared
 from shared.cache.prepared import Unfinished, only_task
 from shared.datasets import documents as documents_module
+from shared.datasets import files as files_module
 from shared.datasets.documents import of_file, of_files
 from shared.errors import UserError
 from shared.text import shards as shards_module
@@ -35,7 +36,8 @@ ROWS = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
 FEW = 9  # documents in a small file
 SMALL = {
     (documents_module, "PART_BYTES"): 2000,
-    (documents_module, "PART_BATCH"): 10,
+    (documents_module, "BATCH_DOCUMENTS"): 10,
+    (files_module, "BLOCK_BYTES"): 300,
     (shards_module, "BLOCK_CHARACTERS"): 900,
 }
 
@@ -187,8 +189,14 @@ def test_a_shard_that_another_process_writes_is_left_to_it(corpus, alone, monkey
     It leaves the rest of a short part to the first process. It reads a long part once, however long it waits.
     """
     write, order = tokens_module._Encoder.write_shard, []
-    documents = of_file(corpus / name, "--train_file", "text")
     read, reads = documents_module._json_lines, []
+
+    def counted(*given):
+        reads.append(given)
+        yield from read(*given)
+
+    monkeypatch.setattr(documents_module, "_json_lines", counted)
+    documents = of_file(corpus / name, "--train_file", "text")
 
     class Waits(Exception):
         """The second process waits for the first one."""
@@ -209,7 +217,6 @@ def test_a_shard_that_another_process_writes_is_left_to_it(corpus, alone, monkey
 
     monkeypatch.setattr(prepared, "time", SimpleNamespace(sleep=wait))
     monkeypatch.setattr(tokens_module._Encoder, "write_shard", write_shard)
-    monkeypatch.setattr(documents_module, "_json_lines", lambda *given: reads.append(given) or read(*given))
     tokenize_documents(documents, word_tokenizer())
     assert len(order) > 10
     assert len(order) == len({*order})

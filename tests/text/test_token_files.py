@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.cache import prepared
-from shared.datasets import documents as documents_module
+from shared.datasets import files
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
 from shared.datasets.tables import named
 from shared.errors import UserError
@@ -144,7 +144,7 @@ def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, 
 
 def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
     """A type inferred from the first block of a file need not hold for later blocks."""
-    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 200)
     rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
     (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
     texts = [
@@ -174,7 +174,7 @@ def test_a_failed_build_leaves_no_data(tokenizer, tmp_path):
     path.write_text('{"text": "good"}\n{"text": 5}\n')
     with pytest.raises(UserError, match="in line 2, not text"):
         tokenize_documents(of_file(str(path), "--train_file", "text"), tokenizer)
-    left = [p.name for p in documents_module.build_once("x", lambda _: None).parent.glob("corpus-*")]
+    left = [p.name for p in prepared.build_once("x", lambda _: None).parent.glob("corpus-*")]
     assert all(name.endswith(".lock") for name in left)
 
 
@@ -258,7 +258,8 @@ def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(mo
 def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
     documents = of_table(table_of([f"text {i}" for i in range(5000)]), "text")
     assert first_texts(documents, 1 << 30).num_rows == 5000
-    assert first_texts(documents, 10_000).num_rows == 2000, "whole batches"
+    found = first_texts(documents, 10_000)["text"].to_pylist()
+    assert sum(map(len, found[:-1])) < 10_000 <= sum(map(len, found))
 
 
 @pytest.mark.parametrize(
@@ -269,15 +270,14 @@ def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
         ("corpus.xyz", b"a", "unknown kind of file"),
         ("latin.txt", b"good\n\xe9t\xe9\n", "not UTF-8 (line 2)"),
         ("latin.jsonl", b'{"text": "\xe9"}\n', "not UTF-8 (line 1)"),
-        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2: Expecting value at column"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2: Expecting value"),
         ("list.jsonl", b'{"text": "a"}\n[1]\n', "malformed in line 2: not an object"),
         ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
         ("other.csv", b"id,words\n1,a\n", "no such column (columns: id, words)"),
         ("twice.csv", b"text,text\na,b\n", "two columns with the name text: rename one"),
         ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns with the name id: rename one"),
-        ("ragged.csv", b"text,b\na,b\nc,d,e\n", "malformed"),
-        ("zero.csv", b"text\n\0\n", "not text"),
-        ("fake.parquet", b"nothing of the kind", "malformed"),
+        ("ragged.csv", b"text,b\na,b\nc,d,e\n", "Expected 2 columns, got 3"),
+        ("fake.parquet", b"nothing of the kind", "not a parquet file"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused_in_one_line(tokenizer, tmp_path, name, content, expected):

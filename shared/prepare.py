@@ -37,7 +37,7 @@ from shared.images.images import Images
 from shared.processes import ending, exit_reasons, signals
 from shared.run.command import load_recipe, require_numbers
 from shared.text.prepared_folder import write_prepared
-from shared.text.token_files import TokenFile
+from shared.text.token_files import Corpus
 
 USAGE = "python -m shared.prepare [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
 
@@ -98,7 +98,9 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
         say(f"{shard}: prepared in {time.monotonic() - began:.0f} s; {error}, or to this command without --shard")
         return
     parts = dict(zip(("training", "validation"), loaded, strict=False))
-    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), TokenFile)}
+    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), Corpus)}
+    if getattr(config, "prepared_data", None):  # its tokens are there already
+        files = {}
     if task[1] > 1 and not tasks.divided:
         raise UserError(f"{shard} has no effect on {recipe} with these flags, whose data are not divided: leave it out")
     if folder and not files:
@@ -126,12 +128,11 @@ def samples(data: object) -> str:
     return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
 
 
-def stored(file: TokenFile) -> str:
-    """The numbers of documents, tokens, bytes and files of a corpus."""
-    folders = {file.folder, *(path.parent for path in file.tokens.files)}
-    sizes = [path.stat().st_size for folder in folders for path in folder.iterdir()]
-    counts = f"{count_of(len(file.offsets) - 1, 'document')}, {count_of(len(file.tokens), 'token')}"
-    return f"{counts}, {sum(sizes) / 1e6:,.1f} MB in {count_of(len(sizes), 'file')}"
+def stored(corpus: Corpus) -> str:
+    """The numbers of documents, tokens and bytes of a corpus."""
+    size = sum(path.stat().st_size for path in corpus.folder.iterdir())
+    counts = f"{count_of(len(corpus.offsets) - 1, 'document')}, {count_of(len(corpus.tokens), 'token')}"
+    return f"{counts}, {size / 1e6:,.1f} MB"
 
 
 if __name__ == "__main__":

@@ -296,6 +296,16 @@ def read_array(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="r").view(np.ndarray)
 
 
+def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
+    """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
+    return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)
+
+
+def from_lines(path: Path) -> list[Any]:
+    """The values of a .npy file with the result of `as_lines`."""
+    return [json.loads(line) for line in np.load(path).tobytes().splitlines()]
+
+
 def mapped_file(array: np.ndarray) -> Path | None:
     """The file of an array from `read_array`; None for an array in memory."""
     return Path(array.base.filename) if isinstance(array.base, np.memmap) else None  # type: ignore[arg-type]

@@ -4,13 +4,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shared.cache.prepared import each_share
 from shared.config.data_options import DataOptions
 from shared.datasets.documents import Documents, first_texts, load_documents
 from shared.errors import UserError
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.pieces import Selection, held_out
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
-from shared.text.token_files import TokenizedCorpus, tokenize_corpora
+from shared.text.token_files import Corpus, tokenize_documents
 from shared.text.tokenized import train_tokenizer
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
 
-Part = tuple[TokenizedCorpus, Selection]  # a corpus and the documents of it that are used
+Part = tuple[Corpus, Selection]  # a corpus and the documents of it that are used
 
 
 def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
@@ -29,7 +30,7 @@ def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
 
     Raises:
         UserError: the data do not exist or cannot be read, or a flag has no effect on them.
-        Unfinished: see `build_shards`.
+        Unfinished: see `Division.build`.
     """
     if config.skip_incomplete_rows:
         raise UserError(
@@ -83,13 +84,12 @@ def tokenize_parts(
 ) -> tuple[Part, Part]:
     """The tokens of the training and the validation documents: see `select_parts`."""
     documents, validation = parts
-    file, *held = tokenize_corpora([documents, validation] if validation else [documents], tokenizer)
+    corpora = [documents, validation] if validation else [documents]
+    file, *held = each_share(lambda each: tokenize_documents(each, tokenizer), corpora)
     return select_parts(file, held[0] if held else None, documents.source, config)
 
 
-def select_parts(
-    corpus: TokenizedCorpus, validation: TokenizedCorpus | None, source: str, config: DataOptions
-) -> tuple[Part, Part]:
+def select_parts(corpus: Corpus, validation: Corpus | None, source: str, config: DataOptions) -> tuple[Part, Part]:
     """(corpus, selected documents) for training and for validation; `source` names the training corpus in messages.
 
     Without a validation corpus, --validation_split_percentage of the documents are held out: see `split_documents`.
@@ -103,12 +103,12 @@ def select_parts(
     return _limited(corpus, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
 
 
-def _limited(corpus: TokenizedCorpus, documents: Selection, name: str, config: DataOptions) -> Part:
+def _limited(corpus: Corpus, documents: Selection, name: str, config: DataOptions) -> Part:
     """A corpus and the documents that the limit `name` keeps."""
     return corpus, documents.limited(len(corpus.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
 
 
-def split_documents(corpus: TokenizedCorpus, source: str, percentage: int, seed: int) -> tuple[Selection, Selection]:
+def split_documents(corpus: Corpus, source: str, percentage: int, seed: int) -> tuple[Selection, Selection]:
     """The training and the held-out documents, a function of (seed, document, count) alone.
 
     Raises:

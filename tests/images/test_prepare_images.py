@@ -45,8 +45,8 @@ def test_the_tasks_of_an_array_decode_the_images_together(flags, monkeypatch, ca
     prepare.prepare(RECIPE, flags, (0, 2))
     captured = capsys.readouterr()
     assert re.search(
-        r"--shard 0/2: prepared in \d+ s; 16 of 32 images of --train_dir .* are left to other tasks; 4 of 8 images of "
-        ".* are left to other tasks, or to this command without --shard$",
+        r"--shard 0/2: prepared in \d+ s; decoding --train_dir .*: 4 of 8 parts are left to other tasks; decoding .*: "
+        "1 of 2 parts are left to other tasks, or to this command without --shard$",
         captured.err,
         re.MULTILINE,
     )

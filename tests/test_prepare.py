@@ -104,18 +104,17 @@ def test_the_tasks_of_an_array_tokenize_both_tables_together(texts, monkeypatch,
 
 
 def test_arguments():
-    assert prepare.arguments([str(MLM), "--seed", "1"]) == ((0, 1), None, MLM, ["--seed", "1"])
-    assert prepare.arguments(["--shard", "3/64", str(MLM)]) == ((3, 64), None, MLM, [])
-    assert prepare.arguments(["--to", "out", str(MLM)]) == ((0, 1), Path("out"), MLM, [])
+    def parsed(*argv):
+        found = prepare.Arguments().parse_args(argv)
+        return found.shard, found.to, found.recipe, found.flags
+
+    assert parsed(str(MLM), "--seed", "1") == ((0, 1), None, MLM, ["--seed", "1"])
+    assert parsed("--shard", "3/64", "--to", "out", str(MLM)) == ((3, 64), Path("out"), MLM, [])
+    usage = re.escape("usage: python -m shared.prepare [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]")
     for given, expected in (
-        ([], "the recipe is not a file: python -m shared.prepare"),
-        (["--seed", "1"], "--seed is not a file: "),
-        (["--shard"], "--shard : give I/N"),
-        (["--shard", "4/4", str(MLM)], "--shard 4/4: give I/N with I from 0 to N-1"),
-        (["--shard", "x", str(MLM)], "--shard x: give I/N"),
-        (["--to"], "--to: give a folder"),
-        (["--to", "out", "--shard", "0/2", str(MLM)], "--to out has no effect with --shard 0/2: give one of them"),
-        (["--shard", "0/0", str(MLM)], "--shard 0/0: give I/N"),
+        ([], "the following arguments are required: recipe"),
+        (["--shard", "4/4", str(MLM)], "argument --shard: give I/N with I from 0 to N-1, as in 3/64"),
+        (["--shard", "x", str(MLM)], "argument --shard: invalid task_of value: 'x'"),
     ):
-        with pytest.raises(UserError, match=re.escape(expected)):
-            prepare.arguments(given)
+        with pytest.raises(UserError, match=rf"^{expected}.*: {usage}$"):
+            parsed(*given)

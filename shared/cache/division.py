@@ -85,7 +85,7 @@ class Division:
     first: Arrays = field(default_factory=dict)  # come before those of the blocks, and exist also without any block
     file: str = ""  # in the folder of the blocks: a file of full size that they share and that is moved into `name`
     create: Callable[[Path], object] | None = None  # creates this file
-    blocks_in: str = ""  # the folder of the blocks, if divisions with equal parts share it; by default, NAME.blocks
+    blocks_in: str = ""  # the name of the folder of the blocks, if divisions with equal parts share it
     threads: int = 1  # of this process
     delay: float = 0  # seconds until the progress bar is shown
     by_task: bool = True  # whether the tasks of a job array (`only_task`) divide the parts and end with their share
@@ -229,9 +229,9 @@ class Division:
         """Remove the blocks. Others in the same folder stay, as they may belong to another division."""
         if not self.blocks_in:
             shutil.rmtree(self.shared, ignore_errors=True)
-            return
-        for part in parts:
-            for path in self.shared.glob(f"{part.name}-*"):
+        elif self.shared.exists():
+            names = {part.name for part in parts}  # without "-"
+            for path in [path for path in self.shared.iterdir() if path.name.partition("-")[0] in names]:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -246,10 +246,8 @@ def cores_of_process() -> int:
 
 
 @contextmanager
-def opened_before_end(path: Path, distance: int, read_soon: bool = True) -> Iterator[IO[bytes]]:
+def opened_before_end(path: Path, distance: int) -> Iterator[IO[bytes]]:
     """Open a file for writing at `distance` bytes before its end; afterwards, what was written is on the disk.
-
-    The system keeps it in memory as well, unless `read_soon` is False.
 
     Several machines may write to the same file at once, each its own bytes. The file is opened for writing only, since
     a client of NFS that reads a page may later write the whole page, with outdated bytes of other machines.
@@ -259,8 +257,6 @@ def opened_before_end(path: Path, distance: int, read_soon: bool = True) -> Iter
         yield file
         file.flush()
         os.fsync(file.fileno())
-        if not read_soon and hasattr(os, "posix_fadvise"):  # macOS lacks it
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def move_or_link(path: Path, folder: Path) -> None:

@@ -12,7 +12,7 @@ import PIL
 from numpy.typing import NDArray
 
 from shared.cache.division import Division, blocks_folder, cores_of_process, opened_before_end, parts_of
-from shared.cache.prepared import Arrays, ahead_of_training, as_lines, from_lines, read_array
+from shared.cache.prepared import Arrays, as_lines, from_lines, read_array
 from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.selection import blocks
 from shared.images.sources import Source
@@ -27,7 +27,6 @@ def build(source: Source, square: Square, keep_pixels: bool) -> Path:
 
     With `keep_pixels` False the folder holds only the aspect ratios and the list of corrupt images. All processes that
     call this divide the images (see `division.py`), and each decodes in as many threads as its share of the cores.
-    Pixels that are decoded ahead of training do not stay in memory, where other programs could need the room.
 
     Raises:
         UserError: an image cannot be read, or the cache cannot be written.
@@ -39,7 +38,6 @@ def build(source: Source, square: Square, keep_pixels: bool) -> Path:
     for first, end in blocks(len(source)):
         digest.update(np.ascontiguousarray(source.rows[first:end]).data)
     name = f"images-{digest.hexdigest()}"
-    read_soon = not ahead_of_training()  # asked here, because the threads that write do not know
 
     def create(file: Path) -> None:
         np.lib.format.open_memmap(file, "w+", np.uint8, (len(source), size, size, 3))
@@ -49,7 +47,7 @@ def build(source: Source, square: Square, keep_pixels: bool) -> Path:
         to_end = (len(source) - images.start) * size * size * 3
         opened: AbstractContextManager[IO[bytes] | None] = nullcontext()
         if keep_pixels:
-            opened = opened_before_end(blocks_folder(name) / PIXELS, to_end, read_soon)
+            opened = opened_before_end(blocks_folder(name) / PIXELS, to_end)
         with opened as pixels:
             for place, i in enumerate(images):
                 try:

@@ -1,13 +1,11 @@
 """The training and the validation corpus of a run as tokens: from its files, or prepared ahead."""
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from shared.cache.prepared import each_share
 from shared.config.data_options import DataOptions
 from shared.datasets.documents import Documents, first_texts, load_documents
-from shared.errors import UserError
+from shared.errors import UserError, say
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.pieces import Selection, held_out
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
@@ -32,10 +30,6 @@ def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
         UserError: the data do not exist or cannot be read, or a flag has no effect on them.
         Unfinished: see `Division.build`.
     """
-    if config.skip_incomplete_rows:
-        raise UserError(
-            "--skip_incomplete_rows has no effect here: documents without text are always skipped: remove the flag"
-        )
     if config.prepared_data:
         return load_prepared(config)
     parts = load_documents(config, config.text_column_name)
@@ -119,10 +113,6 @@ def split_documents(corpus: Corpus, source: str, percentage: int, seed: int) -> 
         raise UserError(f"{source} has one document: add documents, to train and to validate on")
     held = min(max(1, round(count * percentage / 100)), count - 1)
     numbers = held_out(corpus.digest, count, held, seed)
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            f"{source} has no validation data: {held:,} of its documents ({percentage} %, chosen by --seed {seed}) "
-            "are held out",
-            file=sys.stderr,
-        )
+    chosen = f"{percentage} %, chosen by --seed {seed}"
+    say(f"{source} has no validation data: {held:,} of its documents ({chosen}) are held out")
     return Selection(numbers), Selection(numbers, excluded=False)

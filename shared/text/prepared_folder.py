@@ -223,7 +223,7 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
         index: dict[str, Any] = json.loads(content)
         number, expected = index["format"], index.pop("digest")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{source}/{INDEX} is no index of prepared data: copy the prepared folder again") from None
+        raise UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again") from None
     if number != FORMAT:
         raise UserError(
             f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare the data again"

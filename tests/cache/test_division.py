@@ -161,11 +161,17 @@ def test_after_the_correction_of_a_part_the_blocks_of_the_others_are_complete():
         if item == 21:
             raise UserError("item 21 is bad")
 
+    def named(note, **changes):
+        found = squares(note, blocks_in="numbers", **changes)
+        return replace(found, parts=[replace(part, name=part.name.replace("-", "")) for part in found.parts])
+
     with pytest.raises(UserError):
-        squares(refuse, blocks_in="numbers").build()
+        named(refuse).build()
+    (prepared.cache_dir() / "numbers.blocks/other-0000").mkdir()
     read = []
-    folder = squares(read.append, name="corrected", blocks_in="numbers").build()
+    folder = named(read.append, name="corrected").build()
     assert read == [20, 21, 22]
+    assert [path.name for path in (prepared.cache_dir() / "numbers.blocks").iterdir()] == ["other-0000"]
     prepared.shutil.rmtree(prepared.cache_dir() / "numbers.blocks")
     check_result(folder)
 

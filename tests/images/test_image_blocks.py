@@ -247,23 +247,7 @@ def test_tasks_decode_their_blocks_and_the_last_one_joins_them(photos, alone, de
     for task in range(2):
         with only_task(task, 3), pytest.raises(Unfinished, match=left):
             load(photos)
-    with only_task(2, 3) as tasks:
+    with only_task(2, 3):
         load(photos)
-    assert tasks.divided
     assert content() == alone
     assert len(decoded) == TRAINING + VALIDATION
-    with only_task(1, 3) as tasks:
-        load(photos)
-    assert tasks.divided, "also if everything is decoded"
-
-
-def test_pixels_stay_in_memory_unless_they_are_decoded_ahead_of_training(photos, monkeypatch):
-    advised = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *advice: advised.append(advice))
-    load(photos)
-    assert not advised
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(prepared.cache_dir() / "other"))
-    with only_task(0, 1):
-        load(photos)
-    blocks_of_pixels = -(-TRAINING // 3) - (-VALIDATION // 3)
-    assert advised == [(0, 0, os.POSIX_FADV_DONTNEED)] * blocks_of_pixels

@@ -73,7 +73,6 @@ def test_flags_without_effect_on_prepared_data_and_another_tokenizer_are_refused
         (["--vocab_size", 500], f"--vocab_size 500: --prepared_data {folder} was prepared with 400: give that"),
         (["--tokenizer_type", "bpe"], "--tokenizer_type bpe: .* was prepared with wordpiece: give that"),
         (["--text_column_name", "body"], "--text_column_name body has no effect on --prepared_data"),
-        (["--skip_incomplete_rows"], "--skip_incomplete_rows has no effect here"),
         (["--cache_gb", 1], "--cache_gb 1 has no effect on --prepared_data .*, a folder here: remove it"),
         (texts[:2], "--prepared_data .* and --train_file .* exclude each other"),
         (["--dataset_name", "x"], "--prepared_data .* and --dataset_name x exclude each other"),
@@ -152,8 +151,8 @@ def errors_of_two_processes(folder, tmp_path, answer):
 def test_a_server_that_denies_access_ends_every_process_with_one_line(folder, tmp_path):
     (error,) = errors_of_two_processes(folder, tmp_path, lambda path, _: 403 if "training/tokens" in path else None)
     assert re.fullmatch(
-        r"error: --prepared_data URL/training/tokens\.npy: access is denied \(HTTP 403\): check the credentials and "
-        r"their rights",
+        r"error: --prepared_data URL/training/tokens\.npy: cannot be read \(HTTP 403\): check the URL, the "
+        r"credentials and the network",
         error,
     )
 

@@ -235,7 +235,7 @@ def test_a_second_writer_and_a_full_disk_are_one_line(file, tmp_path, monkeypatc
         ("index.json", "changed", ("index.json is",) * 2),
         ("training/offsets.npy", "changed", ("/training/offsets.npy differs from the index", "differs from its index")),
         ("training/tokens.npy", "missing", ("/training/tokens.npy is missing", "does not exist")),
-        ("training/tokens.npy", "cut", ("is longer or shorter than the index", "is shorter than its index")),
+        ("training/tokens.npy", "cut", ("is longer or shorter than the index", "differs from its index")),
         ("training/tokens.npy", "changed", ("tokens.npy differs from the index", "differs from its index")),
     ],
 )

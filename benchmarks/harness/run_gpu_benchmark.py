@@ -218,20 +218,18 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     """Random documents of --max_length tokens, for training and for validation, and a tokenizer for them."""
     from shared.text.masking import masking_for
     from shared.text.pieces import Selection
-    from shared.text.token_files import MaskedDocuments, TokenFile, special_tokens_around
+    from shared.text.token_files import Corpus, MaskedDocuments, special_tokens_around
 
     tokenizer = word_tokenizer(config.vocab_size)
     folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)
     folder.mkdir(exist_ok=True)
     documents, room = 4 * config.global_batch_size, config.max_length - sum(map(len, around))
-    random_words(documents * room, config.vocab_size).tofile(folder / "tokens")
-    (folder / "index.json").write_text(json.dumps({"dtype": "uint16", "shards": [[".", documents * room]]}))
-    (np.arange(documents + 1) * room).tofile(folder / "offsets")
-    (folder / "digest").write_text("random")
+    np.save(folder / "tokens.npy", random_words(documents * room, config.vocab_size))
+    np.save(folder / "offsets.npy", np.arange(documents + 1) * room)
     masking = masking_for(tokenizer, config.mlm_probability)
     parts = [Selection(np.arange(4)), Selection(np.arange(4), excluded=False)]
     arguments = (config.max_length, around, masking, config.seed)
-    train, held_out = (MaskedDocuments(TokenFile(folder), part, *arguments) for part in parts)
+    train, held_out = (MaskedDocuments(Corpus(folder, "random"), part, *arguments) for part in parts)
     return train, held_out, tokenizer
 
 

@@ -1,15 +1,13 @@
 """Check of encoded images before a run decodes any: a fingerprint of each, and which are corrupt by their headers.
 
-All processes divide the images (see `blocks.py`). Later starts read the stored result, as long as the file times or
+All processes divide the images (see `division.py`). Later starts read the stored result, as long as the file times or
 the bytes of the table are the same.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.cache.blocks import Blocks
-from shared.cache.prepared import array_writer, read_array
+from shared.cache.division import Division, cores_of_process, parts_of
+from shared.cache.prepared import Arrays, as_lines, from_lines, read_array
 from shared.images.decoding import CorruptImage, inspect
 
-FORMAT = 1  # part of the cache's name: increase it when the check finds other things in the same images
+FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
 SMALLEST_BLOCK = 256  # images: a few hundredths of a second of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
 HASHED = 1 << 30  # bytes of a table's images that each start hashes; if there are more, it hashes evenly spaced blocks
@@ -51,7 +49,7 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
         UserError: a file cannot be read.
     """
 
-    def write(_: Path, folder: Path, images: range) -> None:
+    def make(images: range) -> Iterator[Arrays]:
         prints, remarks = np.empty(len(images), np.uint64), []
         for place, i in enumerate(images):
             try:
@@ -61,35 +59,21 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
             except CorruptImage as corrupt:
                 problem, prints[place] = corrupt.args
                 remarks.append((i, problem))
-        np.save(folder / "prints.npy", prints)
-        (folder / "remarks.json").write_text(json.dumps(remarks))
-
-    def join(_: Path, folder: Path, blocks: list[Path]) -> None:
-        with array_writer(folder / "prints.npy", np.uint64) as append:
-            for block in blocks:
-                append(np.load(block / "prints.npy"))
-        remarks = [*chain.from_iterable(json.loads((block / "remarks.json").read_text()) for block in blocks)]
-        problems = {i: problem for i, problem in remarks if problem}
-        deep = [i for i, problem in remarks if not problem]
-        (folder / "found.json").write_text(json.dumps({"problems": problems, "deep": deep}))
+        yield {"prints": prints, "remarks": as_lines(remarks)}
 
     settings = hashlib.blake2b(f"{FORMAT} {PIL.__version__} {key}".encode(), digest_size=16)
-    folder = Blocks(
+    folder = Division(
         f"checked-{settings.hexdigest()}",
-        count,
-        SMALLEST_BLOCK,
-        write,
-        join,
-        "checking",
-        "images",
-        name,
+        parts_of(count, SMALLEST_BLOCK, make),
+        f"checking {name}",
+        threads=2 * cores_of_process(),  # they wait for the disk
         delay=2,
-        threads_per_core=2,  # they wait for the disk
         by_task=False,  # all images are checked before one is decoded
     ).build()
-    found = json.loads((folder / "found.json").read_text())
-    problems = {int(i): problem for i, problem in found["problems"].items()}
-    return Checked(key, read_array(folder / "prints.npy"), problems, tuple(found["deep"]))
+    remarks = from_lines(folder / "remarks.npy")
+    problems = {i: problem for i, problem in remarks if problem}
+    deep = tuple(i for i, problem in remarks if not problem)
+    return Checked(key, read_array(folder / "prints.npy"), problems, deep)
 
 
 def key_of_files(paths: Iterable[str]) -> str:

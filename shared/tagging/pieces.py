@@ -152,7 +152,8 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
 
     source = source_of(table)
     name = f"words-{_digest(settings, table)}"
-    cut = WordPieces(make_arrays(name, table.num_rows, make, PLACES, "tokenizing", source, delay=0, by_task=True))
+    title = f"tokenizing {source}"
+    cut = WordPieces(make_arrays(name, table.num_rows, make, PLACES, title, delay=0, by_task=True))
     if not len(cut.pieces):
         raise UserError(f"{source}: the tokenizer gives no word a token: use another model")
     if lost := len(cut.begins) - len(cut.words):

@@ -122,7 +122,7 @@ class Tags:
                 yield {"tags": numbers, "violations": self._violations(numbers, begins_of(sizes_of(tags)))}
 
         name = f"tags-{key_digest(FORMAT, content_of(table), self.names)}"
-        return make_arrays(name, table.num_rows, make, {}, "numbering the tags of", source_of(table))
+        return make_arrays(name, table.num_rows, make, {}, f"numbering the tags of {source_of(table)}")
 
     def _numbers(self, table: pa.Table, tags: pa.LargeListArray) -> Ints:
         """int64 [words]: see `encode`; `tags` are some rows of the table."""

@@ -78,7 +78,7 @@ def windows_of(pieces: WordPieces, room: int, stride: int, special: int) -> tupl
         windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
         return Windows(*map(stored, vars(windows).values())), stored((windows.sizes + special).astype(np.int32))
     name = f"windows-{key_digest(FORMAT, pieces.folder.name, room, stride, special)}"
-    folder = make_arrays(name, len(pieces.offsets) - 1, make, {}, "cutting", "texts into windows")
+    folder = make_arrays(name, len(pieces.offsets) - 1, make, {}, "cutting texts into windows")
     arrays = (read_array(folder / f"{field.name}.npy") for field in fields(Windows))
     return Windows(*arrays), read_array(folder / "lengths.npy")
 

@@ -10,7 +10,6 @@ from small_images import folders
 from shared import prepare
 from shared.cache import prepared
 from shared.config import options
-from shared.errors import UserError
 
 RECIPE = runs.ROOT / "recipes/image_classification.py"
 
@@ -45,17 +44,11 @@ def test_the_tasks_of_an_array_decode_the_images_together(flags, monkeypatch, ca
     prepare.prepare(RECIPE, flags, (0, 2))
     captured = capsys.readouterr()
     assert re.search(
-        r"--shard 0/2: prepared in \d+ s; 16 of 32 images of --train_dir .* are left to other tasks; 4 of 8 images of "
-        ".* are left to other tasks, or to this command without --shard$",
+        r"--shard 0/2: prepared in \d+ s; decoding --train_dir .*: 4 of 8 parts are left to other tasks; decoding .*: "
+        "1 of 2 parts are left to other tasks, or to this command without --shard$",
         captured.err,
         re.MULTILINE,
     )
     assert captured.out == ""
     prepare.prepare(RECIPE, flags, (1, 2))
     assert re.search(r"^training +32 images, decoded into", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_a_shard_has_no_effect_without_the_cache(flags):
-    flags[flags.index("uint8")] = "none"
-    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*image_classification\.py with these flags"):
-        prepare.prepare(RECIPE, flags, (0, 2))

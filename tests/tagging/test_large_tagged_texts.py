@@ -181,7 +181,7 @@ def test_the_violations_of_a_scheme_are_the_sum_of_those_of_its_texts(texts):
 def content():
     """{path: bytes} of the cache; there is nothing unfinished in it."""
     here = prepared.cache_dir()
-    assert not [*here.glob("*.blocks-*"), *here.glob("*.partial-*")]
+    assert not [*here.glob("*.blocks"), *here.glob("*.partial-*")]
     kinds = ("words-*/*", "tags-*/*", "windows-*/*")
     return {str(path.relative_to(here)): path.read_bytes() for kind in kinds for path in here.glob(kind)}
 
@@ -230,8 +230,8 @@ def test_the_tasks_of_an_array_tokenize_together_ahead_of_training(flags, large,
     prepare.prepare(RECIPE, flags, (0, 2))
     captured = capsys.readouterr()
     assert re.search(
-        r"--shard 0/2: prepared in \d+ s; 32 of 70 texts of --train_file .* are left to other tasks; 14 of 30 texts of "
-        "--validation_file .* are left to other tasks, or to this command without --shard$",
+        r"--shard 0/2: prepared in \d+ s; tokenizing --train_file .*: 2 of 5 parts are left to other tasks; tokenizing "
+        "--validation_file .*: 1 of 2 parts are left to other tasks, or to this command without --shard$",
         captured.err,
         re.MULTILINE,
     )

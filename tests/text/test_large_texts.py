@@ -69,7 +69,7 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     digests = [part.digest() for part in first]
     for module, name in (
         *((arrow_files, "_write"), (label_cells, "_keys"), (rows, "reading_of")),
-        *((table_texts, "batches_of"), (tokenized.TokenizedText, "_digest")),
+        *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
     monkeypatch.setattr(readers, "blocks", lambda *_, **__: pytest.fail("read again"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.contrastive import retrieval
 from shared.contrastive.tuples import FLAG, load_tuples, pack_or_pad_tuples, tokenize_tuples
-from shared.datasets.rows import column_of, source_of
+from shared.datasets.rows import column_of
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of
@@ -68,10 +68,9 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         "because there are no pairs" if request.config.scores else "as requested",
     )
     texts = f"{count_of(len(data), 'row')} with the texts {', '.join(columns)}"
-    notes = {"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{source_of(table)}: {texts}{how}"}
+    notes = {"model": f"{request.model}: embeddings of {dim} dimensions", "data": f"{texts}{how}"}
     return Prediction(
         table=table,
-        source=source_of(table),
         data=data,
         collate=collate,
         batches=evaluation_batches(lengths, *request.limits, packed=collate.of_texts.packed),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.augmentation.augmentation import Augmentation
@@ -21,7 +22,7 @@ from shared.images.images import collate, prepare
 from shared.images.paths import EXTENSIONS, images_below
 from shared.images.sources import Source, folder_of, limited, load_sources, of_table
 from shared.plan.batches import MicroBatch, evaluation_batches
-from shared.predictions.labels import Targets, labels_of_model, no_targets, outputs_for, targets_of
+from shared.predictions.labels import LabelOutputs, Mask, labels_of_model, targets_of
 from shared.predictions.prediction import Prediction, build_model
 from shared.predictions.request import Request
 
@@ -34,7 +35,7 @@ class WithoutLabels(Labels):
 
     def encode(self, table: pa.Table) -> np.ndarray:
         """int64 [N] zeros."""
-        return no_targets(self, table.num_rows).values
+        return np.zeros(table.num_rows, np.int64)
 
 
 def predict_images(accelerator: Any, request: Request) -> Prediction:
@@ -46,14 +47,14 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     config, labels, geometry = request.config, labels_of_model(request), load_geometry(request.config)
     model = build_model(request, labels.names)
-    outputs = outputs_for(request, labels, ranked=min(MOST_RANKED, len(labels.names)))
-    source, table, targets = read_input(request, labels)
+    outputs = LabelOutputs(request, labels, min(MOST_RANKED, len(labels.names)))
+    source, table, targets, scored = read_input(request, labels)
     data = prepare(source, config, geometry.evaluation_square)
     if len(data) < len(source):  # --skip_corrupt_images leaves some out
         kept = np.isin(source.rows, data.source.rows)
-        table, targets = table.filter(pa.array(kept)), targets.take(kept)
-    data = replace(data, source=replace(data.source, targets=targets.values))
-    score, notes = outputs.scorer(request, targets)
+        table, targets, scored = table.filter(pa.array(kept)), targets[kept], scored[kept]
+    data = replace(data, source=replace(data.source, targets=targets))
+    score, notes = outputs.scorer(targets, scored)
     how = Augmentation.of_run(config, geometry)
     model = adapt_to_device(accelerator, config, model, geometry)
     model = accelerator.prepare_model(model, evaluation_mode=True)
@@ -64,20 +65,19 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
 
     return Prediction(
         table=table,
-        source=source.name,
         data=data,
         collate=collate,
         batches=evaluation_batches(data.lengths, None, request.limits[1]),
         forward=forward,
         width=outputs.width,
-        columns=lambda _, found: outputs.columns(found),
+        columns=outputs.columns,
         score=score,
-        notes={"model": f"{request.model}: {labels}", "data": f"{source.name}: {count_of(len(data), 'image')}"} | notes,
+        notes={"model": f"{request.model}: {labels}", "data": count_of(len(data), "image")} | notes,
     )
 
 
-def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Targets]:
-    """The images to predict, the rows of the output's first columns, and the targets.
+def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, NDArray[np.int64], Mask]:
+    """The images to predict, the rows of the output's first columns, the targets, and which are scored.
 
     Raises:
         UserError: the images cannot be read, or their labels are not those of the model.
@@ -89,7 +89,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Targ
         _, source = limited(load_sources(config), config)
         if source.names != labels.names:
             raise UserError(f"the run's images now have other classes ({listed(source.names)}) than its model")
-        return source, columns_of_run(source), Targets(source.targets, np.full(len(source), config.scores))
+        return source, columns_of_run(source), source.targets, np.full(len(source), config.scores)
     if Path(file).is_dir():
         column, folder = FILE_COLUMN, Path(file)
         table = table_of_folder(folder, labels)
@@ -101,7 +101,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Targ
         if config.skip_incomplete_rows:
             table = skip_incomplete(table, [column])
     source = of_table(table, column, WithoutLabels("classification", "", labels.names), folder)
-    return source, without_bytes(table, column), targets_of(request, labels, table)
+    return source, without_bytes(table, column), *targets_of(request, labels, table)
 
 
 def columns_of_run(source: Source) -> pa.Table:
@@ -110,9 +110,10 @@ def columns_of_run(source: Source) -> pa.Table:
         return without_bytes(source.table.take(pa.array(source.rows)), source.column)
     classes = pa.array(source.names).take(pa.array(source.targets))
     if source.paths:
-        places = pa.array([str(source.paths[row]) for row in source.rows])
-        return pa.table({FILE_COLUMN: places, LABEL_COLUMN: classes})
-    return pa.table({NUMBER_COLUMN: source.rows, LABEL_COLUMN: classes})
+        places = {FILE_COLUMN: pa.array([str(source.paths[row]) for row in source.rows])}
+    else:
+        places = {NUMBER_COLUMN: pa.array(source.rows)}
+    return named(pa.table(places | {LABEL_COLUMN: classes}), source.name)
 
 
 def table_of_folder(folder: Path, labels: Labels) -> pa.Table:

@@ -177,7 +177,7 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
-    rows |= {"recipe": str(request.recipe.__file__), "output": str(output)}
+    rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
     width = max(map(len, rows))
     accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
     workers = request.config.dataloader_num_workers
@@ -260,18 +260,20 @@ def task_of(request: Request, prediction: Prediction) -> Record:
     """What the predictions depend on: digests of model, recipe and input, and settings, independent of paths."""
     config = request.config
     left_out = fields_with(type(config), Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)
-    model = hashlib.blake2b(digest_size=16)
-    for file in sorted(request.model.iterdir()):
-        if file.is_file() and file.suffix != ".md":
-            model.update(file.name.encode())
-            with file.open("rb") as opened:
-                model.update(hashlib.file_digest(opened, "sha256").digest())
+    files = [file for file in request.model.iterdir() if file.is_file() and file.suffix != ".md"]
+    model = "".join(file.name + digest_of(file) for file in sorted(files))
     return {
-        "model": model.hexdigest(),
-        "recipe": hashlib.sha256(Path(str(request.recipe.__file__)).read_bytes()).hexdigest(),
+        "model": hashlib.sha256(model.encode()).hexdigest(),
+        "recipe": digest_of(Path(str(request.recipe.__file__))),
         "input": input_digest(prediction),
         "settings": {name: value for name, value in options.plain(config).items() if name not in left_out},
     }
+
+
+def digest_of(file: Path) -> str:
+    """A digest of the content of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def input_digest(prediction: Prediction) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_model
 from torch import Tensor
 
-from shared.datasets.rows import ROW_COLUMN
+from shared.datasets.rows import ROW_COLUMN, source_of
 from shared.errors import UserError, about, listed
 from shared.plan.batches import MicroBatch
 from shared.predictions.request import Request
@@ -20,24 +20,12 @@ Outputs = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class OutputsOfWords:
-    """Which outputs belong to a sample and to a row of the input, if a row has an output for each of its words."""
-
-    bounds: Ints
-    """[rows + 1] where the outputs of each row begin, and their total number M."""
-    of_samples: Callable[[Ints], Ints]
-    """The numbers of the outputs of samples [n], in the order in which `forward` returns them."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Prediction:
     """A model with N samples to predict. The model gives `width` numbers for each sample or word, its outputs."""
 
     table: pa.Table
     """The columns of the input, [N] rows; the file of predictions begins with them."""
-    source: str
-    """The name of the input in messages."""
     data: Any
     """The data set of N samples, with `digest()` and what `feed` requires."""
     collate: Callable[[Any], Any]
@@ -54,24 +42,22 @@ class Prediction:
     """The scores by name, from all outputs; None if the samples have no labels."""
     has_loss: bool = True
     """Whether the last output is the loss, which may be infinite for a row without a label."""
-    words: OutputsOfWords | None = None
-    """None: sample i is row i of the table, and has one output. An output that no sample has is 0."""
+    bounds: Any = None
+    """[rows + 1] where the outputs of each row begin, and their total number M. None: each row has one output."""
+    outputs_of: Callable[[Ints], Ints] = lambda samples: samples
+    """The numbers of the outputs of samples [n], in the order in which `forward` returns them."""
     notes: dict[str, str] = field(default_factory=dict)
     """Lines to print before the start, by name."""
+    source: str = field(init=False)
+    """The name of the input in messages."""
 
     def __post_init__(self) -> None:
-        """Leave out the column of row numbers and the metadata of the table."""
+        """Note the name of the input; leave out the row numbers and the metadata of the table."""
+        self.source = source_of(self.table)
         columns = [name for name in self.table.column_names if name != ROW_COLUMN]
-        object.__setattr__(self, "table", self.table.select(columns).replace_schema_metadata(None))
-
-    @property
-    def bounds(self) -> Ints:
-        """int64 [rows + 1]: where the outputs of each row begin, and their total number."""
-        return np.arange(self.table.num_rows + 1) if self.words is None else self.words.bounds
-
-    def outputs_of(self, samples: Ints) -> Ints:
-        """The numbers of the outputs of `samples` [n], in the order in which `forward` returns them."""
-        return samples if self.words is None else self.words.of_samples(samples)
+        self.table = self.table.select(columns).replace_schema_metadata(None)
+        if self.bounds is None:
+            self.bounds = np.arange(self.table.num_rows + 1)
 
 
 def build_model(request: Request, *arguments: Any) -> Any:

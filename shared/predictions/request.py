@@ -44,7 +44,7 @@ OF_DATA = (
 NOT_KEPT = {"sync_batchnorm", "max_tokens_per_micro_batch"}  # batch norm uses its running averages
 TOKENS, SAMPLES = "max_tokens_per_micro_batch", "per_device_eval_batch_size"
 USUAL_TOKENS, USUAL_IMAGES = 4096, 64  # in a forward pass of a model without a run
-NO_LIMIT = 1_000_000  # a tokenizer without a limit has a larger model_max_length
+NO_LIMIT = 1_000_000  # tokens in a text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,9 +117,7 @@ def parse(argv: Sequence[str]) -> Request:
         )
     folder, file, flags = Path(argv[0]), argv[1] if places == 2 else None, argv[places:]
     model = model_folder(folder)
-    recipe = load_recipe(place_of_recipe(folder, model, flags))
-    if not hasattr(recipe, "predict_batch"):
-        raise UserError(f"{model} has nothing to predict for a file: {recipe.__file__} has no function predict_batch")
+    recipe = recipe_of(folder, model, flags)
     # No setting needs another one here, because most settings of the run are left out.
     names = {"NEEDS": (), "EXCLUDES": (), "__module__": recipe.__name__}
     config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Config", (Flags, recipe.Config), names))
@@ -167,23 +165,23 @@ def model_folder(folder: Path) -> Path:
     return model
 
 
-def place_of_recipe(folder: Path, model: Path, flags: Sequence[str]) -> Path:
+def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
     """The recipe of --recipe, or the one that made the run in `folder` or above `model`, or the one for such a model.
 
     Raises:
-        UserError: it is unknown, or does not exist.
+        UserError: it is unknown, does not exist, or does not predict.
     """
     runs = [folder, *([model.parent] if model.name == "model" else [])]
-    recorded = [options.recipe_of(run / "config.yaml") for run in runs if (run / "config.yaml").is_file()]
+    found = [options.recipe_of(run / "config.yaml") for run in runs if (run / "config.yaml").is_file()]
     if "--recipe" in flags[:-1]:
-        path = Path(flags[flags.index("--recipe") + 1])
-    elif recorded and recorded[0]:
-        path = recorded[0]
-    else:
-        path = options.PROJECT / f"recipes/{recipe_for(model)}.py"
+        found = [Path(flags[flags.index("--recipe") + 1])]
+    path = found[0] if found and found[0] else options.PROJECT / f"recipes/{recipe_for(model)}.py"
     if not path.is_file():
         raise UserError(f"{path}, the recipe of {folder}, does not exist: name its place with --recipe")
-    return path
+    recipe = load_recipe(path)
+    if not hasattr(recipe, "predict_batch"):
+        raise UserError(f"{model} has nothing to predict for a file: {path} has no function predict_batch")
+    return recipe
 
 
 def recipe_for(model: Path) -> str:
@@ -239,13 +237,14 @@ def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict
     Raises:
         UserError: nothing limits the length of a text; or see `stored_settings`.
     """
-    found: dict[str, Any] = {SAMPLES: USUAL_IMAGES} if kind == "images" else {TOKENS: USUAL_TOKENS}
-    pooling, longest = {}, None
+    if kind == "images":
+        return {SAMPLES: known.get(SAMPLES, USUAL_IMAGES)}
+    found: dict[str, Any] = {TOKENS: known.get(TOKENS, USUAL_TOKENS)}
+    longest = None
     if kind == "embeddings" and (model / MODULES_FILE).is_file():
-        pooling["pooling"], longest = stored_settings(model)
-    if kind != "images" and "max_length" not in known:
-        found["max_length"] = longest or longest_text(model)
-    return {name: value for name, value in found.items() if name not in known} | pooling
+        found["pooling"], longest = stored_settings(model)
+    found["max_length"] = known.get("max_length") or longest or longest_text(model)
+    return found
 
 
 def longest_text(model: Path) -> int:
@@ -254,14 +253,13 @@ def longest_text(model: Path) -> int:
     Raises:
         UserError: neither has a limit.
     """
-    found = []
+    limits = [NO_LIMIT]  # a tokenizer without a limit has a larger one
     for file, name in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
         if (model / file).is_file():
-            limit = json.loads((model / file).read_text()).get(name)
-            found += [int(limit)] if limit and 0 < limit < NO_LIMIT else []
-    if not found:
+            limits.append(int(json.loads((model / file).read_text()).get(name) or NO_LIMIT))
+    if min(limits) == NO_LIMIT:
         raise UserError(f"--max_length is needed: neither {model} nor its tokenizer limits the length of a text")
-    return min(found)
+    return min(limits)
 
 
 def default_output(folder: Path, file: str | None, possible: tuple[str, ...]) -> Path:

@@ -1,6 +1,5 @@
 """Predictions of a model of token classification: the tag of each word, and the entities of texts."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
 from shared.plan.batches import MicroBatch, evaluation_batches
-from shared.predictions.labels import PREDICTION
-from shared.predictions.prediction import Ints, Outputs, OutputsOfWords, Prediction, build_model
+from shared.predictions.labels import PREDICTION, Mask, encoded, has_labels
+from shared.predictions.prediction import Ints, Outputs, Prediction, build_model
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import stored_names
 from shared.pretrained.tokenizers import load_tokenizer
@@ -42,18 +41,6 @@ WORDS_OF_TEXT, ENTITIES = "words", "entities"  # of a row with a text
 TAG, SHARE, LOSS = range(3)  # the outputs of a word: number and probability of the predicted tag, loss of the true one
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words of the input and the tags that are known, all rows one after the other."""
-
-    of_rows: pa.LargeListArray
-    """[rows] the words of each row."""
-    tags: Ints
-    """[words] the number of the tag in the input, 0 if there is none."""
-    scored: NDArray[np.bool_]
-    """[words] whether a word has a tag in the input."""
-
-
 def predict_tags(accelerator: Any, request: Request) -> Prediction:
     """The prediction of --text_column_name of the input, or of the run's validation data.
 
@@ -63,10 +50,10 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     config, folder = request.config, str(request.model)
     tokenizer, tags = begin_words_with_a_space(load_tokenizer(folder)), Tags(stored_names(folder))
     model = build_model(request, tags, tokenizer)
-    table, words = read_input(request, tags)
-    bounds = np.append(0, np.cumsum(sizes_of(words.of_rows)))
-    pieces = cut_words(named(pa.table({WORDS: words.of_rows}), source_of(table)), tokenizer)
-    data = TaggedWords(pieces, words.tags, config.max_length, config.stride, special_tokens_around(tokenizer))
+    table, words, targets, scored = read_input(request, tags)
+    bounds = np.append(0, np.cumsum(sizes_of(words)))
+    pieces = cut_words(named(pa.table({WORDS: words}), source_of(table)), tokenizer)
+    data = TaggedWords(pieces, targets, config.max_length, config.stride, special_tokens_around(tokenizer))
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad(model, data, tokenizer, accelerator, config)
     model = accelerator.prepare_model(model, evaluation_mode=True)
@@ -81,28 +68,27 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     def score(outputs: Outputs) -> dict[str, float]:
         """The scores of the recipe's evaluation, of the words with tags."""
         predicted = data.tags_of_all(outputs[pieces.words, TAG].astype(int), tags.outside)
-        scored = words.scored
-        scores = tagging_scores(tags, predicted[scored], words.tags[scored], data.begins[scored])
+        scores = tagging_scores(tags, predicted[scored], targets[scored], data.begins[scored])
         losses = outputs[pieces.words[scored[pieces.words]], LOSS]
         return {"eval_loss": float(losses.astype(np.float64).mean())} | {f"eval_{n}": v for n, v in scores.items()}
 
     counts = (
         f"{count_of(table.num_rows, 'row')}, {count_of(int(bounds[-1]), 'word')} in {count_of(len(data), 'window')}"
     )
-    notes = {"model": f"{folder}: {tags}", "data": f"{source_of(table)}: {counts}; {how}"}
-    if not words.scored.any():
+    notes = {"model": f"{folder}: {tags}", "data": f"{counts}; {how}"}
+    if not scored.any():
         notes["scores"] = "none, because there are no tags" if request.config.scores else "none, as requested"
     return Prediction(
         table=table,
-        source=source_of(table),
         data=data,
         collate=collate,
         batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
         forward=forward,
         width=3,
         columns=lambda block, outputs: columns_of(tags, texts_in(block, request), outputs),
-        score=score if words.scored.any() else None,
-        words=OutputsOfWords(bounds, lambda samples: pieces.words[data.words_of(samples)]),
+        score=score if scored.any() else None,
+        bounds=bounds,
+        outputs_of=lambda samples: pieces.words[data.words_of(samples)],
         notes=notes,
     )
 
@@ -113,8 +99,8 @@ def texts_in(table: pa.Table, request: Request) -> pa.Array:
     return column_of(table, name, TEXT_FLAG).combine_chunks()
 
 
-def read_input(request: Request, tags: Tags) -> tuple[pa.Table, Words]:
-    """The rows to predict, and the words with the tags that are known.
+def read_input(request: Request, tags: Tags) -> tuple[pa.Table, pa.LargeListArray, Ints, Mask]:
+    """The rows to predict, their words, and the number of the tag of each word [words], and whether it is scored.
 
     Raises:
         UserError: the rows cannot be read, have no words, or their tags are not those of the model.
@@ -125,7 +111,7 @@ def read_input(request: Request, tags: Tags) -> tuple[pa.Table, Words]:
         if found.names != tags.names:
             raise UserError(f"the run's data now have other tags ({found}) than its model ({tags}): give a FILE")
         targets = tags.encode(table)
-        return table, Words(table[WORDS].combine_chunks(), targets, np.full(len(targets), request.config.scores))
+        return table, table[WORDS].combine_chunks(), targets, np.full(len(targets), config.scores)
     columns = config.text_column_name, config.label_column_name
     table = read_files([request.file], "FILE", untagged=True)
     if config.skip_incomplete_rows:
@@ -133,38 +119,34 @@ def read_input(request: Request, tags: Tags) -> tuple[pa.Table, Words]:
     of_rows = words_of(table, *columns)
     if not have_words(of_rows).any():
         raise UserError(f"{source_of(table)} has no words in {columns[0]}: use the column of the words as {TEXT_FLAG}")
-    return table, Words(of_rows, *targets_of(table, of_rows, tags, request))
+    return table, of_rows, *targets_of(table, of_rows, tags, request)
 
 
-def targets_of(
-    table: pa.Table, words: pa.LargeListArray, tags: Tags, request: Request
-) -> tuple[Ints, NDArray[np.bool_]]:
-    """The `tags` and `scored` of `Words`; no word is scored without a column of tags, or with --no_scores.
+def targets_of(table: pa.Table, words: pa.LargeListArray, tags: Tags, request: Request) -> tuple[Ints, Mask]:
+    """The number of the tag of each word, 0 if there is none, and whether it is scored: see `has_labels`.
 
     Raises:
         UserError: a tag is unknown to the model, a row has not one tag for each word, or --label_column_name names no
             column.
     """
     column, sizes = request.config.label_column_name, sizes_of(words)
-    targets, scored = np.zeros(sizes.sum(), np.int64), np.zeros(sizes.sum(), bool)
-    if not request.config.scores or not ("label_column_name" in request.given or column in table.column_names):
-        return targets, scored
+    targets, none = np.zeros(sizes.sum(), np.int64), np.zeros(sizes.sum(), bool)
+    if not has_labels(request, table, (column,)):
+        return targets, none
     column_of(table, column, TAG_FLAG)
     full, gaps = have_words(words), missing(table, column)
     if not (labeled := full & ~gaps).any():
-        return targets, scored
+        return targets, none
     if without := int((full & gaps).sum()):
         say(f"{without:,} of {full.sum():,} rows have no tags: the scores are those of the other rows")
-    part = numbered(table).filter(pa.array(labeled))
-    try:
+
+    def encode(part: pa.Table) -> Ints:
         _, found = words_and_tags(part, request.config.text_column_name, column)
         metadata = {**(part.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
-        tagged = pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata)
-        known = tags.encode(tagged)
-    except UserError as error:
-        raise UserError(f"{error}; or use --no_scores, to predict without scores") from None
+        return tags.encode(pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata))
+
     scored = labeled.repeat(sizes)
-    targets[scored] = known
+    targets[scored] = encoded(encode, numbered(table).filter(pa.array(labeled)))
     return targets, scored
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.datasets.labels import Labels, load_labeled
-from shared.datasets.rows import column_of, source_of
+from shared.datasets.rows import column_of
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.encoders.packed_texts import pack_or_pad_texts
 from shared.encoders.padding import pad_rows
@@ -16,7 +17,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of
 from shared.losses.regression import Scale
 from shared.plan.batches import MicroBatch, evaluation_batches
-from shared.predictions.labels import Targets, labels_of_model, outputs_for, targets_of
+from shared.predictions.labels import LabelOutputs, Mask, labels_of_model, targets_of
 from shared.predictions.prediction import Prediction, build_model
 from shared.predictions.request import Request
 from shared.pretrained.tokenizers import load_tokenizer
@@ -34,11 +35,11 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
         labels, tokenizer = learned_from_data(request)
     else:
         labels, tokenizer = labels_of_model(request), load_tokenizer(str(request.model))
-    model, outputs = build_model(request, labels, tokenizer), outputs_for(request, labels)
-    table, targets = read_input(request, labels)
+    model, outputs = build_model(request, labels, tokenizer), LabelOutputs(request, labels)
+    table, targets, scored = read_input(request, labels)
     texts = tokenize(table, config.text_column_names, tokenizer, config.max_length)
-    data = texts.with_targets(targets.values, labels.names)
-    score, notes = outputs.scorer(request, targets)
+    data = texts.with_targets(targets, labels.names)
+    score, notes = outputs.scorer(targets, scored)
     if hasattr(config, "packing"):
         model = adapt_to_device(accelerator, config, model)
         collate, how = pack_or_pad_texts(model, data, data, tokenizer, accelerator, config)
@@ -53,16 +54,14 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
 
     return Prediction(
         table=table,
-        source=source_of(table),
         data=data,
         collate=collate,
         batches=evaluation_batches(lengths, *request.limits, packed=collate.packed),
         forward=forward,
         width=outputs.width,
-        columns=lambda _, found: outputs.columns(found),
+        columns=outputs.columns,
         score=score,
-        notes={"model": f"{request.model}: {labels}", "data": f"{source_of(table)}: {count_of(len(data), 'text')}{how}"}
-        | notes,
+        notes={"model": f"{request.model}: {labels}", "data": f"{count_of(len(data), 'text')}{how}"} | notes,
     )
 
 
@@ -80,8 +79,8 @@ def learned_from_data(request: Request) -> tuple[Labels, Any]:
     return labels, tokenizer
 
 
-def read_input(request: Request, labels: Labels) -> tuple[pa.Table, Targets]:
-    """The rows to predict, and their targets.
+def read_input(request: Request, labels: Labels) -> tuple[pa.Table, NDArray[Any], Mask]:
+    """The rows to predict, their targets, and which of them are scored.
 
     Raises:
         UserError: the rows cannot be read, or their labels are not those of the model.
@@ -91,10 +90,10 @@ def read_input(request: Request, labels: Labels) -> tuple[pa.Table, Targets]:
         _, table, found = load_labeled(config)
         if found.kind != labels.kind or found.names != labels.names:
             raise UserError(f"the run's data now have other labels ({found}) than its model ({labels}): give a FILE")
-        return table, Targets(found.encode(table), np.full(table.num_rows, request.config.scores))
+        return table, found.encode(table), np.full(table.num_rows, config.scores)
     table = read_file(request.file, "FILE", config.csv_delimiter)
     for name in config.text_column_names:
         column_of(table, name, "--text_column_names")
     if config.skip_incomplete_rows:
         table = skip_incomplete(table, config.text_column_names)
-    return table, targets_of(request, labels, table)
+    return table, *targets_of(request, labels, table)

@@ -10,10 +10,9 @@ import pytest
 import runs
 import torch
 from PIL import Image
-from refusing import message_of
+from refusing import message_of, predict_file
 from sklearn.datasets import load_digits
 
-from shared import predict
 from shared.config import options
 from shared.monitoring import tracking
 
@@ -47,10 +46,6 @@ def digits(tmp_path_factory):
         image = Image.fromarray((found.images[number] * 15).astype("uint8")).convert("RGB")
         image.resize((16, 16)).save(path)
     return folder
-
-
-def predict_file(*words):
-    return predict.predict(predict.parse([str(word) for word in words]))
 
 
 def rows_of(path):
@@ -177,7 +172,6 @@ def test_bad_input_is_one_line(trained, digits, tmp_path):
         ([tmp_path / "empty"], "empty has no image"),
         ([tmp_path / "new"], "a label in label that training does not have (unknown: cat"),
         ([tmp_path / "missing"], "unknown kind of file"),
-        ([digits, "--text_column_names", "x"], "unknown flag --text_column_names"),
     ):
         assert expected in message_of(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv.parts").exists()

@@ -3,9 +3,8 @@
 import pyarrow.parquet as pq
 import pytest
 import runs
-from refusing import message_of
+from refusing import message_of, predict_file
 
-from shared import predict
 from shared.config import options
 
 LOSSES = {  # of a recipe: its loss, and another one
@@ -17,10 +16,6 @@ LOSSES = {  # of a recipe: its loss, and another one
 @pytest.fixture(autouse=True)
 def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
     """A process that no launcher started, on a CPU."""
-
-
-def predict_file(*words):
-    return predict.predict(predict.parse([str(word) for word in words]))
 
 
 @pytest.fixture(scope="module", params=LOSSES)

@@ -173,8 +173,9 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
     """
     runs = [folder, *([model.parent] if model.name == "model" else [])]
     found = [options.recipe_of(run / "config.yaml") for run in runs if (run / "config.yaml").is_file()]
-    if "--recipe" in flags[:-1]:
-        found = [Path(flags[flags.index("--recipe") + 1])]
+    for word, after in zip(flags, [*flags[1:], ""], strict=True):
+        if word == "--recipe" or word.startswith("--recipe="):
+            found = [Path(after if word == "--recipe" else word.removeprefix("--recipe="))]
     path = found[0] if found and found[0] else options.PROJECT / f"recipes/{recipe_for(model)}.py"
     if not path.is_file():
         raise UserError(f"{path}, the recipe of {folder}, does not exist: name its place with --recipe")

@@ -56,7 +56,7 @@ def test_a_recipe_that_was_moved_is_named_and_one_that_has_changed_is_not_mixed(
     try:
         assert "does not exist: name its place with --recipe" in message_of(predict_file, run, texts[3], *flags)
         scores = predict_file(run, texts[3], *flags, "--recipe", moved)
-        assert predict_file(run, texts[3], *flags, "--recipe", moved) == scores
+        assert predict_file(run, texts[3], *flags, f"--recipe={moved}") == scores
         moved.write_text(moved.read_text().replace("10 * F", "5 * F"))
         assert "the recipe has changed" in message_of(predict_file, run, texts[3], *flags, "--recipe", moved)
         flags[1] = tmp_path / "again.csv"

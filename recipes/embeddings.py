@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from shared.config.limits import Limits
 from shared.config.meaning import Meaning
@@ -139,11 +140,16 @@ def evaluate(
         for texts in data.columns
     )
     counts = [len(texts) for texts in data.columns]
-    if (found := retrieval.embed_texts(accelerator, model, batches, counts, width)) is None:
+    if (found := retrieval.embed_texts(accelerator, model, batches, predict_batch, counts, width)) is None:
         return {}
     task = retrieval.Task.of_digests(*(data.digests_of(column) for column in (0, 1)))
     scores = retrieval.evaluate(accelerator, *found, task, config.temperature, config.matryoshka_dims or ())
     return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
+    """The normalized embeddings [texts, dimensions], also of `python -m shared.predict`."""
+    return F.normalize(model(**batch).logits.float(), dim=1)
 
 
 # To train with your own data or model, replace the functions below.

@@ -124,20 +124,20 @@ def evaluate(
     accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Collate, scale: Scale, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
-    kind = scale.labels.kind
-
-    def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        targets = scale.standardize(batch.pop("labels"))
-        logits = model(**batch).logits
-        return scale.restore(predict(kind, logits)), item_losses(kind, logits, targets), logits
-
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
-    if (found := evaluation.collect(accelerator, model, batches, predict_batch, data.targets.shape, metrics)) is None:
+    of_batch, shape = partial(predict_batch, scale), data.targets.shape
+    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
         return {}
     predictions, losses, scores = found
     values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
-    loss = float(losses.mean()) * scale.deviation**2
-    return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}
+    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
+
+
+def predict_batch(scale: Scale, model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictions, losses [rows] and logits [rows, labels], of evaluations and of `python -m shared.predict`."""
+    kind, targets = scale.labels.kind, batch.pop("labels")
+    logits = scale.restore(model(**batch).logits)
+    return predict(kind, logits), item_losses(kind, logits, targets), logits
 
 
 def item_losses(kind: str, logits: Tensor, targets: Tensor, **training: Any) -> Tensor:

@@ -118,20 +118,20 @@ def main(config: Config) -> dict[str, float]:
 
 def evaluate(accelerator: Any, model: Any, plan: Plan, data: TaggedWords, collate: Any, tags: Tags) -> dict[str, float]:
     """Loss per word and `tagging_scores` on `data`, in which each word counts once; {} if a signal interrupted it."""
-
-    def predict(model: Any, _: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The predicted tag and the loss of each word."""
-        targets = batch.pop("labels")
-        logits = model(**batch).logits
-        return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
-
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     of_words = ((replace(each, samples=data.words_of(each.samples)), batch) for each, batch in batches)
-    if (found := evaluation.collect(accelerator, model, of_words, predict, (int(data.num_words.sum()),))) is None:
+    if (found := evaluation.collect(accelerator, model, of_words, predict_batch, (int(data.num_words.sum()),))) is None:
         return {}
     predicted = data.tags_of_all(found[0].astype(int), tags.outside)
     scores = on_main_process(accelerator, lambda: tagging_scores(tags, predicted, data.tags, data.begins))
     return {"eval_loss": float(found[1].mean())} | {f"eval_{name}": value for name, value in scores.items()}
+
+
+def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Predicted tags [words], losses [words] and logits [words, tags], also of `python -m shared.predict`."""
+    targets = batch.pop("labels")
+    logits = model(**batch).logits
+    return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none"), logits
 
 
 # To train with your own data or model, replace the functions below.

@@ -1,6 +1,6 @@
 """Retrieval scores: how well the embedding of an anchor finds its positive among all positives of a data set."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -54,7 +54,12 @@ class Task:
 
 
 def embed_texts(
-    accelerator: Any, model: Any, batches: Iterable[Iterable[tuple[MicroBatch, Any]]], counts: Iterable[int], width: int
+    accelerator: Any,
+    model: Any,
+    batches: Iterable[Iterable[tuple[MicroBatch, Any]]],
+    predict: Callable[[Any, MicroBatch, Any], Tensor],
+    counts: Iterable[int],
+    width: int,
 ) -> list[Tensor] | None:
     """The embeddings of several data sets, [counts[i], width] each, on every process; each process computes its share.
 
@@ -62,8 +67,9 @@ def embed_texts(
 
     Args:
         accelerator: sums over the processes.
-        model: returns the embeddings as `logits`; it is in evaluation mode during the pass.
+        model: as the loop calls it; it is in evaluation mode during the pass.
         batches: those of this process, for each data set.
+        predict: called with the unwrapped model, the micro-batch and its batch; returns the embeddings [texts, width].
         counts: texts of each data set.
         width: of an embedding.
 
@@ -77,7 +83,7 @@ def embed_texts(
     numbered = chain.from_iterable(((number, each) for each in part) for number, part in enumerate(batches))
     with torch.inference_mode():
         for number, (micro_batch, batch) in preemption.watch(accelerator, numbered):
-            embeddings = model(**batch).logits.float()
+            embeddings = predict(model, micro_batch, batch)
             if micro_batch.counted:
                 samples[number].append(micro_batch.samples)
                 rows[number].append(embeddings)

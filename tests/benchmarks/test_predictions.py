@@ -49,9 +49,9 @@ def measured(tmp_path_factory, threads):
         called.append((pipeline.model.dtype, given["batch_size"], given["num_workers"]))
         return call(pipeline, texts, **given)
 
-    def predict_and_note(settings):
-        found = predict_file(settings)
-        predicted.append((pq.read_metadata(settings.predictions_file).num_rows, settings))
+    def predict_and_note(request):
+        found = predict_file(request)
+        predicted.append((pq.read_metadata(request.output).num_rows, request.config))
         return found
 
     flags = [*gpu.script_flags(BENCHMARKS["predictions"]), "--rounds", "2", "--output_dir", str(folder)]

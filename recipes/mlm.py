@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType, Share
 from shared.config.text_options import TextOptions
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
@@ -113,7 +112,6 @@ def main(config: Config) -> dict[str, float]:
             losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.num_tokens:,} tokens"

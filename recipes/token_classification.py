@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from shared.config.limits import CanBeZero
 from shared.config.text_options import TextOptions
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
@@ -93,7 +92,6 @@ def main(config: Config) -> dict[str, float]:
             losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{train} to train on, {validation} to validate on, {tags}"

@@ -41,7 +41,7 @@ def predict_embeddings(accelerator: Any, settings: EmbeddingSettings) -> Predict
     table, columns = read_input(settings)
     data = tokenize_tuples(table, columns, tokenizer, settings.max_length)
     model = adapt_to_device(accelerator, settings, model)
-    collate, how = pack_or_pad_tuples(model, data, data, tokenizer, accelerator, settings)
+    collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, settings)
     model.to(accelerator.device)
     sizes = collate.sizes(data)
     lengths = sizes["lengths"].astype(np.int64)

@@ -37,7 +37,7 @@ def predict_texts(accelerator: Any, settings: TextSettings) -> Prediction:
     data = tokenize(table, settings.text_column_names, tokenizer, settings.max_length)
     score, notes = scorer(task, settings, found, len(data))
     model = adapt_to_device(accelerator, settings, model)
-    collate, how = pack_or_pad_texts(model, data, data, tokenizer, accelerator, settings)
+    collate, how = pack_or_pad_texts(model, data, tokenizer, accelerator, settings)
     model.to(accelerator.device)
     lengths = collate.padded_lengths(data.lengths.astype(np.int64))
     limits = settings.max_tokens_per_micro_batch, settings.per_device_eval_batch_size

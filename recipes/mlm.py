@@ -109,7 +109,8 @@ def main(config: Config) -> dict[str, float]:
             if config.chunked_loss:
                 return model(**batch).total / micro_batch.normalizer
             targets = batch.pop("labels")
-            losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+            logits = model(**batch).logits  # of the masked tokens only: see `predict_only_masked`
+            losses = F.cross_entropy(logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)

@@ -89,7 +89,8 @@ def main(config: Config) -> dict[str, float]:
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of the words of its global batch."""
             targets = batch.pop("labels")
-            losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+            logits = model(**batch).logits  # of the first tokens of words only: see `predict_only_masked`
+            losses = F.cross_entropy(logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)

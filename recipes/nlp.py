@@ -95,7 +95,7 @@ def main(config: Config) -> dict[str, float]:
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"
         score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics)
@@ -115,7 +115,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(model, tokenizer, before_export=lambda: scale.put_back(model), note=scale.note)
+        return run.finish(model, tokenizer)
 
 
 def evaluate(

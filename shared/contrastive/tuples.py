@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import array_writer, build_once, each_share, read_array
-from shared.config.data_options import DataOptions
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 from shared.plan.hashing import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
@@ -83,7 +82,7 @@ def main(config: Config) -> dict[str, float]:
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)
-        collate, rows = pack_or_pad_texts(model, train, validation, tokenizer, accelerator, config)
+        collate, rows = pack_or_pad_texts(model, train, tokenizer, accelerator, config)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
         sizes = {"lengths": train.lengths, "padded": collate.padded_lengths}
         plan = Plan.of_run(config, accelerator, **sizes, weights=shape.sample_weights, packed=collate.packed)
@@ -96,7 +95,6 @@ def main(config: Config) -> dict[str, float]:
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.config.limits import CanBeZero
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
@@ -90,10 +89,10 @@ def main(config: Config) -> dict[str, float]:
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of the words of its global batch."""
             targets = batch.pop("labels")
-            losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+            logits = model(**batch).logits  # of the first tokens of words only: see `predict_only_masked`
+            losses = F.cross_entropy(logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{train} to train on, {validation} to validate on, {tags}"

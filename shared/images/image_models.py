@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from shared.errors import UserError, say
+from shared.errors import UserError, about, say
 from shared.images.geometry import Geometry
 from shared.models.batch_norm import synchronize
 from shared.models.layers import backbone
 from shared.models.requirements import check_names
-from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained, reason
+from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
@@ -113,11 +113,9 @@ def normalization_of(processor: Any, name: str) -> tuple[tuple[float, ...], tupl
     """
     colors = np.concatenate([np.zeros((1, 3), np.uint8), 255 * np.eye(3, dtype=np.uint8)])
     images = [np.tile(color, (64, 64, 1)) for color in colors]
-    try:
+    with about(f"{name}: its image processor makes no images"):  # some make tokens or patches
         made = np.stack([processor(images=image, return_tensors="np")["pixel_values"][0] for image in images])
         middle = made[:, :, made.shape[2] // 2, made.shape[3] // 2].astype(float)  # [4, 3]
-    except Exception as error:  # some make tokens or patches; any error means that this model does not fit
-        raise UserError(f"{name}: its image processor makes no images ({reason(error)}): use another model") from None
     gain = middle[1:] - middle[0]
     if made.shape[1] == 3 and np.allclose(gain[::-1], np.diag(np.diag(gain[::-1]))):
         say(f"{name}: its image processor orders the channels blue, green, red; training uses red, green, blue")
@@ -261,12 +259,8 @@ def require_logits(model: Any, size: int, name: str) -> None:
     """
     kind, was_training = type(model).__name__, model.training
     try:
-        logits = model.eval()(pixel_values=torch.zeros(2, 3, size, size)).logits
-    except Exception as error:  # a model may raise anything; the cause is its choice or that of the size
-        raise UserError(
-            f"{name}: a {kind} cannot take images of {size} x {size} ({reason(error)}): use another --image_size, or "
-            "another model"
-        ) from None
+        with about(f"{name}: a {kind} cannot take images of {size} x {size}"):
+            logits = model.eval()(pixel_values=torch.zeros(2, 3, size, size)).logits
     finally:
         model.train(was_training)
     if logits.shape != (2, len(model.config.id2label)):

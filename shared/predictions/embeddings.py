@@ -33,7 +33,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     table, columns = read_input(request)
     data = tokenize_tuples(table, columns, tokenizer, config.max_length)
     model = adapt_to_device(accelerator, config, model)
-    collate, how = pack_or_pad_tuples(model, data, data, tokenizer, accelerator, config)
+    collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)
     model = accelerator.prepare_model(model, evaluation_mode=True)
     sizes = collate.sizes(data)
     lengths = sizes.get("padded", np.asarray)(sizes["lengths"].astype(np.int64))

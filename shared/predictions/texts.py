@@ -42,9 +42,9 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
     score, notes = outputs.scorer(targets, scored)
     if hasattr(config, "packing"):
         model = adapt_to_device(accelerator, config, model)
-        collate, how = pack_or_pad_texts(model, data, data, tokenizer, accelerator, config)
+        collate, how = pack_or_pad_texts(model, data, tokenizer, accelerator, config)
     else:
-        collate, how = pad_rows(model, data, data, tokenizer, config)
+        collate, how = pad_rows(model, data, tokenizer, config)
     model = accelerator.prepare_model(model, evaluation_mode=True)
     predict_batch = partial(request.recipe.predict_batch, Scale(labels), model)
     lengths = collate.padded_lengths(data.lengths.astype(np.int64))

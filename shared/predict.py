@@ -31,7 +31,7 @@ from shared.predictions.texts import predict_texts
 from shared.processes import folder_lock
 from shared.run.command import run
 from shared.run.out_of_memory import ran_out
-from shared.run.same_run import refuse_changed_data
+from shared.run.resume import refuse_changed_data
 
 KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
     "texts": predict_texts,

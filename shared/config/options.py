@@ -165,19 +165,6 @@ class Options:
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
-    FORMER: ClassVar[Mapping[str, Any]] = {
-        "validation_split_percentage": 10,
-        "skip_incomplete_rows": False,
-        "auto_micro_batch": False,
-        "gradient_compression": "none",
-        "report_to": ["none"],
-        "peak_tflops": None,
-        "profile": None,
-        "push_to_hub": False,
-        "hub_model_id": None,
-    }
-    """Fields that all recipes had in an earlier version, with their defaults. A stored run may have them."""
-
     RULES: ClassVar[tuple["Rule", ...]] = ()
     """What a launch must not combine with these settings, in addition to the rules of shared/launch/rules.py."""
 
@@ -286,12 +273,11 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     single string equals a list of one, because an older version may have had only one value for the field.
     """
     new = plain(config)
-    old = plain(type(config)()) | without_removed(stored)
+    old = plain(type(config)()) | without_removed(stored, new)
     old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)
-    ignored |= {name for name, value in config.FORMER.items() if name not in new and old.get(name) == value}
     if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
         ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
     constant = config.lr_scheduler_type == "constant" and config.warmup_ratio is None

@@ -16,7 +16,8 @@ from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
 from shared.processes import writers
 from shared.processes.writers import check_shared, on_writers
-from shared.run import run_folder
+from shared.run import resume
+from shared.run.finished import finished
 
 
 def refusal(function, *args):
@@ -96,13 +97,13 @@ def on_two_machines(accelerator, folder):
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
     resuming.load(accelerator, checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
-    results["opened"] = str(run_folder.open_run(accelerator, each, [])[2])
+    results["opened"] = str(resume.open_run(accelerator, each, [])[2])
     results["damaged, by path"] = refusal(
         resuming.find,
         accelerator,
         options(own, save_on_each_node=True, resume_from_checkpoint=str(own / "checkpoints/step_00000015")),
     )
-    results["finished"] = run_folder.finished(accelerator, each, Progress(), tuple)
+    results["finished"] = finished(accelerator, each, Progress(), tuple)
     accelerator.free_memory()
     return results
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared.config import command_line
-from shared.config.limits import CanBeZero, Limits, Share, limits_of, problem_with
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
 from shared.config.removed import without_removed
 from shared.errors import UserError
 
@@ -22,7 +21,7 @@ ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_sta
 class Rule:
     """A launch is refused if `when` finds something; `message` may name it as {found}, and parts of the launch as {it}.
 
-    `when` gets a `Launch` of shared/launch/rules.py.
+    `when` gets a `Launch` of shared/processes/rules.py.
     """
 
     when: Callable[[Any], Any]
@@ -35,7 +34,7 @@ class Options:
 
     Every field has a default and a docstring, which is its --help. The type of a number contains its limits; without
     limits, an integer is at least 1 and a float at least 0. A resumed run must have the same value of every field,
-    unless the type says otherwise: see shared/config/meaning.py.
+    unless the type says otherwise: see shared/config/fields.py.
     """
 
     dataloader_num_workers: Annotated[CanBeZero | None, Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
@@ -166,7 +165,7 @@ class Options:
     """Pairs of fields of which at most one may be given."""
 
     RULES: ClassVar[tuple["Rule", ...]] = ()
-    """What a launch must not combine with these settings, in addition to the rules of shared/launch/rules.py."""
+    """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
     def hooks(self) -> list[Any]:
         """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from shared.checkpoints.progress import Progress
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.errors import UserError
 from shared.monitoring.log import read_metrics
 from shared.processes import signals

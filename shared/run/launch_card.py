@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shared.checkpoints.progress import Progress
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, shown
 from shared.errors import count_of
 from shared.optimization.chained import trained_by

@@ -20,17 +20,16 @@ import torch
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.config.removed import REMOVED
 from shared.disk import is_url
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import read_metrics
-from shared.plan import permutation
+from shared.plan import draws
 from shared.plan.loading import refuse_iterable
 from shared.processes import folder_lock
-from shared.processes.collectives import gather, on_main_process
-from shared.processes.writers import check_shared, on_writers
+from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
 from shared.run.run_folder import check_writable, data_of, resolve
 
 Config = TypeVar("Config", bound=options.Options)
@@ -81,10 +80,10 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     if (before := state["threads"]) != (now := torch.get_num_threads()):
         accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
     progress = Progress.from_state(state | {"model": digest})
-    if progress.order != permutation.VERSION:
+    if progress.order != draws.VERSION:
         raise UserError(
             f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
-            f"order; this code has version {permutation.VERSION}): finish it with the version of this project that "
+            f"order; this code has version {draws.VERSION}): finish it with the version of this project that "
             "began it, or begin a new run in another --output_dir, without --resume_from_checkpoint"
         )
     return config, progress, checkpoint

@@ -14,8 +14,7 @@ from shared.disk import remedy
 from shared.errors import UserError
 from shared.monitoring.log import cut_metrics
 from shared.processes import signals
-from shared.processes.collectives import on_main_process
-from shared.processes.writers import on_writers
+from shared.processes.collectives import on_main_process, on_writers
 
 Config = TypeVar("Config", bound=options.Options)
 

@@ -28,7 +28,6 @@ from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError, listed
-from shared.launch import starting
 from shared.models import batch_norm
 from shared.models.requirements import frozen_models
 from shared.models.sharding import shard
@@ -40,7 +39,7 @@ from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import folder_lock, preemption
+from shared.processes import folder_lock, preemption, starting
 from shared.processes.collectives import on_main_process, prepare
 from shared.run import run_folder
 from shared.run.export import export

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shared.config import command_line, options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, differences, load, parse, save
 from shared.errors import UserError
 from shared.options.data_options import DataOptions

@@ -14,8 +14,8 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
-from shared.processes import writers
-from shared.processes.writers import check_shared, on_writers
+from shared.processes import collectives
+from shared.processes.collectives import check_shared, on_writers
 from shared.run import resume
 from shared.run.finished import finished
 
@@ -31,7 +31,7 @@ def refusal(function, *args):
 def on_two_machines(accelerator, folder):
     """Each process acts as a machine. Return all that the tests check, because starting the processes takes seconds."""
     rank, results = accelerator.process_index, {}
-    writers.SECONDS_TO_APPEAR = 0.3
+    collectives.SECONDS_TO_APPEAR = 0.3
     saving.SECONDS_BETWEEN = 0.0
     own, shared = folder / f"own-{rank}", folder / "shared"
     for path in (own, shared):

@@ -71,7 +71,7 @@ def start(config: options.Options) -> Any:
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
-    from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+    from accelerate.utils import DistributedDataParallelKwargs
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, tokenizers warn at each fork of a loader worker
     if on_cpu:
@@ -104,23 +104,27 @@ def start(config: options.Options) -> Any:
     # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     of_accelerate.set_ddp_handler(accelerator, settings)
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if accelerator.num_processes != launched:
-        raise UserError(
-            f"WORLD_SIZE is {launched}, but Accelerate has {accelerator.num_processes} process(es): each would train "
-            "alone; start with `accelerate launch --config_file accelerate_configs/…` or torchrun"
-        )
-    if config.expect_processes not in (None, accelerator.num_processes):
-        raise UserError(
-            f"--expect_processes {config.expect_processes}, but {accelerator.num_processes} started: some launchers "
-            "silently start only one; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node"
-        )
-    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
-        raise UserError(
-            f"distributed_type {accelerator.distributed_type.value} is not supported: recipes support only "
-            "DDP and FSDP2; use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
-        )
+    refuse_lost_processes(config, accelerator.num_processes)
     return accelerator
+
+
+def refuse_lost_processes(config: options.Options, processes: int) -> None:
+    """Refuse a launch in which Accelerate has another number of processes than was started, or than was asked for.
+
+    Raises:
+        UserError: names both numbers.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if processes != launched:
+        raise UserError(
+            f"WORLD_SIZE is {launched}, but Accelerate has {processes} process(es): each would train alone; start with "
+            "`accelerate launch --config_file accelerate_configs/…` or torchrun"
+        )
+    if config.expect_processes not in (None, processes):
+        raise UserError(
+            f"--expect_processes {config.expect_processes}, but {processes} started: some launchers silently start "
+            "only one; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node"
+        )
 
 
 def processes_of_machine() -> int:

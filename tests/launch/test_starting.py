@@ -153,12 +153,6 @@ def test_processes_that_each_believe_they_are_alone_are_refused(monkeypatch):
         starting.start(Options())
 
 
-def test_an_unsupported_engine_is_refused(monkeypatch):
-    stand_in(monkeypatch, processes=1, kind="DEEPSPEED")
-    with pytest.raises(UserError, match=r"distributed_type DEEPSPEED is not supported.*fsdp\.yaml"):
-        starting.start(Options())
-
-
 # Resources that processes share
 
 

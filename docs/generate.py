@@ -51,6 +51,7 @@ def flags_page() -> str:
         "Options": "All recipes",
         "ExtraOptions": "Trackers, profiles and other extras",
         "DataOptions": "Data of all recipes",
+        "ModelOptions": "Computation of all recipes",
         "TextOptions": "Text recipes",
     }
     shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in titles]

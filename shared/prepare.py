@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
         prepare(given.recipe, given.flags, given.shard, given.to)
     except UserError as error:
         ending.refuse(error)
-    ending.clean_up()
+    ending.unlink_file()
 
 
 class Arguments(argparse.ArgumentParser):

@@ -85,12 +85,6 @@ class Options:
     # Precision
     mixed_precision: Literal["launcher", "no", "fp16", "bf16"] = "launcher"
     """Precision of the forward and backward passes. launcher: that of accelerate launch. Weights stay float32."""
-    activation_dtype: Literal["bf16"] | None = None
-    """Number format of activations, without autocast; weights stay float32. None: given by --mixed_precision."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: saves memory, takes about a third more time."""
-    torch_compile: bool = False
-    """Compile the repeated layers of the model: faster steps on a GPU, a slower start, different rounding."""
     deterministic: bool = False
     """Use only deterministic kernels: runs are bit-identical on a GPU, too, but slower."""
     seed: CanBeZero = 0

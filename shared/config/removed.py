@@ -8,6 +8,8 @@ REMOVED = {"fused_qkv": "false", "image_decoder": "pillow", "attention": "none",
 
 FORMER_DEFAULTS = REMOVED | {
     # A recipe of one's own has these only if it inherits them from shared/options.
+    "activation_dtype": "none",
+    **dict.fromkeys(("gradient_checkpointing", "torch_compile"), "false"),
     **dict.fromkeys(("dataset_name", "dataset_config_name", "train_split_name", "validation_split_name"), "none"),
     **dict.fromkeys(
         ("train_file", "validation_file", "csv_delimiter", "max_train_samples", "max_eval_samples"), "none"

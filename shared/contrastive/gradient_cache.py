@@ -79,7 +79,7 @@ class GradientCache:
             self._kept = {each[0].index: self.embed(*each) for each in micro_batches[:kept]}
         found = [*(each.detach() for each in self._kept.values()), *found]
 
-        size = int(micro_batches[0][0].step_size)
+        size = micro_batches[0][0].step_samples
         table = found[0].new_zeros(found[0].shape[0], size, found[0].shape[2])
         digests = torch.zeros(table.shape[:2], dtype=torch.int64, device=table.device)
         for (micro_batch, batch), embeddings in zip(micro_batches, found, strict=True):

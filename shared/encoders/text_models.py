@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from shared.compat import of_transformers
-from shared.config.options import Options
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
 from shared.encoders.masked_head import compute_only_masked
 from shared.models.requirements import check_names
+from shared.options.model_options import ModelOptions
 from shared.processes.starting import without_tf32
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
@@ -20,7 +20,7 @@ from shared.speed.self_check import keep_if_equal, text_batch
 ATTENTION, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"
 
 
-def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.Module:
+def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) -> nn.Module:
     """Adapt the model to its device and the flags; call it before creating the optimizer and `prepare`.
 
     Raises:

@@ -32,7 +32,9 @@ class Mfu(Hook):
         config, accelerator, model = run.config, run.accelerator, run.model
         self.run, self.is_sequence = run, run.lengths is not None
         given = config.peak_tflops and config.peak_tflops * 1e12
-        self.peak = given or measure_peak(accelerator.device, config.activation_dtype or accelerator.mixed_precision)
+        self.peak = given or measure_peak(
+            accelerator.device, getattr(config, "activation_dtype", None) or accelerator.mixed_precision
+        )
         self.per_token_squared = attention_flops(accelerator.unwrap_model(model)) if self.is_sequence else 0
         self.counter = FlopCounter(model, self.is_sequence)
 

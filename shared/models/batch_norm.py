@@ -63,7 +63,7 @@ class RunningAverages:
     def add(self, micro_batch: MicroBatch) -> None:
         """Add the statistics of the micro-batch of the last forward pass, unless the micro-batch is a repeat."""
         if self.norms and micro_batch.counted:
-            self.sums.add_(torch.cat(self.buffers), alpha=len(micro_batch.samples) / micro_batch.step_size)
+            self.sums.add_(torch.cat(self.buffers), alpha=len(micro_batch.samples) / micro_batch.step_samples)
 
     def end_step(self, grad_norm: Tensor) -> None:
         """Finish a step: its statistics update the averages later, unless `grad_norm` is not finite (skipped step)."""

@@ -20,11 +20,10 @@ from shared.checkpoints import resuming
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch
-from shared.plan.draws import hash64
+from shared.plan.draws import MASK64, hash64
 
 MAX_SKIPPED_IN_A_ROW = 10
 BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
-_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Monitor:
@@ -240,7 +239,7 @@ class Monitor:
         digest = (int(rows["digest_high"].sum()) << 32) + int(rows["digest_low"].sum())
         return {
             **{name: float(rows[name].sum()) for name in self.sums},
-            "digest": f"{digest & _MASK:016x}",
+            "digest": f"{digest & MASK64:016x}",
             "samples": int(rows["samples"].sum()),
             "tokens": int(rows["tokens"].sum()),
             "skipped": int(rows["skipped"][me]),
@@ -272,7 +271,7 @@ class Monitor:
         epochs = np.concatenate([m.epochs for m in self.fed])
         steps = np.repeat([m.step for m in self.fed], [len(m.samples) for m in self.fed])
         ids = hash64(steps.astype(np.uint64), epochs.astype(np.uint64), samples.astype(np.uint64))
-        self.digest = (self.digest + int(ids.sum())) & _MASK  # a sum: neither order nor process matters
+        self.digest = (self.digest + int(ids.sum())) & MASK64  # a sum: neither order nor process matters
         self.samples += len(samples)
         if self.lengths is not None:
             lengths = self.lengths[samples].astype(np.int64)

@@ -1,14 +1,14 @@
-"""The settings that all image recipes share, in addition to those of `DataOptions`."""
+"""The settings that all image recipes share, in addition to those of `ModelOptions`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Meaning
-from shared.options.data_options import DataOptions
+from shared.options.model_options import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageOptions(DataOptions):
+class ImageOptions(ModelOptions):
     """Settings of the images and the classifier."""
 
     # Data
@@ -50,7 +50,7 @@ class ImageOptions(DataOptions):
     """cuDNN times its algorithms for each convolution and uses the fastest. Needs a GPU; rounding can change."""
 
     NEEDS: ClassVar = (
-        *DataOptions.NEEDS,
+        *ModelOptions.NEEDS,
         ("revision", "model_name_or_path"),
         ("validation_dir", "train_dir"),
         ("from_scratch", "model_name_or_path"),

@@ -1,14 +1,14 @@
-"""The settings that all text recipes share, in addition to those of `DataOptions`."""
+"""The settings that all text recipes share, in addition to those of `ModelOptions`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.options.data_options import DataOptions
+from shared.options.model_options import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(DataOptions):
+class TextOptions(ModelOptions):
     """Settings of the text encoder, its tokenizer and its input."""
 
     # The model
@@ -50,11 +50,11 @@ class TextOptions(DataOptions):
     """Linear layers of the encoder that get an adapter, by the end of their name: query value. None: all of them."""
 
     NEEDS: ClassVar = (
-        *DataOptions.NEEDS,
+        *ModelOptions.NEEDS,
         ("revision", "model_name_or_path"),
         ("lora_rank", "model_name_or_path"),
         ("lora_alpha", "lora_rank"),
         ("lora_dropout", "lora_rank"),
         ("lora_targets", "lora_rank"),
     )
-    EXCLUDES: ClassVar = (*DataOptions.EXCLUDES, ("freeze", "lora_rank"))
+    EXCLUDES: ClassVar = (*ModelOptions.EXCLUDES, ("freeze", "lora_rank"))

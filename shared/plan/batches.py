@@ -41,6 +41,7 @@ class MicroBatch:
     counted: bool = True  # False: a repeat of weight 0, for a process that would otherwise miss a collective call
     last: bool = False  # the last of this process in this step: gradients are synchronized after it
     start: int = 0  # samples of the global batch in the micro-batches before it, in any process
+    step_samples: int = 0  # number of samples in the global batch
 
     @property
     def normalizer(self) -> float:
@@ -355,7 +356,7 @@ def evaluation_batches(
 def _micro_batches(step: int, samples: Ints, epochs: Ints, size: float, starts: list[int]) -> list[MicroBatch]:
     """The micro-batches of a step that begin at `starts` in `samples`."""
     return [
-        MicroBatch(step, index, samples[start:end], epochs[start:end], size, start=start)
+        MicroBatch(step, index, samples[start:end], epochs[start:end], size, start=start, step_samples=len(samples))
         for index, (start, end) in enumerate(zip(starts, [*starts[1:], len(samples)], strict=True))
     ]
 

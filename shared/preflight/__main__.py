@@ -89,7 +89,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             connecting.connect(store, place, seconds)
     with time_limit(60, f"the all-reduce did not end: {connecting.connection_advice()}"):
         accelerator = starting.start(config)
-        rows = launch_card.hardware(accelerator, config.activation_dtype)
+        rows = launch_card.hardware(accelerator, config)
         if place.processes > 1:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}

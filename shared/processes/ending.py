@@ -10,7 +10,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import struct
@@ -48,7 +47,6 @@ class Launch:
 
 
 known = Launch()
-temporary: list[Path] = []  # folders that this process made, to remove when it ends
 
 
 @dataclass(frozen=True)
@@ -100,13 +98,6 @@ def unlink_file() -> None:
         with contextlib.suppress(OSError):
             if os.path.samestat(known.path.stat(), os.fstat(known.file)):
                 known.path.unlink()
-
-
-def clean_up() -> None:
-    """Remove the temporary files and folders of this process; call it whenever the process ends."""
-    unlink_file()
-    while temporary:
-        shutil.rmtree(temporary.pop(), ignore_errors=True)
 
 
 def record(reason: str) -> None:
@@ -233,7 +224,7 @@ def exit_now(code: int) -> NoReturn:
     folder_lock.release_all()
     if code == signals.EXIT_PREEMPTED:
         record("preempted")
-    clean_up()
+    unlink_file()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

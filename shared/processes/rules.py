@@ -211,7 +211,7 @@ RULES = (
     Rule(
         Launch.separate_tasks,
         "{found}, as set by mpirun or srun, but these processes cannot find each other: start one task per machine, "
-        " and in it `torchrun` or `accelerate launch`",
+        "and in it `torchrun` or `accelerate launch`",
     ),
     Rule(
         Launch.lacking,
@@ -224,7 +224,7 @@ RULES = (
         "--mixed_precision no or bf16",
     ),
     Rule(
-        lambda it: it.precision != "no" and it.config.activation_dtype,
+        lambda it: it.precision != "no" and it.has("activation_dtype"),
         "--activation_dtype {found} computes without autocast, but mixed_precision is {it.precision}: add "
         "--mixed_precision no, or leave it out",
     ),

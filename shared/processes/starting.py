@@ -176,9 +176,8 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"
         )
-    bf16 = (
-        "--activation_dtype bf16" if config.activation_dtype else "mixed_precision bf16" * (launch.precision == "bf16")
-    )
+    mixed = "mixed_precision bf16" if launch.precision == "bf16" else ""
+    bf16 = "--activation_dtype bf16" if launch.has("activation_dtype") else mixed
     if bf16 and torch.version.cuda and torch.cuda.is_available():
         # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
         for index in range(min(processes, gpus)):
@@ -204,7 +203,7 @@ def threads_per_process() -> int:
     launcher = "TORCHELASTIC_RUN_ID" in os.environ or "ACCELERATE_MIXED_PRECISION" in os.environ
     if given and not (given == 1 and launcher):
         return given
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, len(os.sched_getaffinity(0)) // ending.local_processes())
 
 
 def keep_freed_memory() -> None:

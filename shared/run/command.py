@@ -1,6 +1,5 @@
 """A recipe as a command: parse the command line, train, and end every process cleanly."""
 
-import errno
 import gc
 import importlib.util
 import inspect
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from shared.config import options
+from shared.disk import NO_SPACE
 from shared.errors import Preempted, UserError
 from shared.processes import ending, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
@@ -32,8 +32,9 @@ def run(
     """
     signals.die_with_launcher()
     gc.freeze()  # collections skip the imported modules, so the start takes 0.4 s less
-    config = config_class()
+    config = None
     try:
+        config = config_class()
         require_numbers()
         require_own_shared(Path(inspect.getfile(main)))
         if ending.local_processes() > 1:
@@ -45,11 +46,9 @@ def run(
         exit_now(signals.EXIT_PREEMPTED)
     except UserError as error:
         refuse(error)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
         if peer := ending.peer_behind(error):  # this process has only lost the connection to it
             if peer.line and not ending.peer_recorded("refused"):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ def finished(
         grown = any(stored[name] != getattr(config, name) for name in fields_with(type(config), Meaning.MAY_GROW))
         if not lines or "train_runtime" not in lines[-1] or grown:
             return None
-        last = next(line for line in reversed(lines) if "eval_loss" in line)
+        last = next(line for line in reversed(lines) if any(name.startswith("eval_") for name in line))
         return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
 
     if (results := on_main_process(accelerator, read_results)) is None:

@@ -42,7 +42,7 @@ def launch_card(
     if multi_machine:  # `resume.open_run` has checked that the flag is right
         folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
-        **hardware(accelerator, config.activation_dtype),
+        **hardware(accelerator, config),
         **({"machines": machines(hosts)} if multi_machine else {}),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
@@ -108,7 +108,7 @@ def sizes_without_effect(config: Options) -> str:
     return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 
-def hardware(accelerator: Any, activation_dtype: str | None) -> dict[str, str]:
+def hardware(accelerator: Any, config: Options) -> dict[str, str]:
     """The rows on processes, device and precision."""
     device, processes = accelerator.device, accelerator.num_processes
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
@@ -116,7 +116,7 @@ def hardware(accelerator: Any, activation_dtype: str | None) -> dict[str, str]:
     return {
         "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
         "device": f"{device.type}, {name}",
-        "precision": precision(accelerator, activation_dtype),
+        "precision": precision(accelerator, getattr(config, "activation_dtype", None)),
     }
 
 

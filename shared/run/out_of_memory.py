@@ -18,7 +18,7 @@ def ran_out(error: BaseException) -> bool:
     )
 
 
-def advice(config: options.Options) -> str:
+def advice(config: options.Options | None) -> str:
     """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
     limits = [f"--{name} {value}" for name in BUDGETS if (value := getattr(config, name, None))]
     fix = f"lower {' or '.join(limits)}" if limits else f"set --{BUDGETS[-1]}"

@@ -1,6 +1,7 @@
-"""Opens the output folder of a run, checks it against the run it already holds, and recognizes a finished run."""
+"""The output folder of a run: whether it can be written, settings that depend on the launch, and the first files."""
 
 import dataclasses
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -81,6 +82,8 @@ def begin(accelerator: Any, config: options.Options, progress: Progress) -> None
     def clean_up() -> None:
         signals.remove_marker(output_dir)
         resuming.remove_partials(output_dir)
+        for partial in output_dir.glob("*.partial-*/"):  # of an export that was killed
+            shutil.rmtree(partial, ignore_errors=True)
 
     def write() -> None:
         cut_metrics(output_dir / "metrics.jsonl", progress.step)

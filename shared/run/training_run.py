@@ -142,7 +142,8 @@ class TrainingRun(Generic[Config]):
             make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings. It
                 returns an optimizer, or a list of several, which `prepare` makes one.
             loader: gives the micro-batches; its plan is the run's.
-            compute_loss: returns a micro-batch's share of the mean loss of its global batch.
+            compute_loss: returns a micro-batch's share of the mean loss of its global batch. It reads the model from
+                the variable to which the recipe assigns the wrapped model, because it is called before and after that.
             hooks: those of the recipe's task, in addition to those of the run.
 
         Raises:

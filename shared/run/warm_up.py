@@ -120,15 +120,15 @@ def freeze_unreached(
     twins = {_kind(name) for name in reached}
     if routed := [name for name in (*reached, *names) if name in varying or (name in names and _kind(name) in twins)]:
         raise UserError(
-            f"the loss depends on some parameters only for some batches ({shown(routed)}), as in a mixture of experts: "
-            "such a model cannot be trained exactly on several processes; if the parameters are never used, freeze "
-            "them in build_model (requires_grad_(False))"
+            f"the loss depends on some parameters only for some batches ({listed(routed)}), as in a mixture of "
+            "experts: such a model cannot be trained exactly on several processes; if the parameters are never used, "
+            "freeze them in build_model (requires_grad_(False))"
         )
     parameters = dict(model.named_parameters())
     for name in names:
         parameters[name].requires_grad_(False)
     accelerator.print(
-        f"frozen, because the loss does not depend on them: {shown(list(dict.fromkeys(map(_kind, names))))}"
+        f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(_kind, names))))}"
     )
     return names
 
@@ -157,7 +157,7 @@ def run_warm_up_pass(accelerator: Accelerator, model: nn.Module, compute_loss: C
         unused = without_gradient(accelerator.unwrap_model(model))
     if unused:
         raise UserError(
-            f"the loss does not depend on these parameters, so they would never be trained: {shown(unused)}; "
+            f"the loss does not depend on these parameters, so they would never be trained: {listed(unused)}; "
             "freeze them (requires_grad_(False)) or use them in the forward pass"
         )
 
@@ -177,11 +177,6 @@ def restored_afterwards(accelerator: Accelerator, model: nn.Module) -> Iterator[
 def without_gradient(model: nn.Module) -> list[str]:
     """The names of the trainable parameters that have no gradient."""
     return [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-
-
-def shown(names: list[str]) -> str:
-    """The first five names, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _kind(name: str) -> str:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.config.options import Options
 from shared.errors import UserError
+from shared.options.model_options import ModelOptions
 
 FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "modernbert", "roberta", "vit", "xlm-roberta")
 DTYPES = {"bf16": torch.bfloat16}
@@ -49,7 +49,7 @@ def cast(layer: Any, dtype: torch.dtype) -> tuple[Any, Any]:
 FOLLOWING: dict[type, type] = {nn.Linear: FollowingLinear, nn.LayerNorm: FollowingLayerNorm}
 
 
-def use_activation_dtype(config: Options, model: Any) -> None:
+def use_activation_dtype(config: ModelOptions, model: Any) -> None:
     """Apply --activation_dtype to a model, in place. Names of weights stay the same.
 
     Raises:

@@ -8,16 +8,16 @@ import torch.compiler.config
 from torch import nn
 
 from shared.compat import of_torch
-from shared.config.options import Options
 from shared.errors import UserError
 from shared.models.layers import repeated_layers
+from shared.options.model_options import ModelOptions
 from shared.processes.collectives import agree
 
 BACKEND = "inductor"
 MOST_VARIANTS = 64  # of a layer's code: kinds of layers x training or not x one row or more; torch's default is 8
 
 
-def compile_layers(accelerator: Any, config: Options, model: nn.Module, fixed_shapes: bool = False) -> nn.Module:
+def compile_layers(accelerator: Any, config: ModelOptions, model: nn.Module, fixed_shapes: bool = False) -> nn.Module:
     """Compile the repeated layers of `model` if --torch_compile is set. Call it before `prepare` on all processes.
 
     Each layer is compiled by itself, which takes the time of one layer instead of the whole model. It is compiled in

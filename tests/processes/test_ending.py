@@ -249,8 +249,6 @@ def test_a_process_ended_by_a_signal_tells_its_peers_and_no_exit_leaves_a_file(m
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
     ending.open_file()
-    (tmp_path / "copies").mkdir()
-    ending.temporary.append(tmp_path / "copies")
     ending.exit_now(code)
     assert ended == [code]
     assert ending.recorded(1, "preempted") == (code == 143)

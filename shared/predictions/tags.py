@@ -144,7 +144,7 @@ def read_input(settings: TagSettings, tags: Tags) -> tuple[pa.Table, str, Words]
     table = read_files([settings.input_file], "FILE", untagged=True)
     if settings.skip_incomplete_rows:
         table = skip_incomplete(table, columns[:1])
-    of_rows = words_of(table, *columns)
+    of_rows = words_of(table, columns[0])
     if not have_words(of_rows).any():
         raise UserError(f"{source_of(table)} has no words in {columns[0]}: use the column of the words as {TEXT_FLAG}")
     return table, columns[0], Words(of_rows, *targets_of(table, of_rows, tags, settings))
@@ -171,7 +171,7 @@ def targets_of(
         say(f"{without:,} of {full.sum():,} rows have no tags: the scores are those of the other rows")
     part = numbered(table).filter(pa.array(labeled))
     try:
-        _, found = words_and_tags(part, settings.text_column_name, column)
+        _, found, _ = words_and_tags(part, settings.text_column_name, column)
         metadata = {**(part.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
         tagged = pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata)
         known = tags.encode(tagged)

@@ -233,7 +233,7 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
     pq.write_table(pa.table({"tokens": [["a"]], "prediction": ["x"]}), tmp_path / "collides.parquet")
     (tmp_path / "table.csv").write_text("tokens,tags\na,O\n")
     for name, flags, expected in (
-        ("texts", [], "use --text_column_name text"),
+        ("texts", [], "has no such column (columns: text)"),
         ("unknown", [], "or use --no_scores"),
         ("gap", [], "--skip_incomplete_rows"),
         ("unequal", [], "2 words in tokens and 1 tags in tags"),
@@ -243,8 +243,8 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
         ("words", ["--text_column_names", "x"], "--text_column_names x has no effect"),
         ("words", ["--label_column_name", "a", "b"], "needs one column of labels"),
         ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),
-        ("words", ["--stride", 30], "--stride 30 is not smaller than"),
-        ("words", ["--max_length", 2], "--max_length 2 leaves no room"),
+        ("words", ["--stride", 30], "not more than --stride 30"),
+        ("words", ["--max_length", 2], "--max_length 2 leaves room for 0 tokens"),
     ):
         assert expected in message_of(predict_file, run, tmp_path / f"{name}.jsonl", *flags), (name, flags)
     assert "has a column prediction" in message_of(predict_file, run, tmp_path / "collides.parquet")

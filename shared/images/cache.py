@@ -66,7 +66,7 @@ def build(source: Source, square: Square, keep_pixels: bool) -> Path:
         if keep_pixels:
             move_or_link(shared / "pixels.npy", folder)
 
-    settings = (FORMAT, PIL.__version__, square, keep_pixels, source.key())
+    settings = (FORMAT, PIL.__version__, square, keep_pixels, source.key)
     name = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for first, end in blocks(len(source)):
         name.update(np.ascontiguousarray(source.rows[first:end]).data)

@@ -36,5 +36,5 @@ def test_a_table_that_changes_gets_another_cache(tmp_path):
     names = set()
     for rows in (10, 11):
         (source, _) = load_sources(config(train_file=tables(tmp_path, rows=rows)))
-        names.add(source.key())
+        names.add(source.key)
     assert len(names) == 2

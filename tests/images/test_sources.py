@@ -145,10 +145,13 @@ def test_wrong_folders_and_flags_are_refused(tmp_path):
     parquet = tables(tmp_path)
     for flags, expected in (
         ({"train_dir": tmp_path / "none"}, f"--train_dir {tmp_path / 'none'}: no such folder"),
-        ({"train_dir": parquet}, "is a file: give a folder"),
-        ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, one for each class"),
+        ({"train_dir": parquet}, "no such folder"),
+        ({"train_dir": tmp_path / "empty"}, "has 0 subfolders, and each class needs one"),
         ({"train_dir": tmp_path / "nothing"}, "the class cat has no image (.jpg"),
-        ({"train_dir": good, "validation_dir": tmp_path / "other"}, "has a class fox that --train_dir does not have"),
+        (
+            {"train_dir": good, "validation_dir": tmp_path / "other"},
+            "has a class fox that the training images do not",
+        ),
         ({"train_dir": good, "train_file": parquet}, "give one of them"),
         ({"train_dir": good, "validation_split_percentage": 1}, "too few to hold out 1 % of each class"),
         ({"train_file": parquet, "image_column_name": "photo"}, "--image_column_name photo"),
@@ -174,7 +177,7 @@ def test_split_folders_inside_a_folder_are_used_with_a_message(tmp_path, capsys)
     assert train.names == validation.names == ("disc", "square")
     assert (len(train), len(validation)) == (6, 4)
     assert validation.stored(0) == tmp_path / "shapes/val/disc/0.png"
-    assert "Train is used for training, val for validation; not used: notes, test" in capsys.readouterr().err
+    assert "Train to train on, val to validate on; unused: notes, test" in capsys.readouterr().err
     by_name, _ = load_sources(config(dataset_name=str(tmp_path / "shapes")))
     given, other = load_sources(
         config(train_dir=str(tmp_path / "shapes/Train"), validation_dir=str(tmp_path / "shapes"))
@@ -220,8 +223,7 @@ def test_hidden_and_irregular_files_are_skipped_and_counted(tmp_path, capsys):
     assert len(source) == 8
     assert not source.corrupt()
     assert capsys.readouterr().err == (
-        f"--train_dir {root}: passed over 3 hidden, 1 in no class's folder, 2 no regular file (a folder, or a link "
-        "that is broken or leads to one), 1 not named like an image (.txt)\n"
+        f"--train_dir {root}: passed over 2 hidden, 2 in no class's folder, 2 no images\n"
     )
 
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from shared.cache.blocks import Blocks
 from shared.cache.prepared import array_writer, key_digest, read_array
 from shared.datasets.rows import content_of
-from shared.images.decoding import CorruptImage, inspect
+from shared.images.decoding import inspect
 
-FORMAT = 1  # part of the cache's name: increase it when the check finds other things in the same images
+FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
 SMALLEST_BLOCK = 256  # images: a few hundredths of a second of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
 
@@ -52,12 +52,8 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
     def write(_: Path, folder: Path, images: range) -> None:
         prints, remarks = np.empty(len(images), np.uint64), []
         for place, i in enumerate(images):
-            try:
-                prints[place], mode = inspect(stored(i))
-                if mode.startswith(DEEP):
-                    remarks.append((i, ""))
-            except CorruptImage as corrupt:
-                problem, prints[place] = corrupt.args
+            prints[place], mode, problem = inspect(stored(i))
+            if problem or mode.startswith(DEEP):
                 remarks.append((i, problem))
         np.save(folder / "prints.npy", prints)
         (folder / "remarks.json").write_text(json.dumps(remarks))
@@ -67,9 +63,7 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
             for block in blocks:
                 append(np.load(block / "prints.npy"))
         remarks = [*chain.from_iterable(json.loads((block / "remarks.json").read_text()) for block in blocks)]
-        problems = {i: problem for i, problem in remarks if problem}
-        deep = [i for i, problem in remarks if not problem]
-        (folder / "found.json").write_text(json.dumps({"problems": problems, "deep": deep}))
+        (folder / "remarks.json").write_text(json.dumps(remarks))
 
     folder = Blocks(
         f"checked-{key_digest(FORMAT, PIL.__version__, key)}",
@@ -84,9 +78,10 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
         threads_per_core=2,  # they wait for the disk
         by_task=False,  # all images are checked before one is decoded
     ).build()
-    found = json.loads((folder / "found.json").read_text())
-    problems = {int(i): problem for i, problem in found["problems"].items()}
-    return Checked(key, read_array(folder / "prints.npy"), problems, tuple(found["deep"]))
+    remarks = json.loads((folder / "remarks.json").read_text())
+    problems = {i: problem for i, problem in remarks if problem}
+    deep = tuple(i for i, problem in remarks if not problem)
+    return Checked(key, read_array(folder / "prints.npy"), problems, deep)
 
 
 def key_of_files(paths: Iterable[str]) -> str:

@@ -46,13 +46,14 @@ class Images(Dataset):
 
     def __getitem__(self, i: int) -> tuple[Pixels, float, Any]:
         target = self.source.targets[i]
-        if self.pixels is not None and self.aspects is not None and self.places is not None:
-            row = self.places[i]
-            return self.pixels[row], self.aspects[row], target
+        if self.pixels is not None:
+            pixels, aspects, _ = self.read_micro_batch(np.array([i]), np.zeros(1, np.int64))
+            return pixels[0], aspects[0], target
         try:
-            return *decode(self.source.stored(i), self.square), target
+            pixels, aspect = decode(self.source.stored(i), self.square)
         except CorruptImage as problem:
-            raise UserError(refusal(self.source, i, problem)) from None
+            refuse_corrupt(self.source, [(i, str(problem))])
+        return pixels, aspect, target
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
         """Return what `collate` takes: a list of items, or one array per field if all images are decoded already.
@@ -167,17 +168,13 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
 def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
     """Raise a UserError that names the first few corrupt images, if there are any."""
     if corrupt:
-        others = [str(source.where(i)) for i, _ in corrupt[1:4]]
-        more = f", and so are {len(corrupt) - 1:,} more, such as {', '.join(others)}" if others else ""
-        raise UserError(refusal(source, *corrupt[0], more))
-
-
-def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
-    """The message of the error for a corrupt image."""
-    return (
-        f"{source.where(i)} is corrupt ({problem}){more}: replace it, or leave such images out with "
-        "--skip_corrupt_images"
-    )
+        (first, problem), *others = corrupt
+        such = ", ".join(source.where(i) for i, _ in others[:3])
+        more = f", and so are {len(others):,} more, such as {such}" if others else ""
+        raise UserError(
+            f"{source.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
+            "--skip_corrupt_images"
+        )
 
 
 def worst_predictions(

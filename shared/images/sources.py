@@ -76,13 +76,11 @@ class Source:
         not included: a copy of the data has the same digest.
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
-        for first, end in blocks(len(self)):
-            content.update(np.ascontiguousarray(self.targets[first:end]).data)
+        content.update(np.ascontiguousarray(self.targets).data)
         if self.arrays is not None:
             content.update(self.arrays[self.rows].tobytes())
-        for first, end in blocks(len(self)):
-            if self.checked:
-                content.update(self.checked.prints[self.rows[first:end]].data)
+        for first, end in blocks(len(self) if self.checked else 0):
+            content.update(self.checked.prints[self.rows[first:end]].data)  # type: ignore[union-attr]
         if self.paths:
             above = len(self.paths.common_folder())
             for first, end in blocks(len(self)):

@@ -74,7 +74,7 @@ def predict_embeddings(accelerator: Any, settings: EmbeddingSettings) -> Predict
         found = [torch.from_numpy(embeddings_of(outputs, name)).to(accelerator.device) for name in pair]
         task = retrieval.Task.of_digests(*(data.digests_of(columns.index(name)) for name in pair))
         dims = settings.matryoshka_dims or ()
-        scores = retrieval.evaluate_alone(found[0], found[1], task, settings.temperature, dims)
+        scores = retrieval.evaluate(None, found[0], found[1], task, settings.temperature, dims)
         return {f"eval_{name}": value for name, value in scores.items()}
 
     scored, notes = settings.scores and len(pair) == 2 and {*pair} <= {*columns}, {}

@@ -12,7 +12,7 @@ from shared.config import options
 from shared.config.limits import CanBeZero, Limits
 from shared.config.text_options import TextOptions
 from shared.contrastive.pooling import Pooling
-from shared.contrastive.sentence_transformers_files import MODULES_FILE, stored_settings
+from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, stored_settings
 from shared.datasets.files import kind_of
 from shared.errors import UserError
 from shared.predictions.output import FORMATS, parts_folder
@@ -196,6 +196,8 @@ def settings_of(folder: Path, file: str | None, flags: Mapping[str, Any]) -> Set
     if kind is EmbeddingSettings:
         values["all_columns_required"] = "text_column_names" in given
         values["pooling"], longest = stored_settings(model)
+        if values["pooling"] not in POOLINGS:
+            raise UserError(f"{model}: its pooling is {values['pooling'] or 'unknown'}, not {' or '.join(POOLINGS)}")
         if longest is not None:
             values.setdefault("max_length", longest)
     if kind is not ImageSettings and "max_length" not in values:

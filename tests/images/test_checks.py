@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_read_is_not_called_corrupt(tmp_path, monkeypatch)
         return whole(path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", fail)
-    with pytest.raises(UserError, match=r"the image .*/7\.png cannot be read \(Input/output error\)"):
+    with pytest.raises(UserError, match=r"the image .*/7\.png: .*Input/output error"):
         load_images(config(train_dir=str(root)), EIGHT)
 
 

@@ -192,5 +192,4 @@ def test_images_that_are_too_large_for_pillow_are_named_as_such(monkeypatch, rec
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with pytest.raises(CorruptImage, match="more than 1,000 pixels, which Pillow refuses to decode: scale it down"):
         decode(encoded(quarters()), Square(8))
-    with pytest.raises(CorruptImage, match="more than 1,000 pixels"):
-        inspect(encoded(quarters()))
+    assert inspect(encoded(quarters()))[2].startswith("more than 1,000 pixels")

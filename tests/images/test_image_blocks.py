@@ -131,7 +131,7 @@ def test_any_number_of_processes_write_the_same_bytes(photos, alone, tmp_path, m
     )
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
     assert content() == alone
-    assert {path.split("/")[1] for path in alone} >= {"pixels.npy", "aspects.npy", "prints.npy", "found.json"}
+    assert {path.split("/")[1] for path in alone} >= {"pixels.npy", "aspects.npy", "prints.npy", "remarks.json"}
 
 
 def in_one_of_several_launches(_, photos, cache, environment):

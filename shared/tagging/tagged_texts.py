@@ -60,9 +60,14 @@ def load_tagged(config: Any) -> tuple[pa.Table, pa.Table, Tags]:
     train, validation = tables if len(tables) == 2 else hold_out(tables[0], config)
     train, validation = limited((train, validation), config)
     if config.model_name_or_path:
-        tags = tags.ordered(label_order(config.model_name_or_path, tags.names, config.revision))
+        tags = Tags(label_order(config.model_name_or_path, tags.names, config.revision))
     for table in (train, validation):
-        tags.report_violations(table)
+        scheme, violations = tags.scheme(table)
+        if violations:
+            say(
+                f"{source_of(table)}: {violations:,} tags violate {scheme} (such as I- without B- before it); entities "
+                "are read by the rules of conlleval"
+            )
     return train, validation, tags
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import shared_array
 from shared.datasets.rows import source_of, where
-from shared.errors import UserError, listed, say
+from shared.errors import UserError, listed
 from shared.tagging.text_blocks import batches_of, begins_of, sizes_of
 
 WORDS, TAGS = "tokens", "tags"  # the columns of the tables of tagged texts: see tagged_texts.py
@@ -61,11 +61,6 @@ class Tags:
                 "of the tags as --label_column_name, or add texts with other tags"
             )
         return cls(tuple(class_names) or tuple(found))
-
-    def ordered(self, names: Sequence[str]) -> "Tags":
-        """The same tags in the order of `names`, a permutation of the names of these tags."""
-        assert sorted(names) == sorted(self.names), f"{names} are not {self.names}"
-        return Tags(tuple(names))
 
     @cached_property
     def plain(self) -> bool:
@@ -161,15 +156,6 @@ class Tags:
         if of_iob2 and not not_iob1:
             return "IOB1", 0  # B- only between two entities of the same kind
         return "IOB2", of_iob2
-
-    def report_violations(self, table: pa.Table) -> None:
-        """Print how many tags of a table violate their scheme, if any do."""
-        scheme, count = self.scheme(table)
-        if count:
-            say(
-                f"{source_of(table)}: {count:,} tags violate {scheme} (such as I- without B- before it); entities are "
-                "read by the rules of conlleval"
-            )
 
     def _neighbors(self, numbers: Ints, begins: NDArray[np.bool_]) -> tuple[NDArray, NDArray, NDArray]:
         """[words] each: the prefix, that of the word before in the text (or O), and whether both have one kind."""

@@ -92,16 +92,6 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     assert mapped == [{True}] * 2
 
 
-def test_classes_in_the_order_of_a_model_are_renumbered_in_blocks(tmp_path, monkeypatch):
-    source = class_folders(str(folders(tmp_path, ("ant", "bee", "cow"), count=4)), "--train_dir")
-    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    monkeypatch.setattr(selection, "BLOCK", 5)
-    ordered = source.ordered(("cow", "ant", "bee"))
-    assert ordered.targets.tolist() == [1] * 4 + [2] * 4 + [0] * 4
-    assert mapped_file(ordered.targets) is not None
-    assert source.ordered(source.names) is source
-
-
 def test_choices_in_blocks_are_those_of_the_whole(monkeypatch):
     targets = np.random.default_rng(0).integers(0, 5, 1000)
     whole = held_out(targets, 30, 1)(0, 1000)

@@ -10,7 +10,6 @@ from small_images import folders
 from shared import prepare
 from shared.cache import prepared
 from shared.config import options
-from shared.errors import UserError
 
 RECIPE = runs.ROOT / "recipes/image_classification.py"
 
@@ -53,9 +52,3 @@ def test_the_tasks_of_an_array_decode_the_images_together(flags, monkeypatch, ca
     assert captured.out == ""
     prepare.prepare(RECIPE, flags, (1, 2))
     assert re.search(r"^training +32 images, decoded into", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_a_shard_has_no_effect_without_the_cache(flags):
-    flags[flags.index("uint8")] = "none"
-    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*image_classification\.py with these flags"):
-        prepare.prepare(RECIPE, flags, (0, 2))

@@ -13,7 +13,6 @@ from small_images import BLUE, EIGHT, RED, config, folders, tables
 from shared.errors import UserError
 from shared.images.images import load_images
 from shared.images.sources import class_folders, digits, hold_out, load_sources
-from shared.plan.splits import by_class
 
 
 def test_class_folders_are_classes_and_validation_uses_the_same_ids(tmp_path):
@@ -40,22 +39,6 @@ def test_a_share_of_each_class_is_held_out_within_one_image(counts, percentage, 
     assert (np.abs(held_out - np.array(counts) * percentage / 100) < 1).all()
     again, _ = hold_out(source, percentage, seed)
     assert np.array_equal(again.rows, train.rows)
-
-
-def test_a_class_of_one_image_stays_in_training(tmp_path):
-    folders(tmp_path, ("cat", "dog"))
-    folders(tmp_path, ("ant", "yak"), count=1)
-    train, validation = load_sources(config(train_dir=str(tmp_path)))
-    assert np.bincount(train.targets, minlength=4)[[0, 3]].tolist() == [1, 1]
-    assert 3 <= len(validation) <= 4
-
-
-def test_other_seeds_hold_out_other_images_and_folds_are_disjoint():
-    source = digits()
-    parts = [set(hold_out(source, 20, seed)[1].rows) for seed in (0, 1)]
-    assert parts[0] != parts[1]
-    folds = [by_class(source.targets, 0)[fold::5] for fold in range(5)]
-    assert sorted(np.concatenate(folds)) == list(range(1797))
 
 
 @pytest.mark.parametrize("image_type", ["struct", "bytes"])

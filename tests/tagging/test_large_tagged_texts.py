@@ -19,7 +19,7 @@ from shared.cache.prepared import mapped_file
 from shared.config import options
 from shared.datasets import arrow_files, readers, rows
 from shared.errors import UserError
-from shared.tagging import conll, pieces, text_blocks, windows
+from shared.tagging import conll, text_blocks, windows
 
 RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
@@ -120,12 +120,6 @@ def test_large_texts_give_the_same_run_as_small_ones(tmp_path, capsys, form):
     assert any("held out" in line for line in said[0])
 
 
-def test_all_arrays_of_large_texts_are_memory_mapped_files_of_the_cache(flags, large):
-    for data in load(flags)[:2]:
-        arrays = [data.tags, data.begins, data.lengths, data.pieces.pieces, *vars(data.windows).values()]
-        assert all(mapped_file(array).parent.parent == prepared.cache_dir() for array in arrays)
-
-
 GOOD = {"tokens": ["a", "b"], "tags": ["O", "B-X"]}
 BAD = {
     "sizes": [GOOD] * 20 + [{"tokens": ["a"], "tags": []}] + [GOOD] * 20 + [{"tokens": ["a"], "tags": ["O", "O"]}],
@@ -176,28 +170,6 @@ def test_two_processes_write_the_bytes_of_one(flags, large, tmp_path, monkeypatc
     assert {Path(path).parts[0].split("-")[0] for path in alone} == {"words", "array"}
     runs.fork(in_another_process, (flags, tmp_path / "other", 2), 2)
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "other"))
-    assert content() == alone
-
-
-def test_after_an_interruption_only_the_missing_blocks_are_tokenized(flags, large, tmp_path, monkeypatch):
-    load(flags)
-    alone = content()
-    cut = []
-
-    def count(sizes, limit):
-        cut.append(len(sizes))
-        if sum(cut) > limit:
-            raise KeyboardInterrupt
-        return text_blocks.begins_of(sizes)
-
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(pieces, "begins_of", lambda sizes: count(sizes, 30))
-    with pytest.raises(KeyboardInterrupt):
-        load(flags)
-    cut.clear()
-    monkeypatch.setattr(pieces, "begins_of", lambda sizes: count(sizes, 1000))
-    load(flags)
-    assert sum(cut) == 100 - 16  # one block was complete
     assert content() == alone
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,38 +53,34 @@ class Task:
 
 
 def embed_texts(
-    accelerator: Any, model: Any, batches: Iterable[Iterable[tuple[MicroBatch, Any]]], counts: Iterable[int], width: int
-) -> list[Tensor] | None:
-    """The embeddings of several data sets, [counts[i], width] each, on every process; each process computes its share.
+    accelerator: Any, model: Any, batches: Iterable[tuple[MicroBatch, Any]], count: int, width: int
+) -> Tensor | None:
+    """The embeddings of a data set, [count, width], on every process; each process computes its share.
 
     Every process calls this.
 
     Args:
         accelerator: sums over the processes.
         model: returns the embeddings as `logits`; it is in evaluation mode during the pass.
-        batches: those of this process, for each data set.
-        counts: texts of each data set.
+        batches: those of this process.
+        count: texts of the data set.
         width: of an embedding.
 
     Returns:
         None if a signal interrupted the pass.
     """
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    counts = list(counts)
-    samples: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in counts]
-    rows = [[torch.empty(0, width, device=accelerator.device)] for _ in counts]
-    numbered = chain.from_iterable(((number, each) for each in part) for number, part in enumerate(batches))
+    samples, rows = [np.empty(0, np.int64)], [torch.empty(0, width, device=accelerator.device)]
     with torch.inference_mode():
-        for number, (micro_batch, batch) in preemption.watch(accelerator, numbered):
+        for micro_batch, batch in preemption.watch(accelerator, batches):
             embeddings = model(**batch).logits.float()
             if micro_batch.counted:
-                samples[number].append(micro_batch.samples)
-                rows[number].append(embeddings)
+                samples.append(micro_batch.samples)
+                rows.append(embeddings)
     model.train()
     if preemption.cut_short(accelerator):
         return None
-    found = zip(samples, rows, counts, strict=True)
-    return [gather_rows(accelerator, np.concatenate(mine), torch.cat(parts), total) for mine, parts, total in found]
+    return gather_rows(accelerator, np.concatenate(samples), torch.cat(rows), count)
 
 
 @without_tf32()

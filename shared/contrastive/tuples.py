@@ -37,10 +37,11 @@ def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, 
         UserError: the data cannot be read, or `columns` are not two or three different ones.
     """
     given = f"{FLAG} {' '.join(columns)}"
-    if len(columns) not in (2, 3):
-        raise UserError(f"{given}: name the columns of the anchors, the positives and, optionally, the hard negatives")
-    if len({*columns}) < len(columns):
-        raise UserError(f"{given}: the texts of a sample need different columns: name each column once")
+    if len(columns) not in (2, 3) or len({*columns}) < len(columns):
+        raise UserError(
+            f"{given}: name two or three columns, each once: of the anchors, of the positives and, optionally, of the "
+            "hard negatives"
+        )
     if config.train_file or config.dataset_name:
         train, validation = load_tables(config, columns, ())
     else:

@@ -121,7 +121,7 @@ class Source:
             return self
         places = np.array([names.index(name) for name in self.names])
         targets = shared_array(lambda: (places[self.targets[slice(*block)]] for block in blocks(len(self))), np.int64)
-        return replace(self, names=names, targets=targets)
+        return replace(self, names=names, targets=targets, labels=self.labels and self.labels.ordered(names))
 
     def sizes(self) -> NDArray[np.int64]:
         """int64 [classes]: the number of images of each class; empty if the targets are numbers."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from shared.augmentation.augmentation import Augmentation
-from shared.datasets.labels import Labels
+from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.rows import ROW_COLUMN
 from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, count_of, listed
@@ -92,8 +92,9 @@ def read_input(settings: ImageSettings, task: Task) -> tuple[Source, pa.Table, F
 
 def of_run(settings: ImageSettings, task: Task) -> tuple[Source, pa.Table, Found]:
     """`read_input` for the validation images of the run."""
-    _, source = limited(load_sources(settings), settings)
-    if source.names != task.names:
+    problem_type: ProblemType = "regression" if task.kind == "regression" else "single_label_classification"
+    _, source = limited(load_sources(settings, problem_type), settings)
+    if source.names and source.names != task.names:
         raise UserError(f"the run's images now have other classes ({listed(source.names)}) than its model: give a FILE")
     found = (np.arange(len(source)), source.targets) if settings.scores else None
     if source.table is not None:

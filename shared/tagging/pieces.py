@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
@@ -51,9 +52,7 @@ def as_texts(table: pa.Table) -> pa.Table:
     """A table with the column "text": the words of each row, separated by spaces; to train a tokenizer on."""
 
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
-        batches = (batch.to_pylist() for _, batch in batches_of(block[WORDS], range(block.num_rows)))
-        texts = [pa.array([" ".join(words) for words in batch], pa.large_string()) for batch in batches]
-        return pa.table({"text": pa.chunked_array(texts, pa.large_string())}), 0
+        return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))}), 0
 
     if content_of(table):
         return arrow_files.converted(table, convert, "texts", FORMAT)[0]

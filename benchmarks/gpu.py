@@ -51,7 +51,7 @@ from benchmarks.harness.gpu_benchmarks import (
     Benchmark,
 )
 from benchmarks.harness.launching import HARNESS, ROOT, python_path
-from shared.monitoring.flops import measure_peak
+from shared.extras.flops import measure_peak
 
 RESULTS = ROOT / "benchmarks/results/gpu"
 START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end of the GPU tables -->"

@@ -47,7 +47,12 @@ def with_part(text: str, name: str, part: str) -> str:
 def flags_page() -> str:
     """Return docs/flags.md: every setting of every recipe with its default and its help text."""
     configs = {name: load_recipe(name).Config for name in RECIPES}
-    titles = {"Options": "All recipes", "DataOptions": "Data of all recipes", "TextOptions": "Text recipes"}
+    titles = {
+        "Options": "All recipes",
+        "ExtraOptions": "Trackers, profiles and other extras",
+        "DataOptions": "Data of all recipes",
+        "TextOptions": "Text recipes",
+    }
     shared = [cls for cls in configs["nlp"].__mro__ if cls.__name__ in titles]
     lines = [
         "# Flags",

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shared.config.limits import Limits
 from shared.config.meaning import Meaning
-from shared.config.text_options import TextOptions
 from shared.contrastive import retrieval
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
@@ -33,6 +32,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout

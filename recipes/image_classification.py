@@ -23,7 +23,7 @@ from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
-from shared.images.images import Images, collate, load_images, worst_predictions
+from shared.images.images import Images, WorstPredictions, collate, load_images
 from shared.losses.losses import shape_of_run
 from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.metrics.task_metrics import resolve_metrics
@@ -99,7 +99,8 @@ def main(config: Config) -> dict[str, float]:
             logits = model(pixel_values=images).logits
             return mixed_cross_entropy(logits, targets, **shape.cross_entropy).sum() / micro_batch.normalizer
 
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
+        worst = WorstPredictions(validation, lambda: predict(*seen)[:2])
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, worst)
         evaluated = average.model or model
         seen = (accelerator, evaluated, loader, validation, augmentation)
 
@@ -120,8 +121,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        processor = image_processor(augmentation.geometry)
-        return run.finish(evaluated, processor, pictures=lambda: worst_predictions(validation, *predict(*seen)[:2]))
+        return run.finish(evaluated, image_processor(augmentation.geometry))
 
 
 def evaluate(

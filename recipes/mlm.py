@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType, Share
-from shared.config.text_options import TextOptions
 from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
@@ -32,6 +31,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout

@@ -97,7 +97,7 @@ def main(config: Config) -> dict[str, float]:
             return losses.sum() / micro_batch.normalizer
 
         use_attention_of_run(run, model, loader)
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"
         score = partial(evaluate, accelerator, model, plan, validation, collate, scale, metrics)
@@ -117,7 +117,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(model, tokenizer, before_export=lambda: scale.put_back(model), note=scale.note)
+        return run.finish(model, tokenizer)
 
 
 def evaluate(

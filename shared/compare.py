@@ -23,7 +23,7 @@ from shared.checkpoints.resuming import complete
 from shared.config.options import load, not_in_result, shown
 from shared.errors import UserError, count_of
 from shared.monitoring.evaluation import greater_is_better
-from shared.monitoring.tracking import read_metrics
+from shared.monitoring.log import read_metrics
 from shared.run.saved_tensors import difference_of, parts_of
 
 Lines = Sequence[Mapping[str, Any]]

@@ -42,8 +42,8 @@ from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
 from shared.processes import folder_lock
 from shared.processes.collectives import on_main_process
-from shared.run import memory_budget
 from shared.run.command import run
+from shared.run.out_of_memory import ran_out
 from shared.run.same_run import refuse_changed_data
 
 USAGE = "python -m shared.predict OUTPUT_DIR [FILE] [FLAGS]"
@@ -132,7 +132,7 @@ def predict(settings: PredictionOptions) -> dict[str, float]:
                 raise
             raise UserError(f"the disk is full ({error}): free space and start again to resume") from None
         except Exception as error:
-            if not memory_budget.ran_out(error):
+            if not ran_out(error):
                 raise
             raise UserError(out_of_memory(settings)) from error
     scores = {name: float(value) for name, value in record["scores"].items()}  # the record has NaN as a name

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState, GradientState
 from hypothesis import settings
 
 from shared.config import options
-from shared.monitoring import tracking
+from shared.extras import curves
 
 gc.disable()  # until the tests are collected: imports leave little garbage, and searching it takes a second per worker
 settings.register_profile("without deadlines", deadline=None)  # timing never decides a test
@@ -25,7 +25,7 @@ LONG = (
     *("launch/test_preflight.py", "benchmarks/test_scaling.py", "models/test_model_families.py"),
     *("launch/test_accelerate_configs.py", "models/test_image_models.py", "recipes/test_image_recipe.py"),
     *("models/test_compiling.py", "metrics/test_foreign.py", "launch/test_kubernetes.py"),
-    *("benchmarks/test_gpu_benchmarks.py", "run/test_memory_budget.py", "recipes/test_existing_runs.py"),
+    *("benchmarks/test_gpu_benchmarks.py", "extras/test_largest_micro_batch.py", "recipes/test_existing_runs.py"),
 )
 
 
@@ -64,7 +64,7 @@ def alone(texts, tmp_path_factory):
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ACCELERATE_USE_CPU", "true")
         environment.setenv("OMP_NUM_THREADS", "1")
-        environment.setattr(tracking, "draw_curves", lambda *_: None)
+        environment.setattr(curves, "draw_curves", lambda *_: None)
         nlp.main(options.parse(nlp.Config, [*runs.TINY, *map(str, texts), "--output_dir", str(output)]))
     return output
 
@@ -94,7 +94,7 @@ def one_cpu_process_without_a_picture(monkeypatch):
     """The environment for a recipe that is called in this process: one CPU, and curves.png is not drawn."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture

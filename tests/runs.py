@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.config import options
-from shared.monitoring import flops
+from shared.extras import flops
 
 # A run on a CPU measures its peak by products of matrices. In the hundreds of runs of the tests, small ones are enough.
 flops.SIDES["cpu"] = (64,)
@@ -264,9 +264,9 @@ def _run_script(rank, words, log, environment, picture):
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     if not picture:
-        from shared.monitoring import tracking
+        from shared.extras import curves
 
-        tracking.draw_curves = lambda *_: None  # tests/monitoring/test_curves.py tests it
+        curves.draw_curves = lambda *_: None  # tests/extras/test_curves.py tests it
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 

@@ -32,8 +32,8 @@ def prepare(
     import torch
     import transformers
 
-    from shared.config.data_options import DataOptions
     from shared.datasets.tables import load_tables
+    from shared.options.data_options import DataOptions
     from shared.text.tokenized import tokenize, train_tokenizer
 
     tables = load_tables(DataOptions(), ["text"], ["label"])

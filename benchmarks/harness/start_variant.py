@@ -16,7 +16,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from shared.launch import gradient_compression
 from shared.run import command
 
 
@@ -33,16 +32,20 @@ def use(settings: dict[str, int]) -> None:
             return torch.nn.DataParallel(prepare(self, *args, **kwargs), list(range(gpus)))
 
         Accelerator.prepare_model = spread  # type: ignore[method-assign]
-    usual = gradient_compression.DDPSettings.to_kwargs
-    gradient_compression.DDPSettings.to_kwargs = lambda self: usual(self) | settings  # type: ignore[method-assign]
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    usual = DistributedDataParallelKwargs.to_kwargs
+    DistributedDataParallelKwargs.to_kwargs = lambda self: usual(self) | settings  # type: ignore[method-assign]
     if rank:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-        def register(self, model):
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        from shared.extras.gradient_compression import GradientCompression
 
-        gradient_compression.DDPSettings.register_comm_hook = register  # type: ignore[method-assign]
+        def register(self, run):
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+            run.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+        GradientCompression.prepared = register  # type: ignore[method-assign]
 
 
 def enlarged(config: Any, times: int) -> Any:

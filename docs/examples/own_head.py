@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shared.config.text_options import TextOptions
 from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.padding import pad_rows
@@ -16,6 +15,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
+from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.loading import Loader, feed
 from shared.plan.seeding import seed_dropout

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from shared.augmentation import color, random_operations
 from shared.augmentation.resampling import crop_and_resize, whole
-from shared.config.image_options import ImageOptions
 from shared.config.limits import Limits, Share
 from shared.images.geometry import Geometry
+from shared.options.image_options import ImageOptions
 from shared.plan.batches import MicroBatch
 from shared.plan.device_transfer import to_device
 from shared.plan.hashing import hash64

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -13,8 +13,18 @@ from shared.config.removed import without_removed
 from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
-TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A launch is refused if `when` finds something; `message` may name it as {found}, and parts of the launch as {it}.
+
+    `when` gets a `Launch` of shared/launch/rules.py.
+    """
+
+    when: Callable[[Any], Any]
+    message: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +46,6 @@ class Options:
     """Instead of --global_batch_size: the first launch sets it to --per_device_train_batch_size x processes x this."""
     per_device_train_batch_size: int | None = None
     """Maximum number of samples in a micro-batch. None: no limit."""
-    auto_micro_batch: Annotated[bool, Meaning.NOT_IN_RESULT] = False
-    """Before training, find the largest micro-batch that fits in GPU memory; a resumed run uses the same size."""
     micro_batches_per_step: int | None = None
     """Micro-batches per global batch. None: the smallest of 1, 2, 4, 8, 16, 24, ... within both micro-batch limits."""
 
@@ -82,8 +90,6 @@ class Options:
     """Recompute activations in the backward pass: saves memory, takes about a third more time."""
     torch_compile: bool = False
     """Compile the repeated layers of the model: faster steps on a GPU, a slower start, different rounding."""
-    gradient_compression: Literal["none", "bf16", "fp16"] = "none"
-    """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
     deterministic: bool = False
     """Use only deterministic kernels: runs are bit-identical on a GPU, too, but slower."""
     seed: CanBeZero = 0
@@ -120,18 +126,8 @@ class Options:
     """Whether a larger --metric_for_best_model is better. None: yes, except for names such as loss and error."""
     early_stopping_patience: Annotated[int | None, Meaning.CHOOSES_MODEL] = None
     """End the run after this many evaluations in a row without improvement. None: never."""
-    report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
-    """One or more experiment trackers, in addition to metrics.jsonl."""
-    peak_tflops: Annotated[float | None, Limits(above=0), Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
-    """Peak speed of one device in TFLOP/s, from which mfu is computed. None: measured at the start."""
-    profile: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
-    """Profile this many steps, after two warm-up steps: profile/ gets a trace and the ten most expensive operators."""
     run_name: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
-    """Name of the run in the tracker and the model card. None: the name of --output_dir."""
-    push_to_hub: Annotated[bool, Meaning.NOT_IN_RESULT] = False
-    """Upload model/ to the Hub at the end."""
-    hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
-    """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
+    """Name of the run in the model card and in a tracker. None: the name of --output_dir."""
     expect_processes: Annotated[int | None, Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
     """Refuse to start with another number of processes: some launchers silently start only one. None: any number."""
     dry_run: Annotated[bool, Meaning.NOT_IN_RESULT] = False
@@ -161,15 +157,31 @@ class Options:
         ("load_best_model_at_end", "metric_for_best_model"),
         ("greater_is_better", "metric_for_best_model"),
         ("positive_label", "metric_name"),
-        ("hub_model_id", "push_to_hub"),
     )
     """Pairs of fields in which the first has no effect without the second."""
 
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
-    FORMER: ClassVar[Mapping[str, Any]] = {"validation_split_percentage": 10, "skip_incomplete_rows": False}
+    FORMER: ClassVar[Mapping[str, Any]] = {
+        "validation_split_percentage": 10,
+        "skip_incomplete_rows": False,
+        "auto_micro_batch": False,
+        "gradient_compression": "none",
+        "report_to": ["none"],
+        "peak_tflops": None,
+        "profile": None,
+        "push_to_hub": False,
+        "hub_model_id": None,
+    }
     """Fields that all recipes had in an earlier version, with their defaults. A stored run may have them."""
+
+    RULES: ClassVar[tuple["Rule", ...]] = ()
+    """What a launch must not combine with these settings, in addition to the rules of shared/launch/rules.py."""
+
+    def hooks(self) -> list[Any]:
+        """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""
+        return []
 
     def check_values(self) -> None:
         """Raise UserError for values that no type excludes. A subclass may extend it."""
@@ -221,10 +233,6 @@ def check(config: Options) -> None:
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()
-    if len(set(config.report_to)) < len(config.report_to) or ("none" in config.report_to and len(config.report_to) > 1):
-        raise UserError(f"--report_to {shown(config.report_to)}: give each tracker once, or only none")
-    if not config.report_to:
-        raise UserError("--report_to is empty: give none, or one or more trackers")
     if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
         raise UserError(
             f"--decay_ratio {config.decay_ratio} has no effect without --lr_scheduler_type warmup_stable_decay: give "

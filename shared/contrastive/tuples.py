@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
-from shared.config.data_options import DataOptions
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts
 from shared.encoders.packing import pack, packing_is_exact, refuse_fixed_shapes
 from shared.encoders.padding import pad_rows
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 from shared.plan.fixed_shapes import FixedShapes
 from shared.plan.hashing import hash64
 from shared.speed.self_check import text_batch

@@ -20,7 +20,6 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from shared.cache.prepared import build_once
-from shared.config.data_options import DataOptions
 from shared.datasets.files import find_files, is_compressed, kind_of, line_number, lines, opened, refuse_unknown
 from shared.datasets.readers import (
     LARGEST_OBJECT,
@@ -38,6 +37,7 @@ from shared.datasets.readers import (
 from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
 from shared.datasets.tables import read_dataset, read_file
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 
 FLAG = "--text_column_name"
 BATCH_DOCUMENTS = 1000

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from shared.cache.prepared import key_digest, mapped_file, mask_once
 from shared.compat import of_datasets
-from shared.config.data_options import DataOptions
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
 from shared.errors import UserError, say
-from shared.launch.hub import require_hub
+from shared.extras.hub import require_hub
+from shared.options.data_options import DataOptions
 from shared.plan.hashing import hash64
 from shared.plan.splits import chosen_by_hash, hash_limit, share_of_each
 

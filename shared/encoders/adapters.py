@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from shared.config.options import Options
-from shared.config.text_options import TextOptions
 from shared.errors import UserError, listed, say
 from shared.models.layers import backbone
+from shared.options.text_options import TextOptions
 from shared.plan.hashing import hash64
 
 ADAPTER = "default"  # PEFT's own name for an adapter; its files do not contain it

@@ -33,6 +33,7 @@ from shared.encoders.packing import (
     why_not_varlen,
 )
 from shared.errors import UserError
+from shared.options.extra_options import ExtraOptions
 from shared.plan.loading import Loader
 from shared.processes.collectives import gather, on_main_process
 from shared.speed.self_check import TOLERANCE
@@ -99,7 +100,7 @@ def layers_by_window(model: Any) -> dict[Window, int]:
     return dict(found) or {None: model.config.num_hidden_layers}
 
 
-def check(names: Sequence[str], config: Options, model: Any, layers: Mapping[Window, int], packed: bool) -> None:
+def check(names: Sequence[str], config: ExtraOptions, model: Any, layers: Mapping[Window, int], packed: bool) -> None:
     """Check --attention before anything is timed.
 
     Raises:

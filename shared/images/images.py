@@ -1,6 +1,7 @@
 """The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their targets."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,13 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import each_share
 from shared.datasets.labels import ProblemType
 from shared.errors import UserError, say
+from shared.extras.pictures import Picture
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.geometry import Geometry
 from shared.images.selection import numbers, taken
 from shared.images.sources import Source, limited, load_sources
-from shared.monitoring.pictures import Picture
+from shared.monitoring.hooks import Hook
 
 MOST_CLASSES = 1000  # in a summary
 
@@ -175,6 +177,17 @@ def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
             f"{source.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
             "--skip_corrupt_images"
         )
+
+
+class WorstPredictions(Hook):
+    """Shows `worst_predictions` of the trained model in curves.png; `predict` returns its classes and losses."""
+
+    def __init__(self, data: Images, predict: Callable[[], tuple[NDArray[np.int64], NDArray[np.float64]]]) -> None:
+        self.data, self.predict = data, predict
+
+    def pictures(self) -> list[Picture]:
+        """Predict the validation images once more, and pick the worst."""
+        return worst_predictions(self.data, *self.predict())
 
 
 def worst_predictions(

@@ -1,14 +1,19 @@
-"""Compare settings, versions and code of all processes before training. With differences, the processes would train
-different models, or wait for each other in different collective calls."""
+"""The rendezvous of the processes, and the comparison of their settings, versions and code before training.
 
+With differences, they would train different models, or wait for each other in different collective calls.
+"""
+
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -16,18 +21,52 @@ from typing import Any
 
 from torch import distributed as dist
 
+from shared.compat import of_torch
 from shared.config import options
 from shared.config.meaning import Meaning, fields_with
-from shared.errors import UserError
-from shared.launch import rendezvous
+from shared.errors import Preempted, UserError, about
 from shared.processes import exit_reasons
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
 KINDS = ("setting", "version", "code", "data")
+PRINT_AFTER = 30.0  # seconds of waiting after which a process prints what it waits for
 _rounds, _names = itertools.count(), itertools.count()
 
 
-def compare(store: dist.Store, place: rendezvous.Place, config: options.Options, device: str, seconds: float) -> None:
+@dataclass(frozen=True)
+class Place:
+    """The rank of this process, the number of processes, and the address of the store."""
+
+    rank: int
+    processes: int
+    address: str
+    port: int
+    serves: bool
+    """Whether this process opens the port. Under torchrun the launcher opens it."""
+
+    @staticmethod
+    def of_environment() -> "Place":
+        """Read the launcher's environment variables; without them the process is alone."""
+        env = os.environ
+        rank, launchers = int(env.get("RANK", 0)), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        port = int(env.get("MASTER_PORT", 0))
+        processes = int(env.get("WORLD_SIZE", 1))
+        return Place(rank, processes, env.get("MASTER_ADDR", ""), port, rank == 0 and not launchers)
+
+    @property
+    def where(self) -> str:
+        """`address:port`."""
+        return f"{self.address}:{self.port}"
+
+
+def of_existing_group() -> tuple[dist.Store, Place]:
+    """The store of the default process group, which must exist, and the place of this process in it."""
+    rank, address = dist.get_rank(), os.environ.get("MASTER_ADDR", "")
+    place = Place(rank, dist.get_world_size(), address, int(os.environ.get("MASTER_PORT", 0)), serves=rank == 0)
+    return of_torch.default_store(), place
+
+
+def compare(store: dist.Store, place: Place, config: options.Options, device: str, seconds: float) -> None:
     """Check that all processes of the launch have the same facts (`own_facts`). All must call this equally often.
 
     Args:
@@ -42,11 +81,76 @@ def compare(store: dist.Store, place: rendezvous.Place, config: options.Options,
     """
     name, facts = f"start-{next(_rounds)}", own_facts(config, device)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    everybody = rendezvous.exchange(store, place, exit_reasons.identity() | {"digest": digest}, seconds, name)
+    everybody = exchange(store, place, exit_reasons.identity() | {"digest": digest}, seconds, name)
     exit_reasons.known.store, exit_reasons.known.processes = store, everybody
     if len({each["digest"] for each in everybody}) > 1:
-        refuse_differences(rendezvous.exchange(store, place, facts | exit_reasons.identity(), seconds, f"{name}-facts"))
+        refuse_differences(exchange(store, place, facts | exit_reasons.identity(), seconds, f"{name}-facts"))
     exit_reasons.unlink_file()
+
+
+def print_if_long(begun: float, what: str) -> bool:
+    """Print `what` on one process per machine if PRINT_AFTER seconds have passed since `begun`; return whether so."""
+    if time.monotonic() - begun < PRINT_AFTER:
+        return False
+    if exit_reasons.local_rank() == 0 or exit_reasons.local_processes() <= 2:
+        print(what, file=sys.stderr, flush=True)
+    return True
+
+
+def raise_if_peer_ended() -> None:
+    """Raise UserError or Preempted if another process of this launch has ended."""
+    if peer := exit_reasons.ended_peer():
+        raise UserError(peer.line) if peer.line else Preempted
+
+
+def exchange(
+    store: dist.Store, place: Place, own: Mapping[str, Any], seconds: float, name: str = "preflight"
+) -> list[dict[str, Any]]:
+    """Gather `own` from every process, by rank, through the store. Each exchange needs its own `name`.
+
+    Raises:
+        UserError: two processes have the same rank, a rank is missing after `seconds`, or another process has ended.
+        Preempted: another process was preempted.
+    """
+    inside = dist.PrefixStore(name, store)
+    if inside.add(f"came-{place.rank}", 1) > 1:
+        raise UserError(
+            f"two processes have RANK {place.rank}, one of them on {socket.gethostname()}: give each machine its own "
+            "--machine_rank (--node-rank), and each process its own RANK"
+        )
+    inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
+    keys = [f"facts-{rank}" for rank in range(place.processes)]
+    begun, printed = time.monotonic(), False
+    while not wait_for_keys(inside, keys, min(1.0, seconds)):
+        raise_if_peer_ended()
+        came = [rank for rank, key in enumerate(keys) if inside.check([key])]
+        missing = listed_ranks(sorted({*range(place.processes)} - {*came}))
+        printed = printed or print_if_long(begun, f"waiting for rank {missing} at {place.where}: see their output")
+        if time.monotonic() - begun >= seconds:
+            raise UserError(
+                f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
+                f"(rank {listed_ranks(came)} did): not started, started with another MASTER_ADDR or MASTER_PORT or "
+                "with this machine's rank, or behind a firewall; see their output"
+            )
+    facts = [json.loads(inside.get(key)) for key in keys]
+    inside.add("read", 1)
+    while place.serves and inside.add("read", 0) < place.processes and seconds > 0:
+        time.sleep(0.01)  # the store ends with the process that opened it: wait until all have read it
+        seconds -= 0.01
+    return facts
+
+
+def wait_for_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
+    """Wait up to `seconds` until all `keys` are in the store; return whether they are."""
+    with contextlib.suppress(dist.DistError):
+        store.wait(keys, timedelta(seconds=seconds))
+        return True
+    return False
+
+
+def listed_ranks(ranks: Sequence[int]) -> str:
+    """The ranks as `0, 2, 3`; only the first eight of a long list."""
+    return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
 
 
 def init_method(config: options.Options, device: str) -> str:
@@ -61,12 +165,8 @@ def init_method(config: options.Options, device: str) -> str:
     separate = restarts != "0" and os.environ.get("GROUP_WORLD_SIZE") == "1"
 
     def find(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-        place = rendezvous.Place.of_environment()
-        if place.serves:
-            rendezvous.require_free_port(place.port)
-        else:
-            rendezvous.wait_until_reachable(place, time.monotonic() + timeout.total_seconds())
-        with rendezvous.explaining_errors(place):
+        place = Place.of_environment()
+        with about(f"MASTER_ADDR:MASTER_PORT {place.where} (python -m shared.preflight finds the cause)"):
             store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
         if separate:
             store = dist.PrefixStore(f"restart-{restarts}", store)
@@ -142,5 +242,5 @@ def hosts(facts: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> str:
     for fact in facts:
         if fact["rank"] in ranks:
             ranks_of.setdefault(fact["host"], []).append(fact["rank"])
-    named = [f"{host} (rank {rendezvous.listed(there)})" for host, there in ranks_of.items()]
+    named = [f"{host} (rank {listed_ranks(there)})" for host, there in ranks_of.items()]
     return ", ".join(named[:2]) + f" and {len(named) - 2} more machines" * (len(named) > 2)

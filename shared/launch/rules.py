@@ -3,11 +3,11 @@
 A row stands here if the launch would silently train something else, or waits for ever.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.config.options import Options
+from shared.config.options import Options, Rule
 from shared.errors import UserError
 from shared.launch.environment import cpu_requested, is_true, uses_fsdp
 
@@ -59,14 +59,6 @@ class Launch:
         return ", ".join(name for name in NEEDED_BY_SEVERAL if name not in self.env) if self.processes > 1 else ""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A launch is refused if `when` finds something; `message` may name it as {found}, and parts of the launch."""
-
-    when: Callable[[Launch], Any]
-    message: str
-
-
 RULES = (
     Rule(
         Launch.lost_precision,
@@ -87,20 +79,6 @@ RULES = (
         lambda it: it.on_cpu and it.precision == "fp16",
         "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
         "--mixed_precision no or bf16",
-    ),
-    Rule(
-        lambda it: it.config.auto_micro_batch and it.on_cpu,
-        "--auto_micro_batch needs GPUs and DDP (a CPU has no fixed memory limit): set the budget yourself",
-    ),
-    Rule(
-        lambda it: it.config.auto_micro_batch and it.sharded,
-        "--auto_micro_batch needs GPUs and DDP (under FSDP a trial on one process blocks the others): set the budget "
-        "yourself",
-    ),
-    Rule(
-        lambda it: it.config.auto_micro_batch and it.has("sync_batchnorm"),
-        "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave one "
-        "of them out",
     ),
     Rule(
         lambda it: it.precision != "no" and it.config.activation_dtype,
@@ -140,11 +118,6 @@ RULES = (
         "--optim {found} does not work under FSDP, which recipes support only with AdamW: use --optim adamw, or DDP",
     ),
     Rule(
-        lambda it: it.sharded and it.config.gradient_compression != "none" and it.config.gradient_compression,
-        "--gradient_compression {found} has no effect under FSDP, which sends gradients in float32: leave it out, or "
-        "use DDP",
-    ),
-    Rule(
         lambda it: it.sharded and it.env.get("FSDP_VERSION", "1") != "2",
         "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does",
     ),
@@ -157,6 +130,6 @@ def refuse(launch: Launch) -> None:
     Raises:
         UserError: the message of the first rule that finds something.
     """
-    for rule in RULES:
+    for rule in (*RULES, *launch.config.RULES):
         if found := rule.when(launch):
             raise UserError(rule.message.format(found=found, it=launch))

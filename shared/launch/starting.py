@@ -14,7 +14,7 @@ import torch
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.errors import UserError
-from shared.launch import agreement, backends, environment, rendezvous, rules
+from shared.launch import agreement, backends, environment, rules
 from shared.processes import barrier, exit_reasons
 from shared.processes.accelerate_state import new_accelerator
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
@@ -43,9 +43,7 @@ def start(config: options.Options) -> Any:
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
-    from accelerate.utils import DistributedType
-
-    from shared.launch.gradient_compression import DDPSettings
+    from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, tokenizers warn at each fork of a loader worker
     if on_cpu:
@@ -72,10 +70,12 @@ def start(config: options.Options) -> Any:
     )
     accelerator = new_accelerator(make)
     if has_group:
-        agreement.compare(*rendezvous.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
+        agreement.compare(*agreement.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
     if on_cpu and environment.uses_fsdp(os.environ):
         of_accelerate.use_fsdp_on_cpu(accelerator)
-    of_accelerate.set_ddp_handler(accelerator, DDPSettings(config.gradient_compression))
+    # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
+    settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
+    of_accelerate.set_ddp_handler(accelerator, settings)
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if accelerator.num_processes != launched:
         raise UserError(

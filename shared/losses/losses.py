@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from shared.config.limits import Limits
-from shared.config.text_options import TextOptions
 from shared.errors import UserError
+from shared.options.text_options import TextOptions
 
 
 @dataclass(frozen=True, kw_only=True)

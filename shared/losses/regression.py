@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from shared.datasets.label_cells import BLOCK, FINEST
 from shared.datasets.labels import FLAG, Labels
 from shared.errors import UserError
+from shared.monitoring.hooks import Hook
 from shared.pretrained.from_pretrained import label_weights
 
 ORDINARY_MEAN, ORDINARY_DEVIATION = 10.0, (0.1, 10.0)  # targets that a model learns without standardization
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Hook):
     """Mean and standard deviation of the training targets; the identity for tasks other than regression."""
 
     labels: Labels
@@ -74,8 +75,8 @@ class Scale:
         """Predictions [rows] of the model in training, converted to units of the targets, float64."""
         return predictions if self.layer is None else predictions.double() * self.deviation + self.mean
 
-    def put_back(self, model: nn.Module) -> None:
-        """Scale the last layer so that the model answers in units of the targets. Call this after training.
+    def before_export(self, model: nn.Module) -> None:
+        """Scale the last layer so that the model answers in units of the targets.
 
         `model` is the one that `prepare` returned.
         """
@@ -89,7 +90,7 @@ class Scale:
             self.layer.bias.mul_(self.deviation).add_(self.mean)
 
     @property
-    def note(self) -> str:
+    def note(self) -> str:  # type: ignore[override]
         """The text about the scale in the model card; empty without one."""
         if self.layer is None:
             return ""

@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.checkpoints import resuming
-from shared.config.options import Options
 from shared.errors import UserError
-from shared.monitoring.flops import PASSES, FlopCounter, attention_flops, measure_peak
-from shared.monitoring.profiling import Profiler
+from shared.monitoring.hooks import Hook
 from shared.monitoring.step_timer import BESIDE, PassTimer, Stopwatch
 from shared.plan.batches import MicroBatch
 from shared.plan.hashing import hash64
@@ -46,7 +44,7 @@ class Monitor:
         seconds_waited: the loader's running total of seconds spent waiting for data.
         state: the monitor's state in the checkpoint from which the run resumes; empty in a new run.
         model: the one that the loop calls, after `prepare`; hooks on it time data and gradients.
-        config: --peak_tflops and --profile.
+        hooks: add figures of their own.
     """
 
     def __init__(
@@ -56,9 +54,10 @@ class Monitor:
         seconds_waited: Callable[[], float],
         state: Mapping[str, Any],
         model: nn.Module,
-        config: Options,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         self.accelerator, self.lengths, self.seconds_waited = accelerator, lengths, seconds_waited
+        self.hooks = hooks
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
@@ -72,13 +71,6 @@ class Monitor:
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
         self.sums = {"loss": np.float32(0)}
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
-        self.profiler = Profiler(accelerator, config)
-        given = config.peak_tflops and config.peak_tflops * 1e12
-        precision = config.activation_dtype or accelerator.mixed_precision
-        self.peak_flops = given or measure_peak(accelerator.device, precision)
-        self.flops_per_position = 0.0  # of forward and backward pass; known after the first micro-batch
-        self.flops_per_token_squared = 0 if lengths is None else attention_flops(accelerator.unwrap_model(model))
-        self.flop_counter = FlopCounter(model)
         self.stopwatch = Stopwatch(accelerator.device)
         self.passes = PassTimer(model, self.stopwatch, sequences=lengths is not None)
         self.window_started = self.read_at = time.perf_counter()
@@ -93,9 +85,6 @@ class Monitor:
             UserError: an earlier micro-batch had other parts.
         """
         self.passes.end(synchronized=micro_batch.last)
-        if not self.flops_per_position and self.passes.positions:
-            flops = PASSES * self.flop_counter.stop() - self.flop_counter.saved
-            self.flops_per_position = flops / self.passes.positions
         figures = {"loss": loss, **{f"loss_{name}": part for name, part in (parts or {}).items()}}
         if self.losses and self.losses.keys() != figures.keys():  # the processes could not add them up
             raise UserError(
@@ -112,12 +101,9 @@ class Monitor:
         self.steps += 1
         self.skips.append(skipped)
         self.stopwatch.mark("optimizer")
-        if self.profiler.running:  # the time to start it and to write its files is not part of a step
-            with self.stopwatch.time("profile"):
-                self.profiler.end_step()
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Time what happens inside as `evaluation` or `checkpoint`, apart from the steps."""
+        """Time what happens inside as `evaluation`, `checkpoint` or `profile`, apart from the steps."""
         return self.stopwatch.time(part)
 
     def read(self) -> dict[str, float | str]:
@@ -125,7 +111,9 @@ class Monitor:
 
         Returns `loss` and its parts (means over steps), `samples` (running digest of the ids fed, hexadecimal),
         `samples_per_second`, `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began),
-        `processes`, and the figures of `costs`. The time of evaluation and checkpoints is only in `evaluation_seconds`
+        `processes`, and the figures of `costs` and of the hooks.
+
+        The time of evaluation and checkpoints is only in `evaluation_seconds`
         and `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
         the number of these steps, `timed_steps`.
         """
@@ -141,6 +129,8 @@ class Monitor:
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds
         figures |= costs(rows, self.steps - self.steps_before)
+        for hook in self.hooks:
+            figures |= {name: float(value) for name, value in hook.figures(rows).items()}
         if self.resumed:
             figures["timed_steps"] = self.steps - self.steps_before
             self.resumed, self.steps_before = False, 0
@@ -189,17 +179,12 @@ class Monitor:
             "total_tokens": self.total_tokens + totals["tokens"],
         }
 
-    def close(self) -> None:
-        """Write an unfinished profile at the end of the run."""
-        self.profiler.close()
-
     def summary(self, seconds: float) -> dict[str, float]:
         """The figures of a run that took `seconds`, for the last line of metrics.jsonl; call this on all processes.
 
         The seconds of evaluation and checkpoints after the last reading are included, since no other line has them.
         Where updates were skipped, there are `skipped_updates` and under fp16 `loss_scale`.
         """
-        self.close()
         rows = self._gather()
         totals = self._totals(rows)
         rates = {
@@ -249,11 +234,10 @@ class Monitor:
             "samples": self.samples,
             "tokens": self.tokens,
             "positions": self.passes.positions,
-            "flops": self._flops(),
-            "peak_flops": self.peak_flops,
             "peak_memory": peak_memory,
             "reserved_memory": reserved_memory,
             "utilization": utilization(self.accelerator.device),
+            **{name: value for hook in self.hooks for name, value in hook.measured().items()},
             **parts,
             "data": waited,
             "seconds": self.read_at - self.window_started - sum(parts[name] for name in BESIDE),
@@ -276,12 +260,6 @@ class Monitor:
             "in_a_row": int(rows["in_a_row"][me]),
             "most_in_a_row": int(rows["most_in_a_row"][me]),
         }
-
-    def _flops(self) -> float:
-        """Operations that the real samples or tokens since the last reading needed."""
-        if self.lengths is None:
-            return self.flops_per_position * self.samples
-        return self.flops_per_position * self.tokens + self.flops_per_token_squared * self.tokens_squared
 
     def _sum_up(self) -> None:
         """Add up the losses and skips since the last reading: one after the other in float32, in their order."""
@@ -329,7 +307,6 @@ def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, floa
         **{part: mean[part] / seconds for part in ("forward_backward", "communication", "optimizer")},
         "evaluation_seconds": mean["evaluation"],
         "checkpoint_seconds": mean["checkpoint"],
-        "mfu": rows["flops"].sum() / rows["peak_flops"].sum() / seconds,
         "peak_memory_bytes": rows["peak_memory"].max(),
         "reserved_memory_bytes": rows["reserved_memory"].max(),
     }

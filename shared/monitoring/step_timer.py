@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.monitoring.flops import is_trained
-
 PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
 
 BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
@@ -76,6 +74,17 @@ class Stopwatch:
         return dict(self.seconds)
 
 
+def is_trained(model: nn.Module) -> bool:
+    """Whether the current forward pass has a backward pass: it is no evaluation, and it computes gradients."""
+    return model.training and torch.is_grad_enabled()
+
+
+def positions_of(args: tuple[Any, ...], kwargs: dict[str, Any], is_sequence: bool) -> int:
+    """Rows x longest row of a model's batch; its rows where samples are no sequences."""
+    shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    return shape[0] * shape[1] if is_sequence else shape[0]
+
+
 class PassTimer:
     """Marks, in each forward and backward pass of `model`, the arrival of the data and the end of the last gradient.
 
@@ -113,8 +122,7 @@ class PassTimer:
         if model.training:  # without DDP's wrapper, evaluation calls this hook as well
             self.stopwatch.mark("data")
         if is_trained(model):
-            shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-            self.positions += shape[0] * shape[1] if self.sequences else shape[0]
+            self.positions += positions_of(args, kwargs, self.sequences)
 
     def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if model.training and not torch.is_grad_enabled():

@@ -11,8 +11,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.errors import UserError
-
 BUCKETS = 4  # lengths to which that of the longest document is rounded up; each compiles the layers once
 
 
@@ -34,16 +32,9 @@ class FixedShapes:
         """The shapes that a config with the fields of `TextOptions` asks for; None without --fixed_shapes.
 
         Each sample has this number of `texts`, which are documents of their own.
-
-        Raises:
-            UserError: --auto_micro_batch, which would find the budget only later.
         """
         if not getattr(config, "fixed_shapes", False):
             return None
-        if config.auto_micro_batch:
-            raise UserError(
-                "--fixed_shapes does not work with --auto_micro_batch: give --max_tokens_per_micro_batch instead"
-            )
         rows = min(config.global_batch_size, config.per_device_train_batch_size or config.global_batch_size)
         return cls.of_sizes(config.max_tokens_per_micro_batch, rows * texts, config.max_length)
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from shared.config import options
 from shared.disk import sync
 from shared.errors import UserError, count_of
-from shared.monitoring.tracking import finite_or_name
+from shared.monitoring.log import finite_or_name
 from shared.plan.loading import feed
 from shared.predictions.output import check_columns, parts_folder, record_file, writer
 from shared.predictions.prediction import Outputs, Prediction

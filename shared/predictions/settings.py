@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from shared.augmentation.augmentation import AugmentationOptions
 from shared.config import options
 from shared.config.limits import CanBeZero, Limits
-from shared.config.text_options import TextOptions
 from shared.contrastive.pooling import Pooling
 from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, stored_settings
 from shared.datasets.files import kind_of
 from shared.errors import UserError
+from shared.options.text_options import TextOptions
 from shared.predictions.output import FORMATS, parts_folder
 
 MODEL_OF_RUN = (

@@ -10,7 +10,7 @@ import torch
 
 from shared.compat import of_transformers
 from shared.errors import UserError, listed, say
-from shared.launch.hub import FLAG, require_model
+from shared.extras.hub import FLAG, require_model
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
 POOLINGS = {  # model_type of the classifiers of transformers with a choice of pooling: their names for "cls" and "mean"

@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError, say
-from shared.launch.hub import FLAG
+from shared.extras.hub import FLAG
 from shared.pretrained.from_pretrained import load_pretrained
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ If one process stopped alone, the others would wait for it in their next collect
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -78,10 +78,10 @@ class Preemption:
         heard.something_to_save = True
         return self._exchange() or heard.cut_short  # every process takes part in the exchange
 
-    def end_run(self, step: int, saver: Any, tracker: Any, monitor: Any) -> NoReturn:
+    def end_run(self, step: int, saver: Any, close: Callable[[], object]) -> NoReturn:
         """Wait for the checkpoint of `step` to be complete, then end the run; every process calls this.
 
-        The profile collected so far is written after the checkpoint.
+        `close` is called after the checkpoint, because an upload may take longer than the scheduler allows.
 
         Raises:
             Preempted: in every other case.
@@ -94,8 +94,7 @@ class Preemption:
         if self._accelerator.is_main_process:
             write_marker(self._output_dir, step, {rank: number for rank, number in enumerate(received) if number})
             print(f"interrupted at step {step}: checkpoint saved, start again to resume", flush=True)
-        monitor.close()
-        tracker.close()  # last: an upload may take longer than the scheduler allows
+        close()
         barrier.wait_for_all(self._accelerator)  # the launcher ends all processes after the first exit
         raise Preempted
 

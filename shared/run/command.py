@@ -15,7 +15,7 @@ from shared.errors import Preempted, UserError
 from shared.launch.starting import Config
 from shared.processes import exit_reasons, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
-from shared.run import memory_budget
+from shared.run import out_of_memory
 
 
 def run(
@@ -57,11 +57,11 @@ def run(
             exit_now(peer.code)
         exit_reasons.record("failed")
         exit_reasons.unlink_file()
-        if not memory_budget.ran_out(error):
+        if not out_of_memory.ran_out(error):
             exit_reasons.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
             raise
-        exit_reasons.tell_all_machines(EXIT_USER_ERROR, memory_budget.advice(config))
-        print(f"error: {memory_budget.advice(config)}", file=sys.stderr, flush=True)
+        exit_reasons.tell_all_machines(EXIT_USER_ERROR, out_of_memory.advice(config))
+        print(f"error: {out_of_memory.advice(config)}", file=sys.stderr, flush=True)
         exit_now(EXIT_USER_ERROR)
     end()
 

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,25 @@ CARD = "README.md"  # the file name of a model card
 
 
 def export(
-    accelerator: Any, config: options.Options, progress: Progress, model: Any, processor: Any, note: str = ""
+    accelerator: Any,
+    config: options.Options,
+    progress: Progress,
+    model: Any,
+    processor: Any,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write `model/`, complete or not at all: all weights, config, tokenizer or image processor, model card.
 
-    The card contains `note` as a paragraph. A model without `save_pretrained` (any `nn.Module`) is written without a
+    The card contains `notes` as paragraphs. A model without `save_pretrained` (any `nn.Module`) is written without a
     config, and its card explains how to load it.
 
     A model with adapters (--lora_rank) has a function `merge_adapters`, which merges them into its weights. `adapter/`
     then has them unmerged, as PEFT reads them, with the head of a classifier.
 
-    Call it on every process; under FSDP the weights are gathered. With --push_to_hub, `model/` is also uploaded.
+    Call it on every process; under FSDP the weights are gathered.
 
     Raises:
-        UserError: the loss or a parameter is not finite, or the model could not be written or uploaded.
+        UserError: the loss or a parameter is not finite, or the model could not be written.
     """
     from transformers.utils import logging
 
@@ -61,15 +66,13 @@ def export(
                 f"cannot write {output_dir / 'model'} ({error}): {remedy(error)} and start again; the run resumes from "
                 "its newest checkpoint"
             ) from None
-        if config.push_to_hub:
-            print(f"uploaded to {push(output_dir / 'model', config)}")
 
     def fill(folder: Path) -> None:
         save(unwrapped, weights, folder)
         check_loads(folder, unwrapped)
         if hasattr(processor, "save_pretrained"):
             processor.save_pretrained(folder)
-        (folder / CARD).write_text(model_card(config, progress, unwrapped, note))
+        (folder / CARD).write_text(model_card(config, progress, unwrapped, notes))
 
     on_main_process(accelerator, write)
 
@@ -123,8 +126,8 @@ def require_finite(
         )
 
 
-def model_card(config: options.Options, progress: Progress, model: Any = None, note: str = "") -> str:
-    """The README.md of an exported model: its training, `note`, its metrics, and the command that trained it."""
+def model_card(config: options.Options, progress: Progress, model: Any = None, notes: Sequence[str] = ()) -> str:
+    """The README.md of an exported model: its training, `notes`, its metrics, and the command that trained it."""
     own = model is not None and is_own(model)
     step, results = results_of(config, progress)
     rows = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in results.items())
@@ -145,7 +148,7 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
             f"Trained with accelerate-recipes on {data}: {count_of(step, 'step')} of {config.global_batch_size} "
             f"samples, seed {config.seed}.",
             "",
-            *([note, ""] if note else []),
+            *(line for note in notes for line in (note, "")),
             "| metric on the validation data | value |",
             "|---|---|",
             rows,
@@ -157,28 +160,6 @@ def model_card(config: options.Options, progress: Progress, model: Any = None, n
             "",
         ]
     )
-
-
-def push(model_folder: Path, config: options.Options) -> str:
-    """Upload `model/` to the Hub as --hub_model_id (default: the name of the output folder); return its address.
-
-    Raises:
-        UserError: the upload failed; the local model is kept.
-    """
-    from huggingface_hub import HfApi
-
-    name = config.hub_model_id or model_folder.resolve().parent.name
-    try:
-        api = HfApi()
-        name = api.create_repo(name, exist_ok=True).repo_id
-        commit = "Train with accelerate-recipes"
-        return str(api.upload_folder(folder_path=model_folder, repo_id=name, commit_message=commit))
-    except Exception as error:  # of a dozen types; the exported model is complete and is kept after any of them
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"--push_to_hub: {name} could not be uploaded ({reason}): start again to retry, or leave the flag out; "
-            f"the model is in {model_folder}"
-        ) from None
 
 
 WEIGHTS = "model.safetensors"

@@ -44,7 +44,6 @@ def launch_card(
     card = {
         **hardware(accelerator, config.activation_dtype),
         **({"machines": machines(hosts)} if multi_machine else {}),
-        **gradients(config.gradient_compression, accelerator.num_processes),
         "batch": batch_equation(plan, progress.step),
         **({"filling": filling(plan, progress.step)} if plan.fixed_shapes else {}),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
@@ -53,7 +52,6 @@ def launch_card(
         f"{count_of(warmup_steps(config, plan.total_steps), 'step')} of warm-up",
         "parameters": trained_by(inner(optimizer)),
         **rows,
-        "tracker": shown(config.report_to),
         "output": f"{folder}, " + (f"resumed from {checkpoint.name}" if checkpoint else "from the start"),
     }
     card |= notes_on_processes(config, plan, progress, checkpoint)
@@ -144,14 +142,6 @@ def machines(hosts: Sequence[tuple[str, bool]]) -> str:
     for start, end in zip(starts, [*starts[1:], len(hosts)], strict=True):
         found.append(f"{hosts[start][0]} (rank{f's {start}-{end - 1}' if end - start > 1 else f' {start}'})")
     return f"{len(found)}: {', '.join(found[:8])}{', ...' * (len(found) > 8)}"
-
-
-def gradients(compression: str, processes: int) -> dict[str, str]:
-    """The row on gradient compression; none without it."""
-    if compression == "none":
-        return {}
-    effect = "sent and summed" if processes > 1 else "no effect on one process; on several, sent and summed"
-    return {"gradients": f"{effect} in {compression}"}
 
 
 def precision(accelerator: Any, activation_dtype: str | None) -> str:

@@ -15,19 +15,18 @@ from shared.config import options
 from shared.config.meaning import Meaning, fields_with
 from shared.disk import remedy
 from shared.errors import UserError
-from shared.launch.hub import require_upload
-from shared.monitoring.tracking import cut_metrics, read_metrics, require_trackers
+from shared.monitoring.hooks import Hook
+from shared.monitoring.log import cut_metrics, read_metrics
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import gather, on_main_process
 from shared.processes.writers import check_shared, on_writers
-from shared.run import memory_budget
 from shared.run.export import CARD
 from shared.run.same_run import model_digest, moved, places, refuse_another_run, refuse_changed_data, shown
 
 Config = TypeVar("Config", bound=options.Options)
 
 
-def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path | None]:
+def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook]) -> tuple[Config, Progress, Path | None]:
     """Open `--output_dir`: the resolved config, the progress to resume from, and its checkpoint (None at the start).
 
     Call it on every process. Those that write lock the folder until `TrainingRun` closes; the main process reads it and
@@ -35,14 +34,11 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
 
     Raises:
         UserError: the folder cannot be written, is in use, holds a run with other settings, or contradicts
-            --save_on_each_node; the tracker is not installed, or the model could not be uploaded at the end.
+            --save_on_each_node.
     """
     output_dir = Path(config.output_dir)
 
     def read_folder() -> dict[str, Any]:
-        require_trackers(config.report_to)
-        if config.push_to_hub:
-            require_upload()
         settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
         lines = read_metrics(metrics) if metrics.exists() else []
         if model.exists() and not settings.is_file():
@@ -69,7 +65,9 @@ def open_run(accelerator: Any, config: Config) -> tuple[Config, Progress, Path |
         changed = options.differences(stored, resolve(config, accelerator, None))
         accelerator.print(f"{output_dir} holds a run without a checkpoint{shown(changed)}: the new run replaces it")
         stored = None
-    config = memory_budget.resolve(resolve(config, accelerator, stored), stored)
+    config = resolve(config, accelerator, stored)
+    for hook in hooks:
+        config = hook.settings(config, stored)
     if stored:
         elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), left["model now"])
         refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)

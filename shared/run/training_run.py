@@ -11,11 +11,13 @@ A recipe's `main` reads from top to bottom:
             run.end_step(...)
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(model, tokenizer)        # model/, curves.png, summary
+        return run.finish(model, tokenizer)        # model/, summary
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -31,19 +33,18 @@ from shared.models import batch_norm
 from shared.models.requirements import frozen_models
 from shared.models.sharding import shard
 from shared.models.weight_average import WeightAverage
+from shared.monitoring.hooks import Hook, Value
+from shared.monitoring.log import Log
 from shared.monitoring.monitor import Monitor
-from shared.monitoring.pictures import Picture
-from shared.monitoring.tracking import Tracker
 from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
 from shared.processes import folder_lock, preemption
-from shared.processes.collectives import prepare
+from shared.processes.collectives import on_main_process, prepare
 from shared.run import run_folder
 from shared.run.export import export
 from shared.run.launch_card import print_card
-from shared.run.memory_budget import apply_largest_budget
 from shared.run.same_run import refuse_another_order, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
@@ -63,6 +64,8 @@ class TrainingRun(Generic[Config]):
         config: the resolved settings, with precision and global batch size.
         progress: the position of the run.
         card: further rows of the launch card.
+        hooks: those of the settings, and those given to `prepare`.
+        plan, model, optimizer, compute_loss: set by `prepare`, for hooks.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
 
@@ -75,6 +78,7 @@ class TrainingRun(Generic[Config]):
 
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
+        self.hooks: list[Hook] = config.hooks()
         self.card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
@@ -82,7 +86,10 @@ class TrainingRun(Generic[Config]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(folder_lock.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
-            self.config, self.progress, self._checkpoint = run_folder.open_run(self.accelerator, self.config)
+            for hook in self.hooks:
+                hook.opened(self)
+            opened = run_folder.open_run(self.accelerator, self.config, self.hooks)
+            self.config, self.progress, self._checkpoint = opened
             self._result_of_finished_run = run_folder.finished(
                 self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
             )
@@ -100,6 +107,11 @@ class TrainingRun(Generic[Config]):
     def finished(self) -> bool:
         """Whether an earlier start completed the run and exported its model."""
         return self._result_of_finished_run is not None
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this start continues from a checkpoint."""
+        return self._checkpoint is not None
 
     @property
     def results(self) -> Results:
@@ -120,6 +132,7 @@ class TrainingRun(Generic[Config]):
         make_optimizer: Callable[[nn.Module, Config], Any],
         loader: Loader,
         compute_loss: Callable[[MicroBatch, Any], Tensor],
+        *hooks: Hook,
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
@@ -132,6 +145,7 @@ class TrainingRun(Generic[Config]):
                 returns an optimizer, or a list of several, which `prepare` makes one.
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch.
+            hooks: those of the recipe's task, in addition to those of the run.
 
         Raises:
             UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
@@ -139,8 +153,9 @@ class TrainingRun(Generic[Config]):
         """
         self.plan, self._loader = loader.plan, loader
         self.plan.keep_cut(self.progress.first_processes)
+        self.hooks += hooks
         self._closing.callback(loader.close)
-        self._compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
+        self.compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
         if frozen := frozen_models(model):
             self.card["note on frozen models"] = (
@@ -152,11 +167,11 @@ class TrainingRun(Generic[Config]):
             shard(self.accelerator, model)
         else:
             model.to(self.accelerator.device)
-        check_loss(self.accelerator, model, self.plan, self._compute_loss)
-        freeze_unreached(self.accelerator, model, self.plan, self._compute_loss)
+        check_loss(self.accelerator, model, self.plan, self.compute_loss)
+        freeze_unreached(self.accelerator, model, self.plan, self.compute_loss)
         optimizer = as_one(make_optimizer(model, self.config), model)
-        self._model, self._optimizer = prepare(self.accelerator, model, optimizer)
-        return self._model, self._optimizer, list(self._model.parameters())
+        self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
+        return self.model, self.optimizer, list(self.model.parameters())
 
     def start(
         self,
@@ -181,23 +196,25 @@ class TrainingRun(Generic[Config]):
             UserError: the model does not fit the checkpoint or the memory, or the loss does not depend on all of its
                 parameters.
         """
-        plan, accelerator, model, optimizer = self.plan, self.accelerator, self._model, self._optimizer
-        self._evaluate, self._best_by, self._average = evaluate, best_by, average
-        if self.config.auto_micro_batch and not self._checkpoint:
-            self.config = apply_largest_budget(accelerator, self.config, plan, model, optimizer, self._compute_loss)
-        run_warm_up_pass(accelerator, model, lambda: self._compute_loss(plan.micro_batches(0)[0]))
+        plan, accelerator, model = self.plan, self.accelerator, self.model
+        self._evaluate, self._best_by, self._average, self.lengths = evaluate, best_by, average, lengths
+        for hook in self.hooks:
+            hook.prepared(self)
+        run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
             resuming.load(accelerator, self._checkpoint)
         self._statistics.begin()
         rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self.card}
-        print_card(accelerator, self.config, plan, optimizer, self.progress, self._checkpoint, **rows)
+        print_card(accelerator, self.config, plan, self.optimizer, self.progress, self._checkpoint, **rows)
         if self.config.dry_run:
             return
         run_folder.begin(accelerator, self.config, self.progress)
-        self.tracker = Tracker.of_run(accelerator, self.config, self.progress, plan.total_steps)
+        for hook in self.hooks:
+            hook.begun(self)
+        self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
         self.saver = Saver(accelerator, self.config, plan)
         self.monitor = Monitor(
-            accelerator, lengths, lambda: self._loader.seconds_waited, self.progress.monitor, model, self.config
+            accelerator, lengths, lambda: self._loader.seconds_waited, self.progress.monitor, model, self.hooks
         )
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 
@@ -242,10 +259,12 @@ class TrainingRun(Generic[Config]):
             self._statistics.copy_into_model()
             self._average.end_step()
         self.monitor.end_step(skipped)
+        for hook in self.hooks:
+            hook.step_ended()
         self.progress.step += 1
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
             figures = self.monitor.read() | {"learning_rate": learning_rate, "grad_norm": float(grad_norm)}
-            self.tracker.log(self.progress.step, figures)
+            self._write(figures)
             self.monitor.refuse_divergence(self.config.output_dir)
 
     def evaluate_if_due(self) -> None:
@@ -264,25 +283,15 @@ class TrainingRun(Generic[Config]):
         if self.saver.is_due(self.progress) or self._out_of_patience() or preempted:
             self._save()
         if preempted:
-            self._preemption.end_run(self.progress.step, self.saver, self.tracker, self.monitor)
+            self._preemption.end_run(self.progress.step, self.saver, self._close)
 
-    def finish(
-        self,
-        model: nn.Module,
-        processor: Any,
-        *,
-        before_export: Callable[[], None] = lambda: None,
-        note: str = "",
-        pictures: Callable[[], Sequence[Picture]] = lambda: (),
-    ) -> Results:
-        """Wait for the last checkpoint, export the model, and draw curves.png.
+    def finish(self, model: nn.Module, processor: Any, note: str = "") -> Results:
+        """Wait for the last checkpoint, and export the model.
 
         Args:
             model: the model to export.
             processor: its tokenizer or image processor.
-            before_export: called once the model has the weights to export.
-            note: a paragraph for the model card.
-            pictures: returns the pictures at the end of curves.png.
+            note: a paragraph for the model card, in addition to those of the hooks.
 
         Returns:
             The last evaluation; {} after a dry run.
@@ -296,11 +305,28 @@ class TrainingRun(Generic[Config]):
         self._preemption.all_saved()
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
         resuming.load_best(self.accelerator, self.config, self.progress)
-        before_export()
-        export(self.accelerator, self.config, self.progress, model, processor, note)
-        below = pictures()  # signals are no longer handled here
-        self.tracker.finish(self.progress.step, self.monitor.summary(self.progress.total_seconds()), below)
+        for hook in self.hooks:
+            hook.before_export(model)
+        notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
+        export(self.accelerator, self.config, self.progress, model, processor, notes)
+        for hook in self.hooks:
+            on_main_process(self.accelerator, partial(hook.exported, Path(self.config.output_dir) / "model"))
+        digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint
+        self._write({**self.monitor.summary(self.progress.total_seconds()), **digests})
+        for hook in self.hooks:
+            hook.ended(self)
+        self._close()
         return self.progress.results
+
+    def _write(self, values: Mapping[str, Value]) -> None:
+        self._log.write(self.progress.step, values)
+        for hook in self.hooks:
+            hook.logged(self.progress.step, values)
+
+    def _close(self) -> None:
+        self._log.close()
+        for hook in self.hooks:
+            hook.closed()
 
     def _save(self) -> None:
         with self.monitor.timed("checkpoint"):
@@ -320,7 +346,7 @@ class TrainingRun(Generic[Config]):
                 f"{problem}; the checkpoint after step {self.progress.step} is kept: correct the names, and start again"
             )
         if self.progress.record(results, self._best_by):
-            self.tracker.log(self.progress.step, results)
+            self._write(results)
 
     def _out_of_patience(self) -> bool:
         return self.progress.out_of_patience(self.config.early_stopping_patience)

@@ -4,9 +4,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from shared.config.data_options import DataOptions
 from shared.datasets.documents import Documents, first_texts, load_documents
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.pieces import Selection, held_out
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest

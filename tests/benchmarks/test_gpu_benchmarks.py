@@ -21,7 +21,7 @@ from benchmarks import checkpoints, gpu
 from benchmarks.harness import gpu_benchmarks, gpu_passes, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, PARTS
 from benchmarks.harness.kernels import kernels_per_step
-from shared.monitoring import tracking
+from shared.extras import curves
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
 # One benchmark of each kind. The others differ in flags only, which a test below parses.
@@ -41,7 +41,7 @@ class Rows(dict):
             for variable, value in {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}.items():
                 environment.setenv(variable, value)
             environment.setenv("ACCELERATE_RECIPES_CACHE", "")  # a benchmark sets it; the context restores it
-            environment.setattr(tracking, "draw_curves", lambda *_: None)
+            environment.setattr(curves, "draw_curves", lambda *_: None)
             AcceleratorState._reset_state(reset_partial_state=True)  # its precision cannot be changed
             run_gpu_benchmark.run(name, self.folder / name, toy=True)
             self[name] = gpu.figures(BENCHMARKS[name], self.folder / name) | {"benchmark": name}

@@ -12,9 +12,9 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.checkpoints.states import digest_of, frozen_parameters
-from shared.config.text_options import TextOptions
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
+from shared.options.text_options import TextOptions
 from shared.plan.batches import Plan
 
 PLAN = Plan(num_samples=20, seed=0, global_batch_size=2, num_epochs=1)

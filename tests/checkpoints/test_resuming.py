@@ -20,7 +20,7 @@ from shared.checkpoints.saving import Saver
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.monitoring import tracking
+from shared.extras import curves
 from shared.plan.batches import Plan
 
 STEPS = 24  # of 12 samples; an epoch has 160, so the second one begins within step 13
@@ -37,7 +37,7 @@ class Killed(Exception):
 def call(recipe, flags, output_dir, monkeypatch, kill_after=None):
     """Run the recipe in this process, with a world size of 1; end it after the checkpoint of step `kill_after`."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     save = Saver.save
 
     def save_and_die(saver, progress, monitored):

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from shared.config.data_options import DataOptions
 from shared.config.limits import Share
 from shared.config.meaning import Meaning
+from shared.options.data_options import DataOptions
 
 
 @dataclass(frozen=True, kw_only=True)

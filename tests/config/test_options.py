@@ -13,10 +13,10 @@ import runs
 from example_config import Config
 
 from shared.config import options
-from shared.config.data_options import DataOptions
 from shared.config.meaning import Meaning, fields_with
 from shared.config.options import Options, check, parse
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 
 NAMES = [field.name for field in dataclasses.fields(Options)]
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.config.data_options import DataOptions
 from shared.contrastive.pooling import add_pooling
 from shared.contrastive.tuples import (
     TupleCollate,
@@ -21,6 +20,7 @@ from shared.contrastive.tuples import (
 )
 from shared.encoders.packed_texts import PackedTexts
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 from shared.text.tokenized import Padding, train_tokenizer
 
 COLUMNS = ("query", "answer", "other")

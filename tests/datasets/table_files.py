@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.config.data_options import DataOptions
 from shared.datasets.rows import ROW_COLUMN, column_of
 from shared.datasets.tables import load_tables, read_file
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 
 ROWS = [{"text": "a, b", "label": 1}, {"text": 'says "no"\nand é', "label": 2}]
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.config import options
-from shared.config.data_options import DataOptions
 from shared.config.options import differences
 from shared.datasets.documents import load_documents, of_files
 from shared.datasets.files import find_files
 from shared.datasets.rows import column_of, source_of, where
 from shared.datasets.tables import load_tables, read_file
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 
 COMPRESS = {
     "gz": gzip.compress,

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from shared.cache.prepared import array_writer, mapped_file, read_array
-from shared.config.data_options import DataOptions
 from shared.datasets import arrow_files, label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, content_of, source_of, where
 from shared.datasets.tables import limited, load_tables, read_file, skip_incomplete
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 
 ROWS = 60
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from shared.cache.prepared import mapped_file
-from shared.config.data_options import DataOptions
 from shared.datasets import arrow_files
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, where
 from shared.datasets.tables import limited, load_tables, read_saved
+from shared.options.data_options import DataOptions
 from shared.tagging.tagged_texts import load_tagged
 
 datasets = pytest.importorskip("datasets")

@@ -9,12 +9,12 @@ import pytest
 from huggingface_hub import constants
 from table_files import load, values, write
 
-from shared.config.data_options import DataOptions
 from shared.datasets import demo_texts, tables
 from shared.datasets.labels import Labels
 from shared.datasets.rows import column_of, source_of, where
 from shared.datasets.tables import read_file, read_hub, read_saved, split_off
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 
 # Rows and columns
 

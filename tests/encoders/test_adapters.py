@@ -13,7 +13,6 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 sys.path.insert(0, str(runs.ROOT))
 
 from shared.config import options
-from shared.config.text_options import TextOptions
 from shared.encoders.adapters import (
     adapted_layers,
     add_adapters,
@@ -28,6 +27,7 @@ from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
 from shared.models import layers
 from shared.models.layers import is_short
+from shared.options.text_options import TextOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling, first_token
 

@@ -20,8 +20,8 @@ from shared.encoders.attention_choice import set_attention
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
 from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, use_packed_attention
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
+from shared.extras.flops import FlopCounter, attention_flops
 from shared.models.layers import is_short
-from shared.monitoring.flops import FlopCounter, attention_flops
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
 from shared.speed.first_token import MASKED, MASKED_ENDS, MOST_MASKED

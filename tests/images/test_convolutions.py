@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import ResNetConfig, ResNetForImageClassification
 
-from shared.config.image_options import ImageOptions
 from shared.errors import UserError
 from shared.images.image_models import adapt_to_device
+from shared.options.image_options import ImageOptions
 
 ON_GPU = SimpleNamespace(device=torch.device("cuda"))  # nothing is moved there
 

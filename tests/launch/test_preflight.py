@@ -13,13 +13,15 @@ import pytest
 import runs
 import torch
 
-from shared import preflight
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch import agreement, rendezvous
-from shared.launch.rendezvous import Place
+from shared.launch import agreement
+from shared.launch.agreement import Place
+from shared.options.extra_options import ExtraOptions
 from shared.plan.batches import Plan
+from shared.preflight import __main__ as preflight
+from shared.preflight import connecting
 from shared.processes import exit_reasons
 from shared.run import launch_card
 
@@ -43,18 +45,18 @@ def place(rank, port, processes=2, address="127.0.0.1"):
 def test_a_port_in_use_is_named_with_its_owner(listener):
     port = listener.getsockname()[1]
     with pytest.raises(UserError, match=rf"port {port} is in use on \S+ by process {os.getpid()} \(.*choose another"):
-        rendezvous.open_store(place(0, port), 5)
+        connecting.open_store(place(0, port), 5)
 
 
 def test_an_address_that_cannot_be_resolved_is_named():
     with pytest.raises(UserError, match=r"MASTER_ADDR node-0\.invalid cannot be resolved on \S+: give .* IP address"):
-        rendezvous.open_store(place(1, 29500, address="node-0.invalid"), 0.5)
+        connecting.open_store(place(1, 29500, address="node-0.invalid"), 0.5)
 
 
 def test_a_port_without_a_listener_is_named():
     port = runs.free_port()
     with pytest.raises(UserError, match=f"nothing listens at 127.0.0.1:{port}, seen from .*: start rank 0"):
-        rendezvous.open_store(place(1, port), 0.5)
+        connecting.open_store(place(1, port), 0.5)
 
 
 def test_dropped_packets_are_attributed_to_a_firewall(listener):
@@ -65,7 +67,7 @@ def test_dropped_packets_are_attributed_to_a_firewall(listener):
             full.setblocking(False)
             full.connect_ex(listener.getsockname())
         with pytest.raises(UserError, match=r"no answer from 127.0.0.1:\d+ to .*: a firewall drops the packets"):
-            rendezvous.open_store(place(1, listener.getsockname()[1]), 0.5)
+            connecting.open_store(place(1, listener.getsockname()[1]), 0.5)
 
 
 def test_a_network_without_a_route_is_named(monkeypatch):
@@ -74,7 +76,7 @@ def test_a_network_without_a_route_is_named(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(UserError, match=r"no route to 10.1.2.3:29500 \(Network is unreachable\): correct MASTER_ADDR"):
-        rendezvous.open_store(place(1, 29500, address="10.1.2.3"), 0.5)
+        connecting.open_store(place(1, 29500, address="10.1.2.3"), 0.5)
 
 
 def test_another_server_at_the_port_is_recognized(listener):
@@ -86,50 +88,51 @@ def test_another_server_at_the_port_is_recognized(listener):
 
     threading.Thread(target=serve, daemon=True).start()
     with pytest.raises(UserError, match=r"something answers at .*, but it is not rank 0 of this launch"):
-        rendezvous.open_store(place(1, listener.getsockname()[1]), 3)
+        connecting.open_store(place(1, listener.getsockname()[1]), 3)
     listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_missing_ranks_are_named():
     port = runs.free_port()
     alone = place(0, port, processes=3)
-    store = rendezvous.open_store(alone, 5)
+    store = connecting.open_store(alone, 5)
     with pytest.raises(UserError, match=r"of 3 processes, rank 1, 2 did not connect to .* within 0.5 s \(rank 0 did\)"):
-        rendezvous.exchange(store, alone, {}, 0.5)
+        agreement.exchange(store, alone, {}, 0.5)
 
 
 def test_an_address_that_the_machine_of_rank_0_does_not_have_is_refused():
     with pytest.raises(UserError, match=r"MASTER_ADDR 192.0.2.1 is not an address of \S+, where rank 0 runs: .* use"):
-        rendezvous.open_store(place(0, runs.free_port(), address="192.0.2.1"), 5)
+        connecting.open_store(place(0, runs.free_port(), address="192.0.2.1"), 5)
 
 
 def test_two_processes_with_the_same_rank_are_refused():
     port = runs.free_port()
     first = place(0, port)
-    store = rendezvous.open_store(first, 5)
+    store = connecting.open_store(first, 5)
     with pytest.raises(UserError, match="did not connect"):
-        rendezvous.exchange(store, first, {}, 0.2)
+        agreement.exchange(store, first, {}, 0.2)
     with pytest.raises(UserError, match=r"two processes have RANK 0, .*--machine_rank"):
-        rendezvous.exchange(store, first, {}, 0.2)
+        agreement.exchange(store, first, {}, 0.2)
 
 
 def test_processes_that_reach_rank_0_but_cannot_form_a_group_get_the_likely_cause(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
     alone = place(0, runs.free_port(), processes=1)
-    store = rendezvous.open_store(alone, 5)
+    store = connecting.open_store(alone, 5)
     with pytest.raises(UserError, match=r"processes connected to 127.*, but .*no-such-card.*: open all ports .*IFNAME"):
-        rendezvous.connect(store, alone, 5)
+        connecting.connect(store, alone, 5)
 
 
 def test_a_host_name_that_resolves_to_a_loopback_address_is_reported(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
-    assert "is a loopback address in its own /etc/hosts" in rendezvous.connection_advice()
+    assert "is a loopback address in its own /etc/hosts" in connecting.connection_advice()
 
 
 def test_the_time_limit_ends_a_call_that_hangs(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text(
-        "from shared import preflight\nimport time\nwith preflight.time_limit(0.2, 'stood still'): time.sleep(60)"
+        "import time\nfrom shared.preflight.__main__ import time_limit\n"
+        "with time_limit(0.2, 'stood still'): time.sleep(60)"
     )
     assert runs.run_forked(1, script, [], tmp_path) == ([2], "error: stood still\n")
 
@@ -204,7 +207,7 @@ def in_a_launch(accelerator, folder):
             changed.setattr(exit_reasons, "identity", lambda me=me: me)
             if name == "precision":
                 changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
-            errors[name] = compared(Options(**settings[rank]))
+            errors[name] = compared(ExtraOptions(**settings[rank]))
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(agreement, "versions", lambda: {"torch": f"2.1{rank}"})
         changed.setattr(agreement, "code_digests", lambda _: {"shared/run/launch_card.py": "ab"[rank]})
@@ -214,7 +217,7 @@ def in_a_launch(accelerator, folder):
 
 def compared(config):
     try:
-        agreement.compare(*rendezvous.of_existing_group(), config, "cpu", 30)
+        agreement.compare(*agreement.of_existing_group(), config, "cpu", 30)
     except UserError as error:
         return str(error)
     return None
@@ -284,21 +287,19 @@ def on_two_machines(accelerator, folder):
     plan = Plan(num_samples=20, seed=0, global_batch_size=4, num_epochs=1)
     optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters())
     said = []
-    for config in (Options(output_dir="out"), Options(output_dir="out", save_on_each_node=True, report_to="trackio")):
+    for config in (Options(output_dir="out"), Options(output_dir="out", save_on_each_node=True)):
         said.append(launch_card.launch_card(accelerator, config, plan, optimizer, Progress(), None, {"data": "none"}))
     return said
 
 
-def test_the_card_names_the_machines_the_tracker_and_whether_the_folder_is_shared(tmp_path):
+def test_the_card_names_the_machines_and_whether_the_folder_is_shared(tmp_path):
     first, second = runs.in_group(on_two_machines, 2, tmp_path, machines=True)
     shared, own = first
     assert first == second
     host = socket.gethostname()
     assert re.search(rf"^  machines +2: {host} \(rank 0\), {host} \(rank 1\)$", shared, re.MULTILINE)
-    assert re.search("^  tracker +none$", shared, re.MULTILINE)
     assert re.search("^  learning rate +5e-05 at its peak, linear, 0 steps of warm-up$", shared, re.MULTILINE)
     assert re.search("^  output +out, shared by the machines, from the start$", shared, re.MULTILINE)
-    assert re.search("^  tracker +trackio$", own, re.MULTILINE)
     assert re.search("^  output +out, each machine's own, from the start$", own, re.MULTILINE)
 
 
@@ -388,7 +389,7 @@ def test_the_error_of_a_machine_without_the_data_ends_the_others_too(texts, tmp_
 
 def test_a_process_alone_in_a_launch_of_two_ends_within_its_timeout(tmp_path):
     alone = runs.in_one_launch(2) | {"LOCAL_WORLD_SIZE": "1"}
-    codes, said = runs.run_forked(1, "shared/preflight.py", ["--timeout", 2], tmp_path, **alone)
+    codes, said = runs.run_forked(1, "shared/preflight/__main__.py", ["--timeout", 2], tmp_path, **alone)
     assert codes == [2]
     assert "rank 1 did not connect" in said
 

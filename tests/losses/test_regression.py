@@ -9,11 +9,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import fully_shard
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
-from shared.config.text_options import TextOptions
 from shared.datasets.labels import Labels
 from shared.encoders.adapters import add_adapters
 from shared.errors import UserError
 from shared.losses.regression import Scale
+from shared.options.text_options import TextOptions
 
 NUMBERS, CLASSES = Labels("regression", "price"), Labels("classification", "label", ("a", "b"), ("0", "1"))
 TARGETS = np.array([1e8, 3e8, 5e8, 2.5e8])
@@ -39,14 +39,14 @@ def test_standardized_targets_have_mean_0_and_deviation_1_and_can_be_restored():
     assert scale.restore(inside).numpy() == pytest.approx(TARGETS)
 
 
-def test_after_put_back_the_model_itself_predicts_in_units_of_the_targets():
+def test_after_before_export_the_model_itself_predicts_in_units_of_the_targets():
     model = bert()
     scale, inside = Scale.of_run(NUMBERS, TARGETS, model), answer(model)
-    scale.put_back(model)
+    scale.before_export(model)
     assert answer(model).numpy() == pytest.approx(scale.restore(inside).numpy(), rel=1e-6)
 
 
-def test_put_back_scales_the_exported_weights_of_a_sharded_model(tmp_path):
+def test_before_export_scales_the_exported_weights_of_a_sharded_model(tmp_path):
     model = bert()
     scale, before = Scale.of_run(NUMBERS, TARGETS, model), model.classifier.weight.detach().clone()
     store = f"file://{tmp_path / 'store'}"
@@ -54,7 +54,7 @@ def test_put_back_scales_the_exported_weights_of_a_sharded_model(tmp_path):
     try:
         fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
         answer(model)  # leaves gathered weights behind
-        scale.put_back(model)
+        scale.before_export(model)
         exported = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     finally:
         torch.distributed.destroy_process_group()
@@ -63,7 +63,7 @@ def test_put_back_scales_the_exported_weights_of_a_sharded_model(tmp_path):
 
 def test_a_pretrained_last_layer_for_the_same_numbers_keeps_its_predictions():
     model = bert()
-    Scale.of_run(NUMBERS, TARGETS, model).put_back(model)
+    Scale.of_run(NUMBERS, TARGETS, model).before_export(model)
     before = answer(model)
     model.knows_labels = True
     scale = Scale.of_run(NUMBERS, TARGETS * 3, model)

@@ -3,34 +3,24 @@
 import pytest
 from accelerate import Accelerator
 
-from shared.monitoring import monitor, tracking
-from shared.monitoring.tracking import Tracker, cut_metrics
+from shared.monitoring import monitor
+from shared.monitoring.log import Log, cut_metrics
 
 
 @pytest.fixture
 def accelerator():
-    accelerator = Accelerator(cpu=True)
-    yield accelerator
-    accelerator.trackers.clear()
+    return Accelerator(cpu=True)
 
 
 @pytest.fixture
-def start(accelerator, tmp_path, monkeypatch):
-    """Start a Tracker in `tmp_path`, as a recipe does, but without the picture, which takes a second."""
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
-    started = []
+def start(accelerator, tmp_path):
+    """Begin the log of a run in `tmp_path` at a step, as a run does."""
 
-    def start(**changes):
-        arguments = {"report_to": ["none"], "project": "p", "run_name": None, "run_id": None, "step": 0}
-        arguments["config"] = {"seed": 1, "nested": {"rate": 1e-4, "none": None}}
-        cut_metrics(tmp_path / "metrics.jsonl", changes.get("step", 0))
-        tracker = Tracker(accelerator, tmp_path, total_steps=1000, **(arguments | changes))
-        started.append(tracker)
-        return tracker
+    def start(step=0):
+        cut_metrics(tmp_path / "metrics.jsonl", step)
+        return Log(accelerator, tmp_path, step, 1000)
 
-    yield start
-    for tracker in started:
-        tracker.close()
+    return start
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ import pytest
 import torch
 from monitored_steps import WENT_WELL, monitor, plan
 
+from shared.extras.time_report import breakdown
 from shared.monitoring import monitor as monitoring
 from shared.monitoring.monitor import Monitor
 from shared.monitoring.step_timer import Stopwatch
-from shared.monitoring.time_report import breakdown
 
 HOST = 1.0  # seconds that the host takes for each part of a step
 

@@ -10,12 +10,12 @@ import pytest
 import runs
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from monitored_steps import LENGTHS, SKIPPED, WENT_WELL, monitor, plan, run_step
 
 from shared.errors import UserError
-from shared.launch.gradient_compression import DDPSettings
 from shared.monitoring import monitor as monitoring
 from shared.plan.batches import MicroBatch
 
@@ -269,7 +269,7 @@ def train(accelerator, folder):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.GELU(), torch.nn.Linear(40, 2))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-        accelerator.ddp_handler = DDPSettings("none")
+        accelerator.ddp_handler = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         model = accelerator.prepare(model)
         if watched:
             watch = monitor(accelerator, lengths=None, model=model)

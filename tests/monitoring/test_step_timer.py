@@ -5,11 +5,11 @@ import pytest
 import torch
 from monitored_steps import LENGTHS, WENT_WELL, Slow, monitor, plan, rows, run_step, timed_steps
 
+from shared.extras.time_report import seconds_by_part
 from shared.monitoring import monitor as monitoring
 from shared.monitoring import step_timer
 from shared.monitoring.monitor import costs
 from shared.monitoring.step_timer import Stopwatch
-from shared.monitoring.time_report import seconds_by_part
 
 
 def test_a_step_is_split_into_data_computation_and_update(accelerator, clock):

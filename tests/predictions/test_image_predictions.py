@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from shared import predict
 from shared.config import options
-from shared.monitoring import tracking
+from shared.extras import curves
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("ACCELERATE_USE_CPU", "true")
         changed.setenv("OMP_NUM_THREADS", "1")
-        changed.setattr(tracking, "draw_curves", lambda *_: None)
+        changed.setattr(curves, "draw_curves", lambda *_: None)
         return output, recipe.main(options.parse(recipe.Config, [str(word) for word in flags]))
 
 

@@ -15,7 +15,7 @@ from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config import options
 from shared.errors import Preempted
-from shared.monitoring import tracking
+from shared.extras import curves
 from shared.optimization import gradients
 from shared.processes import barrier, preemption, signals
 from shared.processes.preemption import Preemption
@@ -33,7 +33,7 @@ FLAGS = [
 def nothing_heard(monkeypatch):
     for name, value in {"signal": 0, "cut_short": False, "something_to_save": False, "output_dir": None}.items():
         monkeypatch.setattr(heard, name, value)
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -162,7 +162,7 @@ def whole(recipe, texts, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(tracking, "draw_curves", lambda *_: None)
+        patch.setattr(curves, "draw_curves", lambda *_: None)
         train(recipe, texts, output)
     return output
 

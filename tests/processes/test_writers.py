@@ -96,7 +96,7 @@ def on_two_machines(accelerator, folder):
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
     resuming.load(accelerator, checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
-    results["opened"] = str(run_folder.open_run(accelerator, each)[2])
+    results["opened"] = str(run_folder.open_run(accelerator, each, [])[2])
     results["damaged, by path"] = refusal(
         resuming.find,
         accelerator,

@@ -17,7 +17,7 @@ from transformers import (
 
 from shared.config import options
 from shared.errors import UserError
-from shared.monitoring import tracking
+from shared.extras import curves
 
 ADAPTERS = ["--lora_rank", "4", "--lora_dropout", "0.1"]
 EVERY = ["--checkpointing_steps", "4", "--learning_rate", "0.01"]
@@ -29,7 +29,7 @@ def train(recipe, flags, output):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_CPU", "true")
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(tracking, "draw_curves", lambda *_: None)
+        patch.setattr(curves, "draw_curves", lambda *_: None)
         words = [*flags, "--output_dir", output]
         module.main(options.parse(module.Config, list(map(str, words))))
     return output

@@ -12,8 +12,8 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.photos import write_photos
 from shared.config import options
+from shared.extras import curves
 from shared.metrics.task_metrics import TaskMetrics
-from shared.monitoring import tracking
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SIZE = 64
@@ -31,7 +31,7 @@ def photos(tmp_path_factory):
 def train(tmp_path, monkeypatch):
     """A function that trains on images on the GPU in this process and returns the losses."""
     monkeypatch.setattr(TaskMetrics, "compute", lambda self, *_: dict.fromkeys(self.names, 0.0))
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
 
     def call(name, *flags, watch=None):

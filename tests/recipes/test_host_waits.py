@@ -11,7 +11,7 @@ sys.path.insert(0, str(runs.ROOT))
 from benchmarks.harness.host_waits import HostWaits, Operations
 from shared.config import options
 from shared.encoders import text_models
-from shared.monitoring import tracking
+from shared.extras import curves
 
 FLAGS = {
     "nlp": runs.TINY,
@@ -29,7 +29,7 @@ def train(texts, tmp_path, monkeypatch):
     """A function that trains with a recipe in this process on one CPU and returns the counted waits."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     monkeypatch.setattr(text_models, "mask_by_row", text_models.mask_on_device)  # the masks of a GPU
 
     def call(name, break_it=lambda recipe: None):

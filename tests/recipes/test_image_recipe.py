@@ -17,8 +17,9 @@ from benchmarks.harness.image_variants import probabilities
 from shared.compat import of_torch
 from shared.config import options
 from shared.errors import UserError
+from shared.extras import curves, pictures
 from shared.images.image_models import new_classifier
-from shared.monitoring import curves, pictures, tracking
+from shared.monitoring.log import read_metrics
 from shared.optimization.optimizers import make_optimizer, peak_learning_rate
 from shared.run import training_run
 from shared.speed import compiling
@@ -34,7 +35,7 @@ def one_cpu_process(monkeypatch, tmp_path):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_run_writes_the_files_of_every_recipe_and_a_picture(trained):
 
 def test_the_picture_shows_misclassified_images_below_the_curves(trained, tmp_path):
     shown = [pictures.Picture(np.full((8, 8, 3), 20 * i, np.uint8), str(i), "7") for i in range(10)]
-    lines = tracking.read_metrics(trained / "metrics.jsonl")
+    lines = read_metrics(trained / "metrics.jsonl")
     curves.draw_curves(lines, tmp_path / "without.png")
     curves.draw_curves(lines, tmp_path / "with.png", shown)
     without, with_pictures = (Image.open(tmp_path / f"{name}.png") for name in ("without", "with"))

@@ -7,7 +7,7 @@ import yaml
 from PIL import Image
 
 from shared.config import options
-from shared.monitoring import tracking
+from shared.extras import curves
 
 ALL = sorted((runs.ROOT / "recipes/configs").glob("*.yaml"))
 CONFIGS = [path for path in ALL if "image_column_name" in path.read_text()]
@@ -32,7 +32,7 @@ def test_every_setting_of_a_config_is_read_and_it_trains(path, tmp_path, monkeyp
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     recipe = runs.load_recipe("image_classification")
     settings = yaml.safe_load(path.read_text())
     unchanged = options.parse(recipe.Config, ["--config", str(path)])

@@ -1,14 +1,11 @@
-"""An exported model is complete, loads with the trained weights, and is pushed to the Hub on request."""
+"""An exported model is complete and loads with the trained weights."""
 
 import math
 import os
 import re
 import shutil
 import sys
-from types import SimpleNamespace
-from typing import ClassVar
 
-import huggingface_hub
 import pytest
 import runs
 import torch
@@ -145,57 +142,3 @@ def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch
     assert "on the embedded data: 4 steps" in card
     assert "| accuracy | 0.7500 |" in card
     assert "base_model" not in export.model_card(nlp.Config(model_name_or_path=str(tmp_path)), finished_progress)
-
-
-class Hub:
-    """Stands in for the Hub's client: records its requests, or fails."""
-
-    asked: ClassVar[list] = []
-    failure: Exception | None = None
-
-    def create_repo(self, name, exist_ok):
-        assert exist_ok
-        if self.failure:
-            raise self.failure
-        self.asked.append(name)
-        return SimpleNamespace(repo_id=f"me/{name}")
-
-    def upload_folder(self, folder_path, repo_id, commit_message):
-        self.asked.append((sorted(path.name for path in folder_path.iterdir()), repo_id))
-        return f"https://hub/{repo_id}"
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    monkeypatch.setattr(Hub, "asked", [])
-    monkeypatch.setattr(Hub, "failure", None)
-    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
-    return Hub
-
-
-@pytest.mark.parametrize(("given", "name"), [(None, "run"), ("mine", "mine")])
-def test_the_model_is_uploaded_under_its_name(hub, tmp_path, capsys, finished_progress, given, name):
-    (tmp_path / "run").mkdir()
-    config = Options(output_dir=str(tmp_path / "run"), push_to_hub=True, hub_model_id=given)
-    export.export(accelerator(), config, finished_progress, Model(), Processor())
-    assert hub.asked == [name, (["README.md", "tokenizer", "weights"], f"me/{name}")]
-    assert f"uploaded to https://hub/me/{name}" in capsys.readouterr().out
-
-
-def test_without_the_flag_nothing_is_uploaded(hub, tmp_path, finished_progress):
-    export.export(accelerator(), Options(output_dir=str(tmp_path)), finished_progress, Model(), Processor())
-    assert hub.asked == []
-
-
-def test_a_failed_upload_keeps_the_model_and_its_error_tells_how_to_retry(
-    hub, monkeypatch, tmp_path, finished_progress
-):
-    monkeypatch.setattr(hub, "failure", ConnectionError("401 Client Error.\n\nInvalid token"))
-    config = Options(output_dir=str(tmp_path), push_to_hub=True, hub_model_id="mine")
-    with pytest.raises(UserError) as caught:
-        export.export(accelerator(), config, finished_progress, Model(), Processor())
-    assert str(caught.value) == (
-        "--push_to_hub: mine could not be uploaded (401 Client Error. Invalid token): start again to retry, or "
-        f"leave the flag out; the model is in {tmp_path / 'model'}"
-    )
-    assert (tmp_path / "model/weights").read_text() == "weights"

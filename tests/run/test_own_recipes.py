@@ -9,7 +9,7 @@ import torch
 
 from shared.config import options
 from shared.errors import UserError
-from shared.monitoring import tracking
+from shared.extras import curves
 
 RECIPE = (runs.ROOT / "docs/examples/diabetes.py").read_text()
 # Without a bias before the batch norm: its gradient would be rounding noise, which Adam scales up.
@@ -37,7 +37,7 @@ def train(monkeypatch, tmp_path):
     """A function that trains such a recipe in this process; `flags` end with further flags."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or Python runs the old recipe if the new one has its size
 
     def call(changes, *flags):

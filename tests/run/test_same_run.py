@@ -6,8 +6,8 @@ import pytest
 from stand_ins import accelerator
 
 from shared.checkpoints.progress import Progress
-from shared.config.data_options import DataOptions
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 from shared.run.same_run import refuse_changed_data
 
 

@@ -3,7 +3,7 @@
 import runs
 
 from shared.config import options
-from shared.monitoring import tracking
+from shared.extras import curves
 
 # Each step fits one micro-batch, so that two processes cut it; an epoch ends with a step of fewer samples.
 FLAGS = [
@@ -16,7 +16,7 @@ def test_a_run_with_batch_norm_that_goes_on_with_fewer_processes_keeps_its_micro
     whole = runs.run_many(2, {"whole": FLAGS}, tmp_path, recipe="recipes/image_classification.py")["whole"]
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(tracking, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     recipe, resumed = runs.load_recipe("image_classification"), tmp_path / "resumed"
     flags = [*FLAGS, "--resume_from_checkpoint", whole / "checkpoints/step_00000002", "--output_dir", resumed]
     recipe.main(options.parse(recipe.Config, [*map(str, flags)]))

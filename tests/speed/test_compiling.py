@@ -17,9 +17,9 @@ from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForIma
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.extras import curves
+from shared.extras.flops import FlopCounter
 from shared.models.layers import compiled, repeated_layers
-from shared.monitoring import tracking
-from shared.monitoring.flops import FlopCounter
 from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 
@@ -144,7 +144,7 @@ def trained(tmp_path_factory):
         patch.setenv("ACCELERATE_USE_CPU", "true")
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setattr(compiling, "BACKEND", "aot_eager")
-        patch.setattr(tracking, "draw_curves", lambda *_: None)
+        patch.setattr(curves, "draw_curves", lambda *_: None)
         for name, flags in jobs.items():
             recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(folder / name)]))
     return {name: folder / name for name in jobs}

@@ -20,9 +20,9 @@ sys.path.insert(0, str(runs.ROOT))
 
 from shared.config.options import Options
 from shared.encoders.text_models import adapt_to_device
+from shared.extras.flops import FlopCounter, attention_flops
 from shared.images import image_models
 from shared.models.layers import is_short
-from shared.monitoring.flops import FlopCounter, attention_flops
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
 from shared.speed.first_token import FAMILIES, shorten_last_layer

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.cache import prepared
-from shared.config.data_options import DataOptions
 from shared.datasets import documents as documents_module
 from shared.datasets.documents import first_texts, load_documents, of_file, of_table
 from shared.datasets.tables import named
 from shared.errors import UserError
+from shared.options.data_options import DataOptions
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.text import token_files as tokens_module

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from shared.errors import UserError
-from shared.launch import hub
+from shared.extras import hub
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_offline_mode_is_respected_without_a_connection(monkeypatch, stand_in):
 
 
 def test_the_environment_sets_the_endpoint(closed):
-    program = "from shared.launch.hub import require_model; require_model('someone/model')"
+    program = "from shared.extras.hub import require_model; require_model('someone/model')"
     environment = {k: v for k, v in os.environ.items() if "proxy" not in k.lower() and "OFFLINE" not in k}
     ran = subprocess.run(
         [sys.executable, "-c", program],

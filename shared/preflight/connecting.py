@@ -1,63 +1,23 @@
-"""The rendezvous of the processes of a launch, with errors that name the likely cause when it fails.
+"""Connect the processes of a launch, with errors that name the likely cause when that fails.
 
 Processes first connect to a store at MASTER_ADDR:MASTER_PORT, which rank 0 or torchrun opens, and then to each other.
 """
 
 import contextlib
 import errno
-import json
 import os
 import socket
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import psutil
 import torch
 from torch import distributed as dist
 
-from shared.compat import of_torch
-from shared.errors import Preempted, UserError
+from shared.errors import UserError
 from shared.launch import environment
-from shared.processes import exit_reasons
-
-PRINT_AFTER = 30.0  # seconds of waiting after which a process prints what it waits for
-
-
-@dataclass(frozen=True)
-class Place:
-    """The rank of this process, the number of processes, and the address of the store."""
-
-    rank: int
-    processes: int
-    address: str
-    port: int
-    serves: bool
-    """Whether this process opens the port. Under torchrun the launcher opens it."""
-
-    @staticmethod
-    def of_environment() -> "Place":
-        """Read the launcher's environment variables; without them the process is alone."""
-        env = os.environ
-        rank, launchers = int(env.get("RANK", 0)), env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        port = int(env.get("MASTER_PORT", 0))
-        processes = int(env.get("WORLD_SIZE", 1))
-        return Place(rank, processes, env.get("MASTER_ADDR", ""), port, rank == 0 and not launchers)
-
-    @property
-    def where(self) -> str:
-        """`address:port`."""
-        return f"{self.address}:{self.port}"
-
-
-def of_existing_group() -> tuple[dist.Store, Place]:
-    """The store of the default process group, which must exist, and the place of this process in it."""
-    rank, address = dist.get_rank(), os.environ.get("MASTER_ADDR", "")
-    place = Place(rank, dist.get_world_size(), address, int(os.environ.get("MASTER_PORT", 0)), serves=rank == 0)
-    return of_torch.default_store(), place
+from shared.launch.agreement import Place, print_if_long, raise_if_peer_ended
 
 
 def open_store(place: Place, seconds: float) -> dist.TCPStore:
@@ -173,71 +133,6 @@ def wait_until_reachable(place: Place, deadline: float) -> None:
         raise_if_peer_ended()
         printed = printed or print_if_long(begun, f"waiting for rank 0: {why}")
         time.sleep(0.2)
-
-
-def print_if_long(begun: float, what: str) -> bool:
-    """Print `what` on one process per machine if PRINT_AFTER seconds have passed since `begun`; return whether so."""
-    if time.monotonic() - begun < PRINT_AFTER:
-        return False
-    if exit_reasons.local_rank() == 0 or exit_reasons.local_processes() <= 2:
-        print(what, file=sys.stderr, flush=True)
-    return True
-
-
-def raise_if_peer_ended() -> None:
-    """Raise UserError or Preempted if another process of this launch has ended."""
-    if peer := exit_reasons.ended_peer():
-        raise UserError(peer.line) if peer.line else Preempted
-
-
-def exchange(
-    store: dist.Store, place: Place, own: Mapping[str, Any], seconds: float, name: str = "preflight"
-) -> list[dict[str, Any]]:
-    """Gather `own` from every process, by rank, through the store. Each exchange needs its own `name`.
-
-    Raises:
-        UserError: two processes have the same rank, a rank is missing after `seconds`, or another process has ended.
-        Preempted: another process was preempted.
-    """
-    inside = dist.PrefixStore(name, store)
-    if inside.add(f"came-{place.rank}", 1) > 1:
-        raise UserError(
-            f"two processes have RANK {place.rank}, one of them on {socket.gethostname()}: give each machine its own "
-            "--machine_rank (--node-rank), and each process its own RANK"
-        )
-    inside.set(f"facts-{place.rank}", json.dumps(dict(own) | {"rank": place.rank}))
-    keys = [f"facts-{rank}" for rank in range(place.processes)]
-    begun, printed = time.monotonic(), False
-    while not wait_for_keys(inside, keys, min(1.0, seconds)):
-        raise_if_peer_ended()
-        came = [rank for rank, key in enumerate(keys) if inside.check([key])]
-        missing = listed(sorted({*range(place.processes)} - {*came}))
-        printed = printed or print_if_long(begun, f"waiting for rank {missing} at {place.where}: see their output")
-        if time.monotonic() - begun >= seconds:
-            raise UserError(
-                f"of {place.processes} processes, rank {missing} did not connect to {place.where} within {seconds:g} s "
-                f"(rank {listed(came)} did): not started, started with another MASTER_ADDR or MASTER_PORT or with this "
-                "machine's rank, or behind a firewall; see their output"
-            )
-    facts = [json.loads(inside.get(key)) for key in keys]
-    inside.add("read", 1)
-    while place.serves and inside.add("read", 0) < place.processes and seconds > 0:
-        time.sleep(0.01)  # the store ends with the process that opened it: wait until all have read it
-        seconds -= 0.01
-    return facts
-
-
-def wait_for_keys(store: dist.Store, keys: list[str], seconds: float) -> bool:
-    """Wait up to `seconds` until all `keys` are in the store; return whether they are."""
-    with contextlib.suppress(dist.DistError):
-        store.wait(keys, timedelta(seconds=seconds))
-        return True
-    return False
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """The ranks as `0, 2, 3`; only the first eight of a long list."""
-    return ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
 
 
 def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:

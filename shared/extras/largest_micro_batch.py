@@ -1,51 +1,41 @@
-"""Out of memory: the one-line error, and --auto_micro_batch, which searches for a budget that fits before training."""
+"""`--auto_micro_batch`: search for the largest budget of a micro-batch that fits into memory, before training."""
 
 import dataclasses
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor
 
-from shared.config import options
+from shared.config.options import Options
 from shared.errors import UserError
+from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.loading import current_batch
+from shared.run.out_of_memory import BUDGETS, ran_out
 
-Config = TypeVar("Config", bound=options.Options)
-TOKENS, SAMPLES = "max_tokens_per_micro_batch", "per_device_train_batch_size"
+Config = TypeVar("Config", bound=Options)
+TOKENS, SAMPLES = BUDGETS
 KEPT_FREE = 8  # an eighth of what fits stays free: batches of varying shapes fragment the allocator's memory
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error means that a device or the host ran out of memory."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, Exception) and should_reduce_batch_size(error)
-    )
+class LargestMicroBatch(Hook):
+    """Finds the budget, if --auto_micro_batch is given; a resumed run keeps the one that its first start found."""
 
+    def settings(self, config: Any, stored: Mapping[str, Any] | None) -> Any:
+        """The settings with the budget of the run that is resumed, or with none until one is found."""
+        if not config.auto_micro_batch:
+            return config
+        if stored:
+            return dataclasses.replace(config, **{name: stored[name] for name in BUDGETS if name in stored})
+        return with_budget(config, None)
 
-def advice(config: options.Options) -> str:
-    """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
-    limits = [f"--{name} {value}" for name in (TOKENS, SAMPLES) if (value := getattr(config, name, None))]
-    fix = f"lower {' or '.join(limits)}" if limits else f"set --{SAMPLES}"
-    where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
-    return (
-        f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "
-        "checkpoint, also use another --output_dir, because a resumed run keeps its budget"
-    )
-
-
-def resolve(config: Config, stored: Any) -> Config:
-    """The config with the budget of --auto_micro_batch: `stored` when the run resumes, else None until one is found."""
-    if not config.auto_micro_batch:
-        return config
-    if stored:
-        kept = {name: stored[name] for name in (TOKENS, SAMPLES) if name in stored}
-        return dataclasses.replace(config, **kept)
-    return with_budget(config, None)
+    def prepared(self, run: Any) -> None:
+        """Search for the budget of a new run."""
+        if run.config.auto_micro_batch and not run.resumed:
+            args = run.accelerator, run.config, run.plan, run.model, run.optimizer, run.compute_loss
+            run.config = apply_largest_budget(*args)
 
 
 def with_budget(config: Config, budget: int | None) -> Config:
@@ -54,7 +44,7 @@ def with_budget(config: Config, budget: int | None) -> Config:
     return dataclasses.replace(config, **changed)
 
 
-def searched_field(config: options.Options) -> str:
+def searched_field(config: Options) -> str:
     """The name of the field that --auto_micro_batch sets."""
     return TOKENS if hasattr(config, TOKENS) else SAMPLES
 

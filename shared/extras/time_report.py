@@ -2,10 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
 
+from tqdm import tqdm
+
 from shared.errors import count_of
+from shared.monitoring.hooks import Hook
+from shared.monitoring.log import read_metrics
 
 Lines = Sequence[Mapping[str, Any]]
 NAMES = {
@@ -19,6 +24,22 @@ NAMES = {
 }
 SHORT = 60.0  # seconds; a shorter run spends its time on one-time work, such as imports for the first evaluation
 SHARES = ("forward_backward", "data_wait", "communication", "optimizer")  # of the time of the steps, in a training line
+
+
+class TimeReport(Hook):
+    """Prints where the time of a run went."""
+
+    def ended(self, run: Any) -> None:
+        """Print it on the main process."""
+        if not run.accelerator.is_main_process:
+            return
+        # Flags that are already set, that FSDP refuses, or that the recipe lacks are no advice.
+        compressed = run.config.gradient_compression != "none" or run.accelerator.is_fsdp2
+        unpacked = getattr(run.config, "packing", None) is False
+        lines = read_metrics(Path(run.config.output_dir) / "metrics.jsonl")
+        if said := breakdown(lines, compressed, unpacked):
+            with tqdm.external_write_mode():
+                print(said, flush=True)
 
 
 def seconds_by_part(lines: Lines) -> dict[str, float]:
@@ -48,7 +69,7 @@ def of_last_processes(lines: Lines) -> tuple[Lines, str]:
 
 
 def breakdown(lines: Lines, compressed: bool = False, unpacked: bool = False) -> str:
-    """Where the time of a run went, from its metrics.jsonl (`tracking.read_metrics`); "" when nothing was timed.
+    """Where the time of a run went, from its metrics.jsonl (`log.read_metrics`); "" when nothing was timed.
 
     After a resume on another number of processes, only the time since then counts.
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from shared.config.data_options import DataOptions
 from shared.config.limits import Limits
 from shared.config.meaning import Meaning
+from shared.options.data_options import DataOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +64,4 @@ class TextOptions(DataOptions):
         ("attention", "packing"),
         *(("fixed_shapes", name) for name in ("torch_compile", "packing", "max_tokens_per_micro_batch")),
     )
-    EXCLUDES: ClassVar = (*DataOptions.EXCLUDES, ("freeze", "lora_rank"))
+    EXCLUDES: ClassVar = (*DataOptions.EXCLUDES, ("freeze", "lora_rank"), ("fixed_shapes", "auto_micro_batch"))

@@ -3,42 +3,47 @@
 from pathlib import Path
 from typing import Any
 
-from shared.config.options import Options
 from shared.errors import count_of
+from shared.monitoring.hooks import Hook
 
 WARMUP = 2  # steps of this process before the profile: allocators and caches settle
 MOST_EXPENSIVE = 10
 
 
-class Profiler:
+class Profiler(Hook):
     """Profiles `config.profile` steps of this process into OUTPUT_DIR/profile, if that flag is given.
 
     Writes trace-RANK.json, which chrome://tracing and Perfetto show, and operators-RANK.txt, the ten operators that
     took most time of their own.
     """
 
-    def __init__(self, accelerator: Any, config: Options) -> None:
-        self.accelerator, self.steps = accelerator, config.profile or 0
-        self.folder = Path(config.output_dir) / "profile"
-        self.running: Any = None  # a torch.profiler.profile, until its last step has ended
+    running: Any = None  # a torch.profiler.profile, until its last step has ended
+
+    def begun(self, run: Any) -> None:
+        """Start PyTorch's profiler."""
+        self.run, self.accelerator, self.steps = run, run.accelerator, run.config.profile or 0
+        self.folder = Path(run.config.output_dir) / "profile"
         if self.steps:
             from torch import profiler
 
             activities = [profiler.ProfilerActivity.CPU]
-            if accelerator.device.type == "cuda":
+            if self.accelerator.device.type == "cuda":
                 activities.append(profiler.ProfilerActivity.CUDA)
             schedule = profiler.schedule(wait=WARMUP - 1, warmup=1, active=self.steps, repeat=1)
             self.running = profiler.profile(activities=activities, schedule=schedule, on_trace_ready=self.write)
             self.running.record_steps = False  # a step is not an operator: it would head the table
             self.running.start()
 
-    def end_step(self) -> None:
-        """Count a step, while `running`; PyTorch's profiler starts and stops where the profile begins or ends."""
-        self.running.step()
+    def step_ended(self) -> None:
+        """Count a step; PyTorch's profiler starts and stops where the profile begins or ends."""
+        if not self.running:
+            return
+        with self.run.monitor.timed("profile"):  # the time to start it and to write its files is not part of a step
+            self.running.step()
         if self.running.step_num == WARMUP + self.steps:
             self.running = None
 
-    def close(self) -> None:
+    def closed(self) -> None:
         """If the run ends before the profile does, write what there is and print how many steps are missing."""
         if not self.running:
             return

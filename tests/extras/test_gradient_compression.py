@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +10,10 @@ import runs
 import torch
 
 from shared.config import options
-from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch import gradient_compression
+from shared.extras import gradient_compression, profiling
 from shared.launch.starting import check_environment
-from shared.monitoring import profiling
-from shared.run.launch_card import gradients
+from shared.options.extra_options import ExtraOptions
 
 STEPS = 3
 
@@ -89,29 +88,48 @@ def test_the_hook_divides_before_it_casts_so_that_a_sum_within_range_stays_finit
 
 
 def test_compression_affects_the_result_and_profiling_does_not():
-    stored = options.plain(Options())
-    assert set(options.differences(stored, Options(gradient_compression="bf16"))) == {"gradient_compression"}
-    assert not options.differences(stored, Options(profile=3, peak_tflops=2.0))
+    stored = options.plain(ExtraOptions())
+    assert set(options.differences(stored, ExtraOptions(gradient_compression="bf16"))) == {"gradient_compression"}
+    assert not options.differences(stored, ExtraOptions(profile=3, peak_tflops=2.0))
 
 
-def test_compression_without_effect_is_printed_or_refused(monkeypatch):
-    assert gradients("bf16", 1)["gradients"].startswith("no effect on one process")
-    assert gradients("bf16", 2) == {"gradients": "sent and summed in bf16"}
-    assert gradients("none", 2) == {}
+@pytest.mark.parametrize(
+    ("processes", "row"),
+    [
+        (1, "no effect on one process; on several, sent and summed in bf16"),
+        (2, "sent and summed in bf16"),
+    ],
+)
+def test_the_launch_card_says_whether_compression_has_an_effect(processes, row):
+    registered = []
+    run = SimpleNamespace(
+        config=ExtraOptions(gradient_compression="bf16"),
+        accelerator=SimpleNamespace(num_processes=processes),
+        model=SimpleNamespace(register_comm_hook=lambda *hook: registered.append(hook)),
+        card={},
+    )
+    gradient_compression.GradientCompression().prepared(run)
+    assert run.card == {"gradients": row}
+    assert len(registered) == processes - 1
+
+
+def test_compression_is_refused_under_fsdp(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
     with pytest.raises(UserError, match="--gradient_compression bf16 has no effect under FSDP"):
-        check_environment(Options(gradient_compression="bf16", mixed_precision="no"), on_cpu=False)
+        check_environment(ExtraOptions(gradient_compression="bf16", mixed_precision="no"), on_cpu=False)
 
 
 def test_a_run_that_is_shorter_than_its_profile_writes_a_shorter_profile_and_a_message(tmp_path, capsys):
     accelerator = SimpleNamespace(process_index=0, device=torch.device("cpu"), print=print)
-    profiler = profiling.Profiler(accelerator, Options(profile=5, output_dir=str(tmp_path)))
+    config, monitor = ExtraOptions(profile=5, output_dir=str(tmp_path)), SimpleNamespace(timed=lambda _: nullcontext())
+    profiler = profiling.Profiler()
+    profiler.begun(SimpleNamespace(accelerator=accelerator, config=config, monitor=monitor))
     for _ in range(profiling.WARMUP + 2):
         torch.ones(3) + 1
-        profiler.end_step()
-    profiler.close()
-    profiler.close()
+        profiler.step_ended()
+    profiler.closed()
+    profiler.closed()
     assert "after 4 steps, 3 of the profile are missing" in capsys.readouterr().out
     assert (tmp_path / "profile/trace-0.json").stat().st_size > 0
     assert "aten::add" in (tmp_path / "profile/operators-0.txt").read_text()

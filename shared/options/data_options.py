@@ -1,16 +1,16 @@
-"""The settings of training and validation data, in addition to those of `Options`."""
+"""The settings of training and validation data, in addition to those of `ExtraOptions`."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from shared.config.limits import Limits
 from shared.config.meaning import Meaning
-from shared.config.options import Options
 from shared.errors import UserError
+from shared.options.extra_options import ExtraOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(Options):
+class DataOptions(ExtraOptions):
     """Settings of data from files, folders and the Hub. The loaders in shared/datasets and shared/images read them."""
 
     dataset_name: Annotated[str | None, Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB] = None
@@ -37,14 +37,14 @@ class DataOptions(Options):
     """Validate on a random subset of this many rows, which depends on --seed. None: all rows."""
 
     NEEDS: ClassVar = (
-        *Options.NEEDS,
+        *ExtraOptions.NEEDS,
         ("dataset_config_name", "dataset_name"),
         ("train_split_name", "dataset_name"),
         ("validation_split_name", "dataset_name"),
         ("validation_file", "train_file"),
         ("csv_delimiter", "train_file"),
     )
-    EXCLUDES: ClassVar = (*Options.EXCLUDES, ("dataset_name", "train_file"))
+    EXCLUDES: ClassVar = (*ExtraOptions.EXCLUDES, ("dataset_name", "train_file"))
 
     def check_values(self) -> None:
         """As in the base class; checks --csv_delimiter, too."""

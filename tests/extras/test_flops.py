@@ -8,8 +8,8 @@ import torch
 from monitored_steps import LENGTHS, WENT_WELL, monitor, plan
 from torch.utils.checkpoint import checkpoint
 
-from shared.monitoring import flops
-from shared.monitoring.flops import FlopCounter, attention_flops
+from shared.extras import flops
+from shared.extras.flops import FlopCounter, attention_flops
 
 
 def test_attention_flops_are_12_times_layers_times_hidden_size():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.monitoring.time_report import NAMES, advice, breakdown, rounded, seconds_by_part
+from shared.extras.time_report import NAMES, advice, breakdown, rounded, seconds_by_part
 
 LINE = {"step_seconds": 0.5, "data_wait": 0.1, "forward_backward": 0.6, "communication": 0.2, "optimizer": 0.04}
 

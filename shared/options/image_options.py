@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from shared.config.data_options import DataOptions
 from shared.config.meaning import Meaning
+from shared.options.data_options import DataOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,46 @@ real tokens need, over those that the devices could have done in the same time. 
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.models.layers import compiled, is_short
+from shared.monitoring.hooks import Hook
+from shared.monitoring.step_timer import is_trained, positions_of
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed
 LONGEST = 0.3  # seconds; a CPU without bf16 instructions would take four
 PASSES = 3  # one product of the forward pass, and two in the backward pass for each
+
+
+class Mfu(Hook):
+    """Measures how much of what the devices can do a run uses: `mfu` in metrics.jsonl."""
+
+    def begun(self, run: Any) -> None:
+        """Measure the device, and count the operations of the first forward pass."""
+        config, accelerator, model = run.config, run.accelerator, run.model
+        self.run, self.is_sequence = run, run.lengths is not None
+        given = config.peak_tflops and config.peak_tflops * 1e12
+        self.peak = given or measure_peak(accelerator.device, config.activation_dtype or accelerator.mixed_precision)
+        self.per_token_squared = attention_flops(accelerator.unwrap_model(model)) if self.is_sequence else 0
+        self.counter = FlopCounter(model, self.is_sequence)
+
+    def measured(self) -> dict[str, float]:
+        """The operations that the real samples or tokens since the last reading needed."""
+        counter, monitor = self.counter, self.run.monitor
+        per_position = (PASSES * counter.stop() - counter.saved) / max(counter.positions, 1)
+        flops = per_position * (monitor.tokens if self.is_sequence else monitor.samples)
+        return {"flops": flops + self.per_token_squared * monitor.tokens_squared, "peak_flops": self.peak}
+
+    def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+        """The share of what the devices could have done in the time of the steps."""
+        return {"mfu": rows["flops"].sum() / rows["peak_flops"].sum() / rows["seconds"].mean()}
 
 
 class FlopCounter:
@@ -31,17 +60,22 @@ class FlopCounter:
         counted: operations of that forward pass.
         saved: operations that the backward pass saves because weights are frozen: one product for the weight, and one
             for its input if nothing below it is trained.
+        positions: of the batch of that forward pass, see `positions_of`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.counted = self.saved = 0
+    def __init__(self, model: nn.Module, is_sequence: bool = True) -> None:
+        self.counted = self.saved = self.positions = 0
+        self.is_sequence = is_sequence
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
         self._handles: list[Any] = []
         self._hooked = [m for m in model.modules() if isinstance(m, kinds)]
         if compiled(model):
             self._handles = [model.register_forward_pre_hook(self._count_apart, with_kwargs=True)]
         else:
-            self._handles = [model.register_forward_pre_hook(self._begin), model.register_forward_hook(self._end)]
+            self._handles = [
+                model.register_forward_pre_hook(self._begin, with_kwargs=True),
+                model.register_forward_hook(self._end),
+            ]
 
     def stop(self) -> int:
         """Stop counting, and return the count."""
@@ -50,8 +84,9 @@ class FlopCounter:
         self._handles = []
         return self.counted
 
-    def _begin(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_trained(model):
+            self.positions = positions_of(args, kwargs, self.is_sequence)
             self._listen()
 
     def _end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -65,6 +100,7 @@ class FlopCounter:
         if not is_trained(model):
             return
         self.stop()
+        self.positions = positions_of(args, kwargs, self.is_sequence)
         self._listen()
         devices = {p.device for p in model.parameters() if p.is_cuda}
         with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
@@ -80,11 +116,6 @@ class FlopCounter:
             if not module.weight.requires_grad:
                 below = args[0].requires_grad or not torch.is_grad_enabled()  # a compiled model is counted without
                 self.saved += product * (1 if below else 2)
-
-
-def is_trained(model: nn.Module) -> bool:
-    """Whether the current forward pass has a backward pass: it is no evaluation, and it computes gradients."""
-    return model.training and torch.is_grad_enabled()
 
 
 def attention_flops(model: nn.Module) -> int:

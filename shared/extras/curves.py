@@ -11,7 +11,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from shared.monitoring.pictures import Picture
+from shared.extras.pictures import Picture
+from shared.monitoring.hooks import Hook
+from shared.monitoring.log import first_line, read_metrics, warn
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # color-blind readers can tell them apart
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
@@ -55,8 +57,22 @@ class Panel:
     legend: bool = False
 
 
+class Curves(Hook):
+    """Draws curves.png at the end of a run, with the pictures of all hooks below the curves."""
+
+    def ended(self, run: Any) -> None:
+        """Draw it on the main process. The run is complete even without it."""
+        pictures = [picture for hook in run.hooks for picture in hook.pictures()]  # signals are no longer handled here
+        if run.accelerator.is_main_process:
+            folder = Path(run.config.output_dir)
+            try:
+                draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", pictures)
+            except Exception as error:
+                warn(f"curves.png was not drawn: {first_line(error)}")
+
+
 def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Sequence[Picture] = ()) -> None:
-    """Draw the lines of a metrics.jsonl (`tracking.read_metrics`) into the PNG file `picture`.
+    """Draw the lines of a metrics.jsonl (`log.read_metrics`) into the PNG file `picture`.
 
     A panel for each thing that was logged: loss, scores, learning rate, gradient norm, throughput, where time goes.
     A value that is not finite leaves a gap; text, such as the digest of the samples, is left out. `pictures` are below

@@ -1,4 +1,4 @@
-"""metrics.jsonl is the record of a run; at its end a run draws a picture and prints a table."""
+"""metrics.jsonl is the record of a run."""
 
 import io
 import json
@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from training_line import TRAINING
 
 from shared.errors import UserError
-from shared.monitoring import tracking
-from shared.monitoring.curves import draw_curves
-from shared.monitoring.tracking import Tracker, cut_metrics, read_metrics
+from shared.monitoring.log import NOT_FINITE, Log, cut_metrics, read_metrics, readable
 
-values = st.one_of(st.floats(), st.integers(), st.text(max_size=8).filter(lambda text: text not in tracking.NOT_FINITE))
+values = st.one_of(st.floats(), st.integers(), st.text(max_size=8).filter(lambda text: text not in NOT_FINITE))
 
 
 def strict_json(text):
@@ -35,18 +33,8 @@ def strict_json(text):
 @given(st.dictionaries(st.text(max_size=5).filter(lambda key: key != "step"), values, max_size=5), st.integers(0))
 def test_every_value_is_read_back_unchanged_and_every_line_is_valid_json(tmp_path_factory, line, step):
     folder = tmp_path_factory.mktemp("run")
-    tracker = Tracker(
-        Accelerator(cpu=True),
-        folder,
-        report_to=["none"],
-        project="p",
-        run_name=None,
-        run_id=None,
-        config={},
-        step=0,
-        total_steps=1,
-    )
-    tracker.log(step, line)
+    log = Log(Accelerator(cpu=True), folder, 0, 1)
+    log.write(step, line)
     (text,) = (folder / "metrics.jsonl").read_text().splitlines()
     assert next(iter(strict_json(text))) == "step"
     (back,) = read_metrics(folder / "metrics.jsonl")
@@ -58,11 +46,11 @@ def test_every_value_is_read_back_unchanged_and_every_line_is_valid_json(tmp_pat
 
 
 def test_a_line_is_on_disk_when_log_returns_and_the_summary_is_the_last_line(start, tmp_path):
-    tracker = start()
-    tracker.log(10, TRAINING)
+    log = start()
+    log.write(10, TRAINING)
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 10, **TRAINING}]
-    tracker.log(10, {"eval_accuracy": 0.5})
-    tracker.finish(10, {"train_runtime": 3.0})
+    log.write(10, {"eval_accuracy": 0.5})
+    log.write(10, {"train_runtime": 3.0})
     assert read_metrics(tmp_path / "metrics.jsonl")[1:] == [
         {"step": 10, "eval_accuracy": 0.5},
         {"step": 10, "train_runtime": 3.0},
@@ -70,13 +58,13 @@ def test_a_line_is_on_disk_when_log_returns_and_the_summary_is_the_last_line(sta
 
 
 def test_a_resumed_run_writes_the_same_file_as_an_uninterrupted_one(start, tmp_path):
-    def train(tracker, first, last):
+    def train(log, first, last):
         for step in range(first + 1, last + 1):
-            tracker.log(step, {"loss": 1 / step, "grad_norm": math.inf if step == 3 else 1.0})
+            log.write(step, {"loss": 1 / step, "grad_norm": math.inf if step == 3 else 1.0})
 
     whole = start()
     train(whole, 0, 9)
-    whole.finish(9, {"train_runtime": 1.0})
+    whole.write(9, {"train_runtime": 1.0})
     expected = (tmp_path / "metrics.jsonl").read_bytes()
 
     train(start(), 0, 7)  # killed while it writes step 8
@@ -84,17 +72,17 @@ def test_a_resumed_run_writes_the_same_file_as_an_uninterrupted_one(start, tmp_p
         file.write('{"step": 8, "lo')
     resumed = start(step=5)
     train(resumed, 5, 9)
-    resumed.finish(9, {"train_runtime": 1.0})
+    resumed.write(9, {"train_runtime": 1.0})
     assert (tmp_path / "metrics.jsonl").read_bytes() == expected
 
     more = start(step=9)  # a finished run continues: its summary is removed
     assert all("train_runtime" not in line for line in read_metrics(tmp_path / "metrics.jsonl"))
-    more.log(10, {"loss": 0.1})
+    more.write(10, {"loss": 0.1})
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [*range(1, 10), 10]
 
 
 def test_a_new_run_begins_with_an_empty_file(start, tmp_path):
-    start().log(0, {"eval_accuracy": 0.1})
+    start().write(0, {"eval_accuracy": 0.1})
     start()
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
@@ -135,10 +123,10 @@ def test_a_file_that_is_not_a_record_of_a_run_is_refused_and_kept(start, tmp_pat
 
 
 def test_without_a_terminal_every_log_call_is_one_line(start, capsys):
-    tracker = start()
-    tracker.log(120, TRAINING)
-    tracker.log(120, {"eval_accuracy": 0.91234, "eval_loss": 0.25})
-    tracker.finish(120, {"train_runtime": 3.0})
+    log = start()
+    log.write(120, TRAINING)
+    log.write(120, {"eval_accuracy": 0.91234, "eval_loss": 0.25})
+    log.write(120, {"train_runtime": 3.0})
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
         "step 120/1000  loss 0.4321  lr 1.20e-4  512 samples/s",
@@ -153,49 +141,18 @@ def test_in_a_terminal_the_bar_shows_training_figures_and_each_score_gets_a_line
             return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    tracker = start(step=100)
-    tracker.bar.update()
-    assert tracker.bar.n == 101
-    tracker.log(120, TRAINING)
-    tracker.log(120, {"eval_accuracy": 0.91234})
-    assert tracker.bar.n == 120
-    tracker.close()
+    log = start(step=100)
+    log.bar.update()
+    assert log.bar.n == 101
+    log.write(120, TRAINING)
+    log.write(120, {"eval_accuracy": 0.91234})
+    assert log.bar.n == 120
+    log.close()
     assert "120/1000" in terminal.getvalue()
     assert "loss 0.4321  lr 1.20e-4  512 samples/s" in terminal.getvalue()
     assert capsys.readouterr().out == "step 120/1000  eval_accuracy 0.9123\n"
 
 
-# The picture
-
-
-def test_the_run_ends_with_a_picture(start, tmp_path, monkeypatch):
-    tracker = start()
-    monkeypatch.setattr(tracking, "draw_curves", draw_curves)
-    for step in range(1, 4):
-        tracker.log(step, TRAINING)
-    tracker.finish(3, {"train_runtime": 3.0})
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_end_of_a_run_prints_where_the_time_went(start, capsys):
-    tracker = start()
-    tracker.log(10, TRAINING | {"step_seconds": 0.5, "forward_backward": 0.75, "communication": 0.2})
-    tracker.finish(10, {"train_runtime": 5.0})
-    assert (
-        "where 5.0 s went: 75 % compute, 1 % data, 20 % communication, 4 % outside the model" in capsys.readouterr().out
-    )
-
-
 def test_a_process_that_is_behind_is_named_in_the_line():
     values = TRAINING | {"slowest_process": 3.0, "slowest_process_behind": 0.14}
-    assert tracking.readable(values).endswith("512 samples/s  process 3 is 14 % behind")
-
-
-def test_a_picture_that_cannot_be_drawn_gives_a_warning_and_no_error(start, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise ImportError("No module named 'matplotlib'")
-
-    monkeypatch.setattr(tracking, "draw_curves", fail)
-    tracker = start()
-    tracker.finish(3, {"train_runtime": 3.0})
-    assert "warning: curves.png was not drawn: ImportError: No module named" in capsys.readouterr().err
+    assert readable(values).endswith("512 samples/s  process 3 is 14 % behind")

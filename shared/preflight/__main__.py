@@ -31,8 +31,10 @@ from shared.config.meaning import Meaning, fields_with
 from shared.datasets import demo_texts
 from shared.disk import is_url
 from shared.errors import UserError
-from shared.launch import agreement, environment, rendezvous, starting
-from shared.monitoring.tracking import require_trackers
+from shared.extras.trackers import require_trackers
+from shared.launch import agreement, environment, starting
+from shared.options.extra_options import ExtraOptions
+from shared.preflight import connecting
 from shared.processes import barrier, collectives, ending, signals
 from shared.run import launch_card, run_folder
 from shared.run.command import load_recipe
@@ -78,15 +80,15 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
         UserError: the processes of this launch cannot train together; names the likely cause.
     """
     config = options.parse(load_recipe(recipe).Config if recipe else options.Options, flags)
-    place = rendezvous.Place.of_environment()
+    place = agreement.Place.of_environment()
     starting.check_environment(config, environment.cpu_requested(os.environ) or not starting.has_accelerator())
     if place.processes > 1:
         with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
-            store = rendezvous.open_store(place, seconds)
-            facts = rendezvous.exchange(store, place, own_facts(recipe, config), seconds)
+            store = connecting.open_store(place, seconds)
+            facts = agreement.exchange(store, place, own_facts(recipe, config), seconds)
             agreement.refuse_differences(facts)
-            rendezvous.connect(store, place, seconds)
-    with time_limit(60, f"the all-reduce did not end: {rendezvous.connection_advice()}"):
+            connecting.connect(store, place, seconds)
+    with time_limit(60, f"the all-reduce did not end: {connecting.connection_advice()}"):
         accelerator = starting.start(config)
         rows = launch_card.hardware(accelerator, config.activation_dtype)
         if place.processes > 1:
@@ -191,14 +193,21 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     """The rows of the card about a recipe: the batch equation, the tracker and the output folder."""
     config = run_folder.resolve(config, accelerator, None)
     assert config.global_batch_size
-    collectives.on_main_process(accelerator, lambda: require_trackers(config.report_to))
     size, processes = config.global_batch_size, accelerator.num_processes
     limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
     return {
         "batch": launch_card.product(size, processes, *limits),
-        "tracker": options.shown(config.report_to),
+        **trackers(accelerator, config),
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }
+
+
+def trackers(accelerator: Any, config: options.Options) -> dict[str, str]:
+    """The row about the trackers, which must be installed; none for a recipe without them."""
+    if not isinstance(config, ExtraOptions):
+        return {}
+    collectives.on_main_process(accelerator, lambda: require_trackers(config.report_to))
+    return {"tracker": options.shown(config.report_to)}
 
 
 def visibility(accelerator: Any, output_dir: Path) -> str:

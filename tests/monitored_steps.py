@@ -1,10 +1,13 @@
 """Feed the steps of a run to a Monitor, for tests."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 
-from shared.config.options import Options
+from shared.extras.flops import Mfu
 from shared.monitoring.monitor import Monitor
+from shared.options.extra_options import ExtraOptions
 from shared.plan.batches import Plan
 
 LENGTHS = np.random.default_rng(0).integers(1, 50, 40)
@@ -12,8 +15,12 @@ WENT_WELL, SKIPPED = torch.tensor(0.0), torch.tensor(1.0)
 
 
 def monitor(accelerator, lengths=LENGTHS, waited=lambda: 0.0, state=None, model=None):
-    model = model or torch.nn.Linear(1, 1)
-    return Monitor(accelerator, lengths, waited, state or {}, model, Options(peak_tflops=1.0))
+    """The monitor of a run that measures its MFU; the device makes 1e12 operations per second."""
+    run = SimpleNamespace(accelerator=accelerator, config=ExtraOptions(peak_tflops=1.0), lengths=lengths)
+    run.model, mfu = model or torch.nn.Linear(1, 1), Mfu()
+    mfu.begun(run)
+    run.monitor = Monitor(accelerator, lengths, waited, state or {}, run.model, [mfu])
+    return run.monitor
 
 
 def plan(**values):

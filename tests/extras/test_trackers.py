@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import runs
-from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 from training_line import TRAINING
 
 from shared.errors import UserError
-from shared.monitoring import tracking
-from shared.monitoring.tracking import flat, read_metrics, require_trackers, wandb_mode
+from shared.extras import curves, trackers
+from shared.extras.curves import Curves
+from shared.extras.trackers import flat, require_trackers, wandb_mode
+from shared.monitoring.log import read_metrics
 
 
 class Recorder(GeneralTracker):
@@ -55,20 +56,31 @@ def test_a_tracker_gets_the_numbers_and_is_finished_once(start, accelerator):
     assert recorder.finished == 1
 
 
-@pytest.mark.parametrize(
-    ("config", "fsdp", "compressed", "unpacked"),
-    [
-        ({}, False, False, False),  # the recipe has no --packing
-        ({"packing": False}, True, True, True),
-        ({"packing": True, "gradient_compression": "bf16"}, False, True, False),
-    ],
-)
-def test_the_advice_leaves_out_flags_that_are_set_or_refused_or_unknown(
-    start, monkeypatch, config, fsdp, compressed, unpacked
-):
-    monkeypatch.setattr(Accelerator, "is_fsdp2", fsdp)
-    tracker = start(config=config)
-    assert (tracker.compressed, tracker.unpacked) == (compressed, unpacked)
+def test_the_run_ends_with_a_picture(start, tmp_path):
+    tracker = start(hooks=[Curves()])
+    for step in range(1, 4):
+        tracker.log(step, TRAINING)
+    tracker.finish(3, {"train_runtime": 3.0})
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_gives_a_warning_and_no_error(start, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise ImportError("No module named 'matplotlib'")
+
+    monkeypatch.setattr(curves, "draw_curves", fail)
+    run = start(hooks=[Curves()])
+    run.finish(3, {"train_runtime": 3.0})
+    assert "warning: curves.png was not drawn: ImportError: No module named" in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_prints_where_the_time_went(start, capsys):
+    tracker = start()
+    tracker.log(10, TRAINING | {"step_seconds": 0.5, "forward_backward": 0.75, "communication": 0.2})
+    tracker.finish(10, {"train_runtime": 5.0})
+    assert (
+        "where 5.0 s went: 75 % compute, 1 % data, 20 % communication, 4 % outside the model" in capsys.readouterr().out
+    )
 
 
 def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tmp_path, capsys):
@@ -86,15 +98,15 @@ def test_a_tracker_that_fails_is_dropped_with_one_warning(start, accelerator, tm
 
 def test_a_run_id_is_random_for_any_seed_unless_it_is_given(start):
     random.seed(0)
-    first = start().run_id
+    first = start().progress.run_id
     random.seed(0)
-    second = start().run_id
+    second = start().progress.run_id
     assert first != second
     assert re.fullmatch("[0-9a-f]{8}", first)
-    assert start(run_id="abcd1234").run_id == "abcd1234"
+    assert start(run_id="abcd1234").progress.run_id == "abcd1234"
 
 
-@pytest.mark.parametrize("name", tracking.TRACKERS)
+@pytest.mark.parametrize("name", trackers.TRACKERS)
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=f"--report_to {name}: .*pip install {name}"):
@@ -104,7 +116,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_instal
 def test_a_folder_with_the_name_of_a_tracker_does_not_count_as_installed(tmp_path, monkeypatch):
     (tmp_path / "tracker_of_tomorrow").mkdir()  # like the folder wandb/ beside a script after its first run
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(tracking, "TRACKERS", ("tracker_of_tomorrow",))
+    monkeypatch.setattr(trackers, "TRACKERS", ("tracker_of_tomorrow",))
     with pytest.raises(UserError, match="not installed"):
         require_trackers(["tracker_of_tomorrow"])
 
@@ -122,8 +134,8 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
             require_trackers([name])
         return
     for step in (0, 2):  # the second is a resumed run
-        tracker = start(report_to=[name], step=step, run_id="abcd1234")
-        assert tracker.state.startswith(name)
+        tracker = start(report_to=name, step=step, run_id="abcd1234")
+        assert tracker.trackers.state.startswith(name)
         tracker.log(step + 1, TRAINING)
         tracker.finish(step + 1, {"train_runtime": 3.0})
     assert any(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
@@ -137,7 +149,7 @@ def test_tensorboard_and_trackio_work_if_installed_and_are_refused_otherwise(nam
 
 
 def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(start, accelerator, monkeypatch, capsys):
-    recorders = {name: Recorder() for name in tracking.TRACKERS}
+    recorders = {name: Recorder() for name in trackers.TRACKERS}
 
     def starts(name):
         def begin(accelerator, *_):
@@ -149,9 +161,11 @@ def test_several_trackers_get_the_numbers_even_if_one_of_them_does_not_start(sta
         return begin
 
     for name in recorders:
-        monkeypatch.setattr(tracking, f"start_{name}", starts(name))
+        monkeypatch.setattr(trackers, f"start_{name}", starts(name))
     tracker = start(report_to=["wandb", "trackio", "tensorboard"])
-    assert tracker.state == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
+    assert (
+        tracker.trackers.state == "wandb (here); none (trackio did not start: OSError: no server); tensorboard (here)"
+    )
     assert "--report_to trackio did not start: OSError: no server" in capsys.readouterr().err
     tracker.log(1, {"loss": 0.5})
     tracker.finish(1, {"train_runtime": 3.0})
@@ -196,20 +210,20 @@ def test_wandb_offline_writes_its_files_into_the_run_folder_and_the_api_key_into
     key = "5ec2e7" * 7
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = start(report_to=["wandb"])
-    parts = f"{tmp_path}/wandb/offline-run-*-{tracker.run_id}"
-    assert tracker.state == f"wandb (offline: WANDB_MODE=offline; sync later with `wandb sync {parts}`)"
+    tracker = start(report_to="wandb")
+    parts = f"{tmp_path}/wandb/offline-run-*-{tracker.progress.run_id}"
+    assert tracker.trackers.state == f"wandb (offline: WANDB_MODE=offline; sync later with `wandb sync {parts}`)"
     run = accelerator.get_tracker("wandb", unwrap=True)
-    assert run.id == tracker.run_id
-    assert run.config["nested"] == {"rate": 1e-4, "none": None}
-    (folder,) = (tmp_path / "wandb").glob(f"offline-run-*-{tracker.run_id}")
+    assert run.id == tracker.progress.run_id
+    assert (run.config["learning_rate"], run.config["max_train_steps"]) == (5e-5, None)
+    (folder,) = (tmp_path / "wandb").glob(f"offline-run-*-{tracker.progress.run_id}")
     for step in (5, 7, 6):  # wandb's own counter would drop 6
         tracker.log(step, TRAINING | {"loss": 1 / step})
     assert (run.summary["step"], run.summary["loss"]) == (6, 1 / 6)
     tracker.finish(7, {"train_runtime": 3.0})
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert folder / f"run-{tracker.run_id}.wandb" in files
-    written, deadline = folder / f"run-{tracker.run_id}.wandb", time.monotonic() + 20
+    assert folder / f"run-{tracker.progress.run_id}.wandb" in files
+    written, deadline = folder / f"run-{tracker.progress.run_id}.wandb", time.monotonic() + 20
     while b"learning_rate" not in written.read_bytes():  # another process of wandb writes it, as it would a key
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -226,12 +240,12 @@ def test_wandb_without_a_network_is_offline_even_with_a_key(clean_wandb, monkeyp
 
 
 def test_wandb_without_a_key_and_without_a_terminal_is_offline_and_gives_the_reason(clean_wandb, monkeypatch):
-    monkeypatch.setattr(tracking, "unreachable", lambda _: None)
+    monkeypatch.setattr(trackers, "unreachable", lambda _: None)
     assert wandb_mode() == ("offline", "no API key and no terminal")
 
 
 def test_wandb_with_a_key_is_online(clean_wandb, monkeypatch):
-    monkeypatch.setattr(tracking, "unreachable", lambda _: None)
+    monkeypatch.setattr(trackers, "unreachable", lambda _: None)
     (Path(os.environ["HOME"])).mkdir()
     host = clean_wandb.setup().settings.base_url.removeprefix("https://")
     Path(os.environ["NETRC"]).write_text(f"machine {host}\n  login user\n  password {'0' * 40}\n")
@@ -249,16 +263,16 @@ def test_wandb_that_cannot_start_is_reported_and_does_not_end_the_run(tmp_path):
         "from pathlib import Path\n"
         "rank = os.environ['RANK']\n"
         "sys.path.insert(0, sys.argv[1])\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "sys.stderr = open(Path(sys.argv[1], 'errors-' + rank), 'w', buffering=1)\n"
         "from accelerate import Accelerator\n"
-        "from shared.monitoring.tracking import Tracker\n"
+        "from logging_run import LoggingRun\n"
         "accelerator = Accelerator(cpu=True)\n"
         "assert accelerator.num_processes == 2\n"
-        "tracker = Tracker(accelerator, Path(sys.argv[1]), report_to=['wandb'], project='p', run_name=None,\n"
-        "    run_id=None, config={}, step=0, total_steps=1)\n"
-        "tracker.log(1, {'loss': 1.0})\n"
-        "tracker.finish(1, {'train_runtime': 1.0})\n"
-        "Path(sys.argv[1], 'state-' + rank).write_text(f'{tracker.run_id} {tracker.state}')\n"
+        "run = LoggingRun(accelerator, Path(sys.argv[1]), report_to='wandb')\n"
+        "run.log(1, {'loss': 1.0})\n"
+        "run.finish(1, {'train_runtime': 1.0})\n"
+        "Path(sys.argv[1], 'state-' + rank).write_text(f'{run.progress.run_id} {run.trackers.state}')\n"
         "accelerator.end_training()\n"
     )
     codes, printed = runs.run_forked(2, tmp_path / "run.py", [tmp_path], tmp_path, WANDB_MODE="online")

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shared.checkpoints import resuming
-from shared.config.options import Options
 from shared.errors import UserError
+from shared.extras.largest_micro_batch import LargestMicroBatch, apply_largest_budget, largest, succeeds
 from shared.launch import starting
+from shared.options.extra_options import ExtraOptions
 from shared.plan import loading
 from shared.plan.batches import Plan
-from shared.run import memory_budget
+from shared.run import out_of_memory
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
 
@@ -36,11 +37,11 @@ HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocat
     ],
 )
 def test_what_counts_as_out_of_memory(error, yes):
-    assert memory_budget.ran_out(error) is yes
+    assert out_of_memory.ran_out(error) is yes
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenOptions(Options):
+class TokenOptions(ExtraOptions):
     max_tokens_per_micro_batch: int | None = 96
 
 
@@ -48,19 +49,19 @@ class TokenOptions(Options):
     ("config", "fix"),
     [
         (TokenOptions(), "lower --max_tokens_per_micro_batch 96; if"),
-        (Options(per_device_train_batch_size=8), "lower --per_device_train_batch_size 8; if"),
+        (ExtraOptions(per_device_train_batch_size=8), "lower --per_device_train_batch_size 8; if"),
         (
             TokenOptions(per_device_train_batch_size=8),
             "lower --max_tokens_per_micro_batch 96 or --per_device_train_batch_size 8; if",
         ),
-        (Options(), "set --per_device_train_batch_size; if"),
+        (ExtraOptions(), "set --per_device_train_batch_size; if"),
     ],
 )
 def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
     monkeypatch.setattr(loading.current_batch, "batch", None)
-    assert "before the first micro-batch" in memory_budget.advice(config)
+    assert "before the first micro-batch" in out_of_memory.advice(config)
     loading.current_batch.note({"labels": torch.zeros(7), "input_ids": torch.zeros(7, 24)})
-    assert "ran out of memory on a micro-batch of 7 x 24: " + fix in memory_budget.advice(config)
+    assert "ran out of memory on a micro-batch of 7 x 24: " + fix in out_of_memory.advice(config)
     loading.current_batch.note((torch.zeros(5, 2), torch.zeros(5)))
     assert loading.current_batch.shape == "5 x 2"
     loading.current_batch.note(torch.zeros(4, 3))
@@ -72,7 +73,7 @@ def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
 @given(most=st.integers(1, 5000), limit=st.integers(1, 6000))
 def test_the_search_finds_the_largest_fitting_budget_in_few_trials(most, limit):
     tried = []
-    assert memory_budget.largest(most, lambda n: tried.append(n) or n <= limit) == min(most, limit)
+    assert largest(most, lambda n: tried.append(n) or n <= limit) == min(most, limit)
     assert len(tried) <= 2 * most.bit_length()
     assert all(1 <= n <= most for n in tried)
     assert sum(n > limit for n in tried) <= most.bit_length()
@@ -83,12 +84,14 @@ def test_the_search_finds_the_largest_fitting_budget_in_few_trials(most, limit):
 )
 def test_the_search_is_refused_on_a_cpu_and_under_fsdp(monkeypatch, on_cpu, environment, reason):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", environment)
+    monkeypatch.setenv("FSDP_VERSION", "2")
     with pytest.raises(UserError, match=f"--auto_micro_batch needs GPUs and DDP .*{reason}.*set the budget"):
-        starting.check_environment(Options(auto_micro_batch=True), on_cpu)
+        starting.check_environment(ExtraOptions(auto_micro_batch=True), on_cpu)
 
 
 def test_the_search_is_refused_with_synchronized_batch_norm(monkeypatch):
-    config = SimpleNamespace(**vars(Options(auto_micro_batch=True)), sync_batchnorm=True)
+    given = {"RULES": ExtraOptions.RULES, **vars(ExtraOptions(auto_micro_batch=True))}
+    config = SimpleNamespace(**given, sync_batchnorm=True)
     with pytest.raises(UserError, match=r"--auto_micro_batch does not work with --sync_batchnorm .*leave one of them"):
         starting.check_environment(config, on_cpu=False)
     config.sync_batchnorm = False
@@ -97,13 +100,13 @@ def test_the_search_is_refused_with_synchronized_batch_norm(monkeypatch):
 
 
 def test_the_first_launch_searches_and_a_resumed_run_keeps_the_found_budget():
-    searching = memory_budget.resolve(Options(auto_micro_batch=True, per_device_train_batch_size=4), None)
+    searching = LargestMicroBatch().settings(ExtraOptions(auto_micro_batch=True, per_device_train_batch_size=4), None)
     assert searching.per_device_train_batch_size is None
-    kept = memory_budget.resolve(Options(auto_micro_batch=True), {"per_device_train_batch_size": 12})
+    kept = LargestMicroBatch().settings(ExtraOptions(auto_micro_batch=True), {"per_device_train_batch_size": 12})
     assert kept.per_device_train_batch_size == 12
-    plain = Options(per_device_train_batch_size=4)
+    plain = ExtraOptions(per_device_train_batch_size=4)
     assert (
-        memory_budget.resolve(plain, {"per_device_train_batch_size": 12}) is plain
+        LargestMicroBatch().settings(plain, {"per_device_train_batch_size": 12}) is plain
     )  # and is refused later as a changed setting
 
 
@@ -143,7 +146,7 @@ def search(accelerator, folder):
             return loss
 
         try:
-            changed = memory_budget.apply_largest_budget(accelerator, config, plan, model, optimizer, compute_loss)
+            changed = apply_largest_budget(accelerator, config, plan, model, optimizer, compute_loss)
             assert plan.max_tokens == changed.max_tokens_per_micro_batch
             assert changed.global_batch_size == plan.global_batch_size == 24
             found[name] = plan.max_tokens
@@ -173,7 +176,7 @@ def test_processes_agree_on_a_budget_that_fits_on_each_and_no_state_changes(tmp_
 
 def test_a_trial_raises_errors_that_are_not_out_of_memory():
     with pytest.raises(RuntimeError, match="shapes"):
-        memory_budget.succeeds(lambda: (_ for _ in ()).throw(RuntimeError("shapes do not match")))
+        succeeds(lambda: (_ for _ in ()).throw(RuntimeError("shapes do not match")))
 
 
 # A process that runs out of memory in training

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from training_line import TRAINING
 
-from shared.monitoring.curves import draw_curves, families_for, find_panels, legible, short_power, shortened
-from shared.monitoring.pictures import Picture
+from shared.extras.curves import draw_curves, families_for, find_panels, legible, short_power, shortened
+from shared.extras.pictures import Picture
 
 LINES = [{"step": 10, "loss": 1.0, "data_wait": 0.0}, {"step": 10, **{f"eval_{name}": 1.0 for name in "abcdef"}}]
 NAMES = [
@@ -95,7 +95,7 @@ def test_a_character_that_the_default_font_lacks_comes_from_another():
 def test_a_single_point_and_a_line_at_the_edge_are_fully_visible():
     from matplotlib.figure import Figure
 
-    from shared.monitoring.curves import Panel, draw_panel
+    from shared.extras.curves import Panel, draw_panel
 
     axes = Figure().subplots()
     draw_panel(axes, Panel("x", {"zero": ([10], [0.0]), "full": ([10], [100.0])}, top=100), last_step=10)

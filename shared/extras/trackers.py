@@ -1,0 +1,202 @@
+"""`--report_to`: wandb, TensorBoard and trackio get the numbers of metrics.jsonl, through Accelerate.
+
+A tracker that fails is named once and never ends a run.
+"""
+
+import importlib.util
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shared.compat import of_accelerate
+from shared.config.options import plain, shown
+from shared.errors import UserError
+from shared.extras.hub import unreachable
+from shared.monitoring.hooks import Hook, Value
+from shared.monitoring.log import first_line, warn
+from shared.processes.collectives import on_main_process
+
+PROJECT = "accelerate-recipes"
+TRACKERS = ("wandb", "tensorboard", "trackio")
+PROMPT_TIMEOUT = 120  # seconds that wandb may wait for a key to be typed; below the process group's time-out
+UPLOAD_TIMEOUT = 120  # seconds that a lost network may hold up the end of a run; `wandb sync` uploads the rest
+
+
+class Trackers(Hook):
+    """Starts the trackers of a run, sends them its numbers, and closes them. Only the main process has any."""
+
+    accelerator: Any = None
+    state = ""
+    """One line: where the trackers keep their data, or why one does not run."""
+
+    def opened(self, run: Any) -> None:
+        """Refuse a tracker that is not installed."""
+        on_main_process(run.accelerator, lambda: require_trackers(run.config.report_to))
+
+    def prepared(self, run: Any) -> None:
+        """Name the trackers on the launch card."""
+        run.card["tracker"] = shown(run.config.report_to)
+
+    def begun(self, run: Any) -> None:
+        """Start the trackers. A resumed run continues under the id that its checkpoint has."""
+        self.accelerator, config, progress = run.accelerator, run.config, run.progress
+
+        def start() -> tuple[str, str]:
+            # A sweep of wandb sets the id. A new id does not come from `random`: runs of one seed would share it.
+            identity = progress.run_id or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+            output_dir, name, settings = Path(config.output_dir), config.run_name, plain(config)
+            started, states = [], []
+            for kind in config.report_to:
+                self.accelerator.trackers.clear()
+                try:
+                    if kind == "wandb":
+                        states.append(start_wandb(self.accelerator, output_dir, PROJECT, name, identity, settings))
+                    elif kind == "tensorboard":
+                        states.append(start_tensorboard(self.accelerator, output_dir, settings, progress.step))
+                    elif kind == "trackio":
+                        states.append(start_trackio(self.accelerator, PROJECT, name, identity, settings))
+                    started += self.accelerator.trackers  # the next init_trackers empties this list
+                except Exception as error:  # a tracker that did not start cannot be ended either
+                    failure = f"{kind} did not start: {first_line(error)}"
+                    warn(f"--report_to {failure}; metrics.jsonl will have all values")
+                    states.append(f"none ({failure})")
+            self.accelerator.trackers = started
+            return identity, "; ".join(states)
+
+        progress.run_id, self.state = on_main_process(self.accelerator, start)
+        if self.state:
+            self.accelerator.print(f"  tracker  {self.state}")
+
+    def logged(self, step: int, values: Mapping[str, Value]) -> None:
+        """Send the numbers of a line. Text, such as the digest of the samples, stays in metrics.jsonl."""
+        numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
+        self._guarded("failed and was dropped", lambda tracker: send(tracker, step, numbers))
+
+    def closed(self) -> None:
+        """End the trackers."""
+        self._guarded("could not be closed", lambda tracker: tracker.finish())
+        if self.accelerator:
+            self.accelerator.trackers.clear()  # or Accelerate's end_training would end them again
+
+    def _guarded(self, failure: str, act: Callable[[Any], None]) -> None:
+        """Call `act` on each tracker; one that fails is named and not used again."""
+        for tracker in list(self.accelerator.trackers) if self.accelerator else []:
+            try:
+                act(tracker)
+            except Exception as error:
+                self.accelerator.trackers.remove(tracker)
+                warn(f"{tracker.name} {failure}: {first_line(error)}; metrics.jsonl has all values")
+
+
+def require_trackers(report_to: Sequence[str]) -> None:
+    """Refuse a tracker that is unknown or not installed, which Accelerate would silently leave out.
+
+    Raises:
+        UserError: names --report_to and the command that installs the package.
+    """
+    for name in report_to:
+        if name == "none":
+            continue
+        if name not in TRACKERS:
+            raise UserError(f"--report_to {name} is unknown: use none, {', '.join(TRACKERS)}")
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # without origin: only a folder of that name, such as wandb/
+            raise UserError(f"--report_to {name}: the package is not installed; run `pip install {name}`")
+
+
+def start_wandb(
+    accelerator: Any, output_dir: Path, project: str, run_name: str | None, run_id: str, config: Mapping[str, object]
+) -> str:
+    """Start wandb in OUTPUT_DIR/wandb, online or offline; the line for the launch card."""
+    import wandb
+    from accelerate.tracking import WandBTracker
+
+    mode, why_offline = wandb_mode()
+    tracker = WandBTracker(
+        os.environ.get("WANDB_PROJECT", project),  # an argument of wandb.init would override it
+        id=run_id,
+        name=run_name,
+        dir=str(output_dir),
+        mode=mode,
+        resume="allow",
+        settings=wandb.Settings(finish_timeout=UPLOAD_TIMEOUT),
+    )
+    of_accelerate.set_trackers(accelerator, [tracker])
+    accelerator.init_trackers(project, config=dict(config))
+    run = tracker.run
+    # The step is a field and not wandb's own counter, which drops the steps that a resumed run trains again.
+    run.define_metric("*", step_metric="step")
+    if run.disabled:
+        return f"wandb (disabled: {why_offline})"
+    if run.offline:
+        parts = output_dir / "wandb" / f"offline-run-*-{run_id}"  # one folder for each time the run is resumed
+        return f"wandb (offline: {why_offline}; sync later with `wandb sync {parts}`)"
+    return f"wandb ({run.url})"
+
+
+def wandb_mode() -> tuple[str | None, str]:
+    """The mode for wandb.init, None where the user has set it, and the reason why the run is offline, if it is.
+
+    Call this before wandb.init, which raises without a key, and after which this process cannot go offline.
+    """
+    import wandb
+
+    if "WANDB_MODE" in os.environ:
+        return None, f"WANDB_MODE={os.environ['WANDB_MODE']}"
+    settings = wandb.setup().settings
+    if settings.mode != "online":
+        return None, "set in wandb's settings file"
+    if reason := unreachable(settings.base_url):  # wandb would wait for two minutes, and then track nothing
+        return "offline", reason
+    try:
+        # Looks for a key in the environment, netrc and wandb's settings, and asks for one in a terminal.
+        found = wandb.login(verify=False, timeout=PROMPT_TIMEOUT)
+    except wandb.errors.UsageError:
+        return "offline", "no API key and no terminal"
+    return (None, "") if found else ("offline", "no API key was given")
+
+
+def start_tensorboard(accelerator: Any, output_dir: Path, config: Mapping[str, object], step: int) -> str:
+    """Start TensorBoard in OUTPUT_DIR/tensorboard; the line for the launch card."""
+    from accelerate.tracking import TensorBoardTracker
+
+    # Hides the events of steps that are trained again; in a new run, those of an earlier run in the same folder.
+    purge_step = step + 1 if step else 0
+    tracker = TensorBoardTracker("tensorboard", str(output_dir), purge_step=purge_step)
+    of_accelerate.set_trackers(accelerator, [tracker])
+    accelerator.init_trackers("tensorboard", config=flat(config))
+    return f"tensorboard (`tensorboard --logdir {output_dir}`)"
+
+
+def start_trackio(
+    accelerator: Any, project: str, run_name: str | None, run_id: str, config: Mapping[str, object]
+) -> str:
+    """Start trackio, which keeps its data in TRACKIO_DIR; the line for the launch card."""
+    from accelerate.tracking import TrackioTracker
+
+    name = f"{run_name}-{run_id}" if run_name else run_id  # trackio resumes by name, so the name has to be unique
+    tracker = TrackioTracker(project, name=name, resume="allow", embed=False)
+    of_accelerate.set_trackers(accelerator, [tracker])
+    accelerator.init_trackers(project, config=dict(config))
+    return f"trackio (run {name}; `trackio show --project {project}`)"
+
+
+def send(tracker: Any, step: int, numbers: Mapping[str, float | int]) -> None:
+    """Log one line's numbers; text, such as the digest of the samples, stays in metrics.jsonl."""
+    if tracker.name == "wandb":
+        tracker.log({"step": step, **numbers})
+    else:
+        tracker.log(dict(numbers), step=step)
+
+
+def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Settings as TensorBoard accepts them: nested names joined by a slash, other values than numbers as text."""
+    plain: dict[str, bool | int | float | str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            plain |= flat(value, f"{prefix}{name}/")
+        else:
+            plain[prefix + name] = value if isinstance(value, bool | int | float | str) else str(value)
+    return plain

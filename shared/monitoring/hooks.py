@@ -1,0 +1,65 @@
+"""What a recipe adds to its run, such as a tracker: the run calls each hook at certain moments."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+Value = float | int | str
+
+
+class Hook:
+    """The moments of a run, in their order. Every process calls each method, if it does not say otherwise; a hook
+    overrides those that it needs.
+
+    `run` is the `TrainingRun`. A hook may read all that it has at that moment, and add rows to `run.card`.
+    """
+
+    note: str = ""
+    """A paragraph for the model card."""
+
+    def settings(self, config: Any, stored: Mapping[str, Any] | None) -> Any:
+        """The settings, with those that the hook decides; `stored` are those of the run that is resumed."""
+        return config
+
+    def opened(self, run: Any) -> None:
+        """The processes are connected. Refuse here what could only fail later."""
+
+    def prepared(self, run: Any) -> None:
+        """The model and the optimizer are wrapped, and nothing has been computed in this start."""
+
+    def begun(self, run: Any) -> None:
+        """The launch card is printed, and the first step comes next."""
+
+    def measured(self) -> dict[str, float]:
+        """Figures of this process since the last reading, which are gathered from all processes."""
+        return {}
+
+    def figures(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+        """Figures for metrics.jsonl, from what `measured` and the monitor gave, each [processes]."""
+        return {}
+
+    def step_ended(self) -> None:
+        """The update of a step is made."""
+
+    def logged(self, step: int, values: Mapping[str, Value]) -> None:
+        """A line of metrics.jsonl was written."""
+
+    def before_export(self, model: nn.Module) -> None:
+        """The model has the weights to export."""
+
+    def exported(self, folder: Path) -> None:
+        """The model is in `folder`. Only the main process calls this, and the others wait."""
+
+    def pictures(self) -> Sequence[Any]:
+        """Pictures of the trained model, such as the samples that it gets wrong; see shared/extras/pictures.py."""
+        return ()
+
+    def ended(self, run: Any) -> None:
+        """The run is complete, with the last line of metrics.jsonl."""
+
+    def closed(self) -> None:
+        """The run has ended, or a signal ends it after its last checkpoint."""

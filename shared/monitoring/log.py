@@ -1,0 +1,144 @@
+"""metrics.jsonl, the record of a run that other programs rely on, and what a terminal shows of it."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from shared.errors import UserError
+from shared.monitoring.hooks import Value
+
+# JSON has no NaN. JavaScript and protobuf use these names, and Python's float() reads them.
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class Log:
+    """Writes metrics.jsonl and moves the progress bar. Constructed on all processes; only the main process writes."""
+
+    def __init__(self, accelerator: Any, output_dir: Path, step: int, total_steps: int) -> None:
+        """Continue the log of `output_dir`, which exists, at `step`."""
+        self.acts, self.file = accelerator.is_main_process, output_dir / "metrics.jsonl"
+        self.bar = progress_bar(accelerator, total_steps, step)
+
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
+        """Write one line of metrics.jsonl, and show it."""
+        if not self.acts:
+            return
+        line = {"step": step} | {key: finite_or_name(value) for key, value in values.items()}
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")  # closed, so flushed: a killed run has its last line
+        show(self.bar, step, values)
+
+    def close(self) -> None:
+        """End the progress bar."""
+        self.bar.close()
+
+
+def read_metrics(metrics_file: Path) -> list[dict[str, Value]]:
+    """The lines of a metrics.jsonl, with NaN and infinities as floats again.
+
+    Raises:
+        UserError: a line is not a JSON object with a step. An incomplete last line, left by a crash, is ignored.
+    """
+    return [
+        {key: NOT_FINITE.get(value, value) if isinstance(value, str) else value for key, value in line.items()}
+        for _, line in parsed_lines(metrics_file)
+    ]
+
+
+def cut_metrics(metrics_file: Path, step: int) -> None:
+    """Remove the lines after `step`, and the summary of a finished run, from metrics.jsonl; at step 0, all lines.
+
+    The file is replaced as a whole, so that a crash leaves the old file or the new one.
+
+    Raises:
+        UserError: the file is not a metrics.jsonl.
+    """
+    if not metrics_file.exists():
+        return
+    known = [text for text, line in parsed_lines(metrics_file) if line["step"] <= step and "train_runtime" not in line]
+    replacement = metrics_file.with_name("metrics.jsonl.new")
+    with replacement.open("w", encoding="utf-8") as file:
+        file.writelines(text + "\n" for text in known if step > 0)
+        file.flush()
+        os.fsync(file.fileno())
+    replacement.replace(metrics_file)
+
+
+def parsed_lines(metrics_file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line as text and parsed.
+
+    Raises:
+        UserError: a line other than the last is not a JSON object with a step.
+    """
+    texts = metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append((text, line))
+        elif number < len(texts):
+            raise UserError(f"{metrics_file}, line {number}: not a JSON object with a step; correct or delete the file")
+    return lines
+
+
+def finite_or_name(value: Value) -> Value:
+    """A value that JSON can hold: a float that is not finite becomes its name."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def progress_bar(accelerator: Any, total: int, initial: int) -> "tqdm[Any]":
+    """A bar over `total` steps of which `initial` are done, drawn by the main process, and only in a terminal."""
+    hidden = not (accelerator.is_main_process and sys.stderr.isatty())
+    return tqdm(total=total, initial=initial, disable=hidden, unit="step", dynamic_ncols=True, mininterval=0.5)
+
+
+def show(bar: "tqdm[Any]", step: int, values: Mapping[str, Value]) -> None:
+    """Show one line's values: in the bar, or as a line of text where there is no bar (a log file).
+
+    Evaluation scores always get a line, because the bar would show them for a moment only.
+    """
+    text = readable(values)
+    if text and (bar.disable or "loss" not in values):
+        with nullcontext() if bar.disable else tqdm.external_write_mode():
+            print(f"step {step}/{bar.total}  {text}", flush=True)
+    elif text:
+        bar.set_postfix_str(text, refresh=False)
+    bar.update(step - bar.n)
+
+
+def readable(values: Mapping[str, Value]) -> str:
+    """Loss, learning rate and rate of a training line, or the scores of an evaluation line; "" for others."""
+    numbers = {key: value for key, value in values.items() if not isinstance(value, str)}
+    if "loss" not in numbers:
+        return "  ".join(f"{key} {value:.4g}" for key, value in numbers.items() if key.startswith("eval_"))
+    parts = [f"loss {numbers['loss']:.4f}"]
+    if "learning_rate" in numbers:
+        parts.append(f"lr {numbers['learning_rate']:.2e}".replace("e-0", "e-"))
+    if "samples_per_second" in numbers:
+        parts.append(f"{numbers['samples_per_second']:,.0f} samples/s")
+    if "slowest_process" in numbers:
+        behind = numbers["slowest_process_behind"]
+        parts.append(f"process {numbers['slowest_process']:.0f} is {behind:.0%} behind".replace("%", " %"))
+    return "  ".join(parts)
+
+
+def warn(text: str) -> None:
+    """One line on stderr, above the progress bar."""
+    tqdm.write(f"warning: {text}", file=sys.stderr)
+
+
+def first_line(error: Exception) -> str:
+    """The type of an error and the first line of its message: libraries add paragraphs."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"

@@ -1,0 +1,88 @@
+"""The settings of shared/extras, in addition to those of `Options`."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from shared.config.limits import Limits
+from shared.config.meaning import Meaning
+from shared.config.options import Options, Rule, shown
+from shared.errors import UserError
+from shared.extras.curves import Curves
+from shared.extras.flops import Mfu
+from shared.extras.gradient_compression import GradientCompression
+from shared.extras.largest_micro_batch import LargestMicroBatch
+from shared.extras.profiling import Profiler
+from shared.extras.time_report import TimeReport
+from shared.extras.trackers import Trackers
+from shared.extras.upload import Upload
+from shared.monitoring.hooks import Hook
+
+TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraOptions(Options):
+    """Settings of what a run can do besides training."""
+
+    auto_micro_batch: Annotated[bool, Meaning.NOT_IN_RESULT] = False
+    """Before training, find the largest micro-batch that fits in GPU memory; a resumed run uses the same size."""
+    gradient_compression: Literal["none", "bf16", "fp16"] = "none"
+    """Number format of gradients sent between processes; 16 bits halve the traffic. No effect with one process."""
+    report_to: Annotated[tuple[TrackerName, ...], Meaning.NOT_IN_RESULT] = ("none",)
+    """One or more experiment trackers, in addition to metrics.jsonl."""
+    peak_tflops: Annotated[float | None, Limits(above=0), Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
+    """Peak speed of one device in TFLOP/s, from which mfu is computed. None: measured at the start."""
+    profile: Annotated[int | None, Meaning.NOT_IN_RESULT] = None
+    """Profile this many steps, after two warm-up steps: profile/ gets a trace and the ten most expensive operators."""
+    push_to_hub: Annotated[bool, Meaning.NOT_IN_RESULT] = False
+    """Upload model/ to the Hub at the end."""
+    hub_model_id: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
+
+    NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
+    RULES: ClassVar = (
+        *Options.RULES,
+        Rule(
+            lambda it: it.config.auto_micro_batch and it.on_cpu,
+            "--auto_micro_batch needs GPUs and DDP (a CPU has no fixed memory limit): set the budget yourself",
+        ),
+        Rule(
+            lambda it: it.config.auto_micro_batch and it.sharded,
+            "--auto_micro_batch needs GPUs and DDP (under FSDP a trial on one process blocks the others): set the "
+            "budget yourself",
+        ),
+        Rule(
+            lambda it: it.config.auto_micro_batch and it.has("sync_batchnorm"),
+            "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave "
+            "one of them out",
+        ),
+        Rule(
+            lambda it: it.sharded and it.config.gradient_compression != "none" and it.config.gradient_compression,
+            "--gradient_compression {found} has no effect under FSDP, which sends gradients in float32: leave it out, "
+            "or use DDP",
+        ),
+    )
+
+    def hooks(self) -> list[Hook]:
+        """As in the base class, with those of the settings here."""
+        # Profiles are closed before trackers, whose uploads may take longer than a scheduler allows.
+        return [
+            *super().hooks(),
+            LargestMicroBatch(),
+            GradientCompression(),
+            Mfu(),
+            Profiler(),
+            Upload(),
+            TimeReport(),
+            Curves(),
+            Trackers(),
+        ]
+
+    def check_values(self) -> None:
+        """As in the base class; checks --report_to, too."""
+        super().check_values()
+        names = self.report_to
+        if len(set(names)) < len(names) or ("none" in names and len(names) > 1):
+            raise UserError(f"--report_to {shown(names)}: give each tracker once, or only none")
+        if not names:
+            raise UserError("--report_to is empty: give none, or one or more trackers")

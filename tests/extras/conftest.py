@@ -1,0 +1,28 @@
+"""Fixtures of the tests of extras."""
+
+import pytest
+from accelerate import Accelerator
+from logging_run import LoggingRun
+
+from shared.extras.time_report import TimeReport
+
+
+@pytest.fixture
+def accelerator():
+    accelerator = Accelerator(cpu=True)
+    yield accelerator
+    accelerator.trackers.clear()
+
+
+@pytest.fixture
+def start(accelerator, tmp_path):
+    """Start a run in `tmp_path` that only logs, without a picture, which takes a second."""
+    started = []
+
+    def start(**changes):
+        started.append(LoggingRun(accelerator, tmp_path, **{"hooks": [TimeReport()]} | changes))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()

@@ -50,7 +50,7 @@ def test_a_model_learns_the_numbers_in_a_column_of_images(given):
             (F.mse_loss(predicted, scale.standardize(targets.labels), reduction="sum") / 16).backward()
         optimizer.step()
         optimizer.zero_grad()
-    scale.put_back(model)
+    scale.before_export(model)
     batch = collate(validation.read_micro_batch(np.arange(len(validation)), np.zeros(len(validation), int)))
     with torch.no_grad():
         found = model.eval()(pixel_values=how.evaluation(batch)).logits[:, 0]

@@ -19,7 +19,7 @@ help:
 	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"
 	@echo "make campaign  run the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
 	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-distributed, gpu-tests, gpu-text, gpu-images,"
-	@echo "               gpu-variants, gpu-kernels, gpu-image-variants and gpu-peers, each in under nine minutes"
+	@echo "               gpu-variants, gpu-image-variants and gpu-peers, each in under nine minutes"
 	@echo "make clean     remove .venv and the caches of the tools"
 
 setup: .venv/installed
@@ -82,7 +82,7 @@ campaign: .venv/installed-dev
 # Each part takes less than nine minutes, can be repeated alone, and adds an entry to the GPU's file in
 # benchmarks/results/gpu. A part uses the Python of .venv. On a machine without .venv and without a network, choose the
 # Python: make gpu PYTHON=python3. PYTHONPATH is kept.
-GPU_PARTS := gpu-distributed gpu-tests gpu-text gpu-images gpu-variants gpu-kernels gpu-image-variants gpu-peers
+GPU_PARTS := gpu-distributed gpu-tests gpu-text gpu-images gpu-variants gpu-image-variants gpu-peers
 .PHONY: $(GPU_PARTS)
 gpu:
 	@failed=""; for part in $(GPU_PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \

@@ -1,6 +1,6 @@
 """Measure training on one GPU, in parts of less than nine minutes; `make gpu` runs them all.
 
-    python benchmarks/gpu.py distributed tests text images variants kernels image-variants peers
+    python benchmarks/gpu.py distributed tests text images variants image-variants peers
     python benchmarks/gpu.py --table
 
 Each benchmark of harness/gpu_benchmarks.py trains through a recipe's own `main` in its own process, for about 20 s. A
@@ -38,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.harness.gpu_benchmarks import (
     BENCHMARKS,
     IMAGE_VARIANTS,
-    KERNELS,
     LIMITS,
     MAIN,
     MEMORY_LIMITS,
@@ -379,7 +378,7 @@ def variant_table(entries: list[Entry]) -> list[str]:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     lines, problems = [], []
-    for name, variant in (VARIANTS | KERNELS | IMAGE_VARIANTS).items():
+    for name, variant in (VARIANTS | IMAGE_VARIANTS).items():
         if not variant.beside:
             continue
         found, other = newest(entries, name), newest(entries, variant.beside)

@@ -224,7 +224,7 @@ def load_times(clock: Callable[[], float]) -> Iterator[list[float]]:
 
         return load_and_note
 
-    loads = {name: timed(getattr(texts, name)) for name in ("load_tokenizer", "load_trained")}
+    loads = {name: timed(getattr(texts, name)) for name in ("load_tokenizer", "build_model")}
     with mock.patch.multiple(texts, **loads):
         yield seconds
 

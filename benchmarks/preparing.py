@@ -58,7 +58,7 @@ def write_corpus(folder: Path, size: int, kinds: Iterable[str], tokenizer: str) 
     """Write `size` bytes of docstrings as files of these kinds, corpus.KIND or parts/, and the tokenizer."""
     from transformers import BertConfig
 
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts as demo_texts
     from shared.text.tokenized import train_tokenizer
 
     table = demo_texts.documents().select(["text"])
@@ -110,7 +110,7 @@ def most_frequent_words(texts: list[str], special: list[str]) -> Any:
 
 def write_table(path: Path, rows: int) -> None:
     """Write the beginnings of docstrings, repeated with numbers, with two labels."""
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts as demo_texts
 
     texts = demo_texts.documents()["text"].to_pylist()
     with path.open("w") as file:
@@ -121,7 +121,7 @@ def write_table(path: Path, rows: int) -> None:
 
 def write_conll(path: Path, words: int) -> None:
     """Write words of docstrings, one in a line, with a tag for those that begin with a capital letter."""
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts as demo_texts
 
     left = words
     with path.open("w") as file:

@@ -44,7 +44,7 @@ CONTESTANTS = {  # share of the data for which the cache has room, and workers
 def train(folder: Path, work: Path, contestant: str, delay: float, flags: list[str]) -> rounds.Row:
     """Train from the folder or from its URL; the figures that the module's docstring describes."""
     share, workers = CONTESTANTS[contestant]
-    size = sum(path.stat().st_size for path in folder.glob("*/tokens-*"))
+    size = sum(path.stat().st_size for path in folder.glob("*/tokens.npy"))
     with tempfile.TemporaryDirectory(dir=work) as name, RangeServer(folder, delay) as server:
         of_data = ["--prepared_data", str(folder)]
         if share is not None:

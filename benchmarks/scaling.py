@@ -179,7 +179,7 @@ def data_files(recipe: str, folder: Path) -> list[str]:
         return []
     import pyarrow.parquet as pq
 
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts as demo_texts
 
     train, validation = demo_texts.load()
     pq.write_table(train, folder / "train.parquet")

@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from shared.config.limits import Limits
 from shared.config.meaning import Meaning
@@ -26,7 +27,6 @@ from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
 from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_parts
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -92,7 +92,7 @@ def main(config: Config) -> dict[str, float]:
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
-        collate, rows = pack_or_pad_tuples(model, train, validation, tokenizer, accelerator, config)
+        collate, rows = pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
         plan = Plan.of_run(config, accelerator, **collate.sizes(train))
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
@@ -105,7 +105,6 @@ def main(config: Config) -> dict[str, float]:
         ranking = RankingLoss(config.temperature, config.symmetric, dims)
         cache = GradientCache(accelerator, plan, ranking, embed, config.kept_micro_batches)
         width, compute_loss = model.config.hidden_size, cache.loss
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation samples{rows}"
@@ -136,13 +135,18 @@ def evaluate(
     pad, found = collate.of_texts, []
     for texts in data.columns:
         batches = feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
-        embeddings = retrieval.embed_texts(accelerator, model, batches, len(texts), width)
+        embeddings = retrieval.embed_texts(accelerator, model, batches, predict_batch, len(texts), width)
         if embeddings is None:
             return {}
         found.append(embeddings)
     task = retrieval.Task.of_digests(*(data.digests_of(column) for column in (0, 1)))
     scores = retrieval.evaluate(accelerator, found[0], found[1], task, config.temperature, config.matryoshka_dims or ())
     return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
+    """The normalized embeddings [texts, dimensions], also of `python -m shared.predict`."""
+    return F.normalize(model(**batch).logits.float(), dim=1)
 
 
 # To train with your own data or model, replace the functions below.

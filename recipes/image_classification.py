@@ -137,17 +137,20 @@ def evaluate(
 
 def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Augmentation, metrics: Any = None) -> Any:
     """Most likely classes [samples, at most 5], losses [samples], scores for `metrics`; None if interrupted."""
-    best = min(5, len(data.source.names))
-
-    def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        images = how.evaluation(batch)
-        with accelerator.autocast():  # `prepare` adds it to the model, but not to the average
-            logits = model(pixel_values=images).logits.float()
-        losses = F.cross_entropy(logits, batch["labels"], reduction="none")
-        return logits.topk(best).indices, losses, logits
-
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    return evaluation.collect(accelerator, model, batches, predict_batch, (len(data), best), metrics)
+    of_batch, shape = partial(predict_batch, accelerator, how), (len(data), min(5, len(data.source.names)))
+    return evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)
+
+
+def predict_batch(
+    accelerator: Any, how: Augmentation, model: Any, _: MicroBatch, batch: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Most likely classes [rows, at most 5], losses and logits, also of `python -m shared.predict`."""
+    images = how.evaluation(batch)
+    with accelerator.autocast():  # `prepare` adds it to the model, but not to the average
+        logits = model(pixel_values=images).logits.float()
+    losses = F.cross_entropy(logits, batch["labels"], reduction="none")
+    return logits.topk(min(5, logits.shape[1])).indices, losses, logits
 
 
 # To train with your own data or model, replace the functions below.

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from shared.config.meaning import Meaning
 from shared.config.options import Limits, ScheduleType, Share
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
@@ -110,10 +109,10 @@ def main(config: Config) -> dict[str, float]:
             if config.chunked_loss:
                 return model(**batch).total / micro_batch.normalizer
             targets = batch.pop("labels")
-            losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+            logits = model(**batch).logits  # of the masked tokens only: see `predict_only_masked`
+            losses = F.cross_entropy(logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{len(train):,} training and {len(validation):,} validation pieces, {train.num_tokens:,} tokens"

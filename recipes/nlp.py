@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import Collate, pack_or_pad_texts
 from shared.encoders.text_models import adapt_to_device
@@ -83,7 +82,7 @@ def main(config: Config) -> dict[str, float]:
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, labels, tokenizer))
         scale = Scale.of_run(labels, train.targets, model)
-        collate, rows = pack_or_pad_texts(model, train, validation, tokenizer, accelerator, config)
+        collate, rows = pack_or_pad_texts(model, train, tokenizer, accelerator, config)
         shape = shape_of_run(config, labels.kind, labels.names, train.targets, accelerator.device)
         sizes = {"lengths": train.lengths, "padded": collate.padded_lengths}
         plan = Plan.of_run(config, accelerator, **sizes, weights=shape.sample_weights, packed=collate.packed)
@@ -96,7 +95,6 @@ def main(config: Config) -> dict[str, float]:
             losses = item_losses(labels.kind, model(**batch).logits, targets, **shape.cross_entropy)
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, scale)
 
         data = f"{len(train):,} training and {len(validation):,} validation texts, {labels}{scale}{rows}"
@@ -124,20 +122,20 @@ def evaluate(
     accelerator: Any, model: Any, plan: Plan, data: TokenizedText, collate: Collate, scale: Scale, metrics: Any
 ) -> dict[str, float]:
     """Loss and metrics on `data`, in which each sample counts once; {} if a signal interrupted the evaluation."""
-    kind = scale.labels.kind
-
-    def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        targets = scale.standardize(batch.pop("labels"))
-        logits = model(**batch).logits
-        return scale.restore(predict(kind, logits)), item_losses(kind, logits, targets), logits
-
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
-    if (found := evaluation.collect(accelerator, model, batches, predict_batch, data.targets.shape, metrics)) is None:
+    of_batch, shape = partial(predict_batch, scale), data.targets.shape
+    if (found := evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)) is None:
         return {}
     predictions, losses, scores = found
     values = evaluation.compute_on_main(accelerator, metrics, predictions, data.targets, scores)
-    loss = float(losses.mean()) * scale.deviation**2
-    return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}
+    return {"eval_loss": float(losses.mean())} | {f"eval_{name}": value for name, value in values.items()}
+
+
+def predict_batch(scale: Scale, model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictions, losses [rows] and logits [rows, labels], of evaluations and of `python -m shared.predict`."""
+    kind, targets = scale.labels.kind, batch.pop("labels")
+    logits = scale.restore(model(**batch).logits)
+    return predict(kind, logits), item_losses(kind, logits, targets), logits
 
 
 def item_losses(kind: str, logits: Tensor, targets: Tensor, **training: Any) -> Tensor:

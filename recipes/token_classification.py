@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.config.limits import CanBeZero
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
@@ -90,10 +89,10 @@ def main(config: Config) -> dict[str, float]:
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Any]) -> Tensor:
             """The contribution of a micro-batch to the mean loss of the words of its global batch."""
             targets = batch.pop("labels")
-            losses = F.cross_entropy(model(**batch).logits, targets, reduction="none")
+            logits = model(**batch).logits  # of the first tokens of words only: see `predict_only_masked`
+            losses = F.cross_entropy(logits, targets, reduction="none")
             return losses.sum() / micro_batch.normalizer
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
         data = f"{train} to train on, {validation} to validate on, {tags}"
@@ -118,20 +117,20 @@ def main(config: Config) -> dict[str, float]:
 
 def evaluate(accelerator: Any, model: Any, plan: Plan, data: TaggedWords, collate: Any, tags: Tags) -> dict[str, float]:
     """Loss per word and `tagging_scores` on `data`, in which each word counts once; {} if a signal interrupted it."""
-
-    def predict(model: Any, _: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The predicted tag and the loss of each word."""
-        targets = batch.pop("labels")
-        logits = model(**batch).logits
-        return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
-
     batches = feed(plan.evaluation(data.lengths, collate.padded_lengths), data, collate, accelerator.device)
     of_words = ((replace(each, samples=data.words_of(each.samples)), batch) for each, batch in batches)
-    if (found := evaluation.collect(accelerator, model, of_words, predict, (int(data.num_words.sum()),))) is None:
+    if (found := evaluation.collect(accelerator, model, of_words, predict_batch, (int(data.num_words.sum()),))) is None:
         return {}
     predicted = data.tags_of_all(found[0].astype(int), tags.outside)
     scores = on_main_process(accelerator, lambda: tagging_scores(tags, predicted, data.tags, data.begins))
     return {"eval_loss": float(found[1].mean())} | {f"eval_{name}": value for name, value in scores.items()}
+
+
+def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Predicted tags [words], losses [words] and logits [words, tags], also of `python -m shared.predict`."""
+    targets = batch.pop("labels")
+    logits = model(**batch).logits
+    return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none"), logits
 
 
 # To train with your own data or model, replace the functions below.

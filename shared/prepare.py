@@ -21,12 +21,13 @@ the same command without --shard, or by the training run.
 wherever you like, such as to an object store, and train on it: recipes/mlm.py --prepared_data FOLDER, or its URL.
 """
 
+import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -37,46 +38,48 @@ from shared.images.images import Images
 from shared.processes import ending, exit_reasons, signals
 from shared.run.command import load_recipe, require_numbers
 from shared.text.prepared_folder import write_prepared
-from shared.text.token_files import TokenFile
-
-USAGE = "python -m shared.prepare [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]"
+from shared.text.token_files import Corpus
 
 
 def main(argv: Sequence[str]) -> None:
-    """Prepare the data, and end this process with exit code 2 after a user error. `argv`: see USAGE; or --help."""
-    if argv and argv[0] in ("-h", "--help"):
-        print(__doc__)
-        return
+    """Prepare the data, and end this process with exit code 2 after a user error."""
     signals.die_with_launcher()
     try:
         require_numbers()
-        task, folder, recipe, flags = arguments(argv)
+        given = Arguments().parse_args(argv)
+        if given.to and given.shard[1] > 1:
+            raise UserError(f"--to {given.to} has no effect with --shard: give one of them")
+        if not given.recipe.is_file():
+            raise UserError(f"{given.recipe} is not a file: give the path of a recipe")
         signals.listen(None, ending.exit_now, exit_reasons.peer_failed)
-        prepare(recipe, flags, task, folder)
+        prepare(given.recipe, given.flags, given.shard, given.to)
     except UserError as error:
         ending.refuse(error)
     exit_reasons.clean_up()
 
 
-def arguments(argv: Sequence[str]) -> tuple[tuple[int, int], Path | None, Path, list[str]]:
-    """Parse `argv` into the task with the number of tasks, (0, 1) by default, the folder, the recipe, and its flags."""
-    task, tasks, folder, rest = 0, 1, None, list(argv)
-    while rest and rest[0] in ("--shard", "--to"):
-        flag, value, rest = rest[0], "".join(rest[1:2]), rest[2:]
-        if flag == "--to":
-            if not value:
-                raise UserError(f"--to: give a folder: {USAGE}")
-            folder = Path(value)
-            continue
-        given = re.fullmatch(r"(\d+)/(\d+)", value)
-        task, tasks = map(int, given.groups()) if given else (0, 0)
-        if task >= tasks:
-            raise UserError(f"--shard {value}: give I/N with I from 0 to N-1, as in --shard 3/64")
-    if folder and tasks > 1:
-        raise UserError(f"--to {folder} has no effect with --shard {task}/{tasks}: give one of them")
-    if not rest or not Path(rest[0]).is_file():
-        raise UserError(f"{rest[0] if rest else 'the recipe'} is not a file: {USAGE}")
-    return (task, tasks), folder, Path(rest[0]), rest[1:]
+class Arguments(argparse.ArgumentParser):
+    """Parses the arguments of this command; the flags of the recipe follow its path."""
+
+    def __init__(self) -> None:
+        super().__init__("python -m shared.prepare", "%(prog)s [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]", __doc__)
+        self.formatter_class = argparse.RawDescriptionHelpFormatter
+        self.add_argument("--shard", type=task_of, default=(0, 1))
+        self.add_argument("--to", type=Path)
+        self.add_argument("recipe", type=Path)
+        self.add_argument("flags", nargs=argparse.REMAINDER)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UserError."""
+        raise UserError(f"{message}: {self.format_usage().strip()}")
+
+
+def task_of(value: str) -> tuple[int, int]:
+    """The task I and the number of tasks N from "I/N"."""
+    task, tasks = map(int, value.split("/"))
+    if not 0 <= task < tasks:
+        raise argparse.ArgumentTypeError("give I/N with I from 0 to N-1, as in 3/64")
+    return task, tasks
 
 
 def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: Path | None = None) -> None:
@@ -90,17 +93,17 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if alone_on_a_core else "true")
     module = load_recipe(recipe)
     config = options.parse(module.Config, flags)
-    shard = f"--shard {task[0]}/{task[1]}"
     try:
-        with only_task(*task) as tasks:
+        with only_task(*task):
             loaded = module.load_data(config)
     except Unfinished as error:
-        say(f"{shard}: prepared in {time.monotonic() - began:.0f} s; {error}, or to this command without --shard")
+        shard = f"--shard {task[0]}/{task[1]}: prepared in {time.monotonic() - began:.0f} s"
+        say(f"{shard}; {error}, or to this command without --shard")
         return
     parts = dict(zip(("training", "validation"), loaded, strict=False))
-    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), TokenFile)}
-    if task[1] > 1 and not tasks.divided:
-        raise UserError(f"{shard} has no effect on {recipe} with these flags, whose data are not divided: leave it out")
+    files = {data.file: None for data in parts.values() if isinstance(getattr(data, "file", None), Corpus)}
+    if getattr(config, "prepared_data", None):  # its tokens are there already
+        files = {}
     if folder and not files:
         raise UserError(f"--to {folder} has no effect on {recipe} with these flags, which read no documents: remove it")
     if folder and int(os.environ.get("RANK", 0)) == 0:
@@ -126,12 +129,11 @@ def samples(data: object) -> str:
     return f"{count_of(len(data), 'sample')}{tokens}"  # type: ignore[arg-type]  # a data set of a recipe has a length
 
 
-def stored(file: TokenFile) -> str:
-    """The numbers of documents, tokens, bytes and files of a corpus."""
-    folders = {file.folder, *(path.parent for path in file.tokens.files)}
-    sizes = [path.stat().st_size for folder in folders for path in folder.iterdir()]
-    counts = f"{count_of(len(file.offsets) - 1, 'document')}, {count_of(len(file.tokens), 'token')}"
-    return f"{counts}, {sum(sizes) / 1e6:,.1f} MB in {count_of(len(sizes), 'file')}"
+def stored(corpus: Corpus) -> str:
+    """The numbers of documents, tokens and bytes of a corpus."""
+    size = sum(path.stat().st_size for path in corpus.folder.iterdir())
+    counts = f"{count_of(len(corpus.offsets) - 1, 'document')}, {count_of(len(corpus.tokens), 'token')}"
+    return f"{counts}, {size / 1e6:,.1f} MB"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 
 import fork_server
 import pytest
@@ -48,6 +49,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.location[0], len(LONG)))
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock in seconds that only the test advances."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from shared.extras.costs import Costs
 from shared.extras.flops import Mfu
 from shared.monitoring.monitor import Monitor
 from shared.options.extra_options import ExtraOptions
@@ -19,8 +20,21 @@ def monitor(accelerator, lengths=LENGTHS, waited=lambda: 0.0, state=None, model=
     run = SimpleNamespace(accelerator=accelerator, config=ExtraOptions(peak_tflops=1.0), lengths=lengths)
     run.model, mfu = model or torch.nn.Linear(1, 1), Mfu()
     mfu.begun(run)
-    run.monitor = Monitor(accelerator, lengths, waited, state or {}, run.model, [mfu])
+    run.loader, costs = Waiting(waited), Costs()
+    costs.begun(run)
+    run.monitor = Monitor(accelerator, lengths, state or {}, [mfu, costs])
     return run.monitor
+
+
+class Waiting:
+    """A loader that has waited as long as `seconds` says."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    @property
+    def seconds_waited(self):
+        return self.seconds()
 
 
 def plan(**values):

@@ -12,7 +12,6 @@ from shared.cache import prepared
 from shared.config import options
 from shared.datasets import documents as documents_module
 from shared.errors import UserError
-from shared.text import shards as shards_module
 
 MLM = runs.ROOT / "recipes/mlm.py"
 LINES = [f"document {i} of some, and it has {i % 7} words of no use" for i in range(200)]
@@ -45,7 +44,7 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
     out = capsys.readouterr().out
     assert re.search(r"^training +360 samples, [\d,]+ tokens", out, re.MULTILINE)
     assert re.search(r"^validation +40 samples, [\d,]+ tokens", out, re.MULTILINE)
-    assert re.search(r"^corpus 1 +400 documents, [\d,]+ tokens, [\d.]+ MB in \d+ files$", out, re.MULTILINE)
+    assert re.search(r"^corpus 1 +400 documents, [\d,]+ tokens, [\d.]+ MB$", out, re.MULTILINE)
     assert re.search(r"^time +[\d.]+ s$", out, re.MULTILINE)
     assert not (tmp_path / "run").exists()
     nothing_is_built(monkeypatch)
@@ -56,13 +55,11 @@ def test_training_with_the_same_flags_prepares_nothing(flags, tmp_path, monkeypa
 
 def test_the_tasks_of_an_array_prepare_the_corpus_together(flags, monkeypatch, capsys):
     monkeypatch.setattr(documents_module, "PART_BYTES", 4000)
-    monkeypatch.setattr(shards_module, "BLOCK_CHARACTERS", 4000)
     for task in (2, 0):
         prepare.prepare(MLM, flags, (task, 3))
         captured = capsys.readouterr()
-        assert re.search(
-            rf"--shard {task}/3: prepared in \d+ s; \d+ of \d+ parts are left to other tasks", captured.err
-        )
+        left = rf"--shard {task}/3: prepared in \d+ s; tokenizing --train_file .*: \d+ of \d+ parts are left to other"
+        assert re.search(left, captured.err)
         assert captured.out == ""
     prepare.prepare(MLM, flags, (1, 3))
     assert "400 documents" in capsys.readouterr().out
@@ -88,18 +85,17 @@ def test_a_pattern_without_files_ends_all_processes_with_one_line(flags, tmp_pat
 @pytest.mark.parametrize(
     ("recipe", "columns", "left"),
     [
-        ("nlp", ["text"], ["80 of 160", "17 of 37"]),
-        ("embeddings", ["text", "label"], ["80 of 160", "80 of 160", "17 of 37", "17 of 37"]),
+        ("nlp", ["text"], ["4 of 8", "1 of 2"]),
+        ("embeddings", ["text", "label"], ["4 of 8", "4 of 8", "1 of 2", "1 of 2"]),
     ],
 )
 def test_the_tasks_of_an_array_tokenize_both_tables_together(texts, monkeypatch, capsys, recipe, columns, left):
-    monkeypatch.setattr("shared.text.tokenized.UNDIVIDED_ROWS", 30)
-    monkeypatch.setattr("shared.text.table_texts.BLOCK_ROWS", 20)
+    monkeypatch.setattr("shared.text.tokenized.BLOCK_ROWS", 20)
     flags = [*map(str, texts), *runs.TINY, "--text_column_names", *columns]
     path = runs.ROOT / f"recipes/{recipe}.py"
     prepare.prepare(path, flags, (0, 2))
     captured = capsys.readouterr()
-    assert re.findall(r"(\d+ of \d+) rows of --\w+ \S+ are left to other tasks", captured.err) == left
+    assert re.findall(r"(\d+ of \d+) parts are left to other tasks", captured.err) == left
     assert captured.out == ""
     prepare.prepare(path, flags, (1, 2))
     assert re.search(r"^training +160 samples, [\d,]+ tokens", capsys.readouterr().out, re.MULTILINE)
@@ -107,25 +103,18 @@ def test_the_tasks_of_an_array_tokenize_both_tables_together(texts, monkeypatch,
     prepare.prepare(path, flags, (0, 1))
 
 
-def test_a_shard_has_no_effect_on_small_tables(texts):
-    flags = [*map(str, texts), *runs.TINY]
-    with pytest.raises(UserError, match=r"--shard 0/2 has no effect on .*nlp\.py with these flags, whose data are not"):
-        prepare.prepare(runs.ROOT / "recipes/nlp.py", flags, (0, 2))
-
-
 def test_arguments():
-    assert prepare.arguments([str(MLM), "--seed", "1"]) == ((0, 1), None, MLM, ["--seed", "1"])
-    assert prepare.arguments(["--shard", "3/64", str(MLM)]) == ((3, 64), None, MLM, [])
-    assert prepare.arguments(["--to", "out", str(MLM)]) == ((0, 1), Path("out"), MLM, [])
+    def parsed(*argv):
+        found = prepare.Arguments().parse_args(argv)
+        return found.shard, found.to, found.recipe, found.flags
+
+    assert parsed(str(MLM), "--seed", "1") == ((0, 1), None, MLM, ["--seed", "1"])
+    assert parsed("--shard", "3/64", "--to", "out", str(MLM)) == ((3, 64), Path("out"), MLM, [])
+    usage = re.escape("usage: python -m shared.prepare [--shard I/N] [--to FOLDER] RECIPE [ITS FLAGS]")
     for given, expected in (
-        ([], "the recipe is not a file: python -m shared.prepare"),
-        (["--seed", "1"], "--seed is not a file: "),
-        (["--shard"], "--shard : give I/N"),
-        (["--shard", "4/4", str(MLM)], "--shard 4/4: give I/N with I from 0 to N-1"),
-        (["--shard", "x", str(MLM)], "--shard x: give I/N"),
-        (["--to"], "--to: give a folder"),
-        (["--to", "out", "--shard", "0/2", str(MLM)], "--to out has no effect with --shard 0/2: give one of them"),
-        (["--shard", "0/0", str(MLM)], "--shard 0/0: give I/N"),
+        ([], "the following arguments are required: recipe"),
+        (["--shard", "4/4", str(MLM)], "argument --shard: give I/N with I from 0 to N-1, as in 3/64"),
+        (["--shard", "x", str(MLM)], "argument --shard: invalid task_of value: 'x'"),
     ):
-        with pytest.raises(UserError, match=re.escape(expected)):
-            prepare.arguments(given)
+        with pytest.raises(UserError, match=rf"^{expected}.*: {usage}$"):
+            parsed(*given)

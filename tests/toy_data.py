@@ -9,7 +9,7 @@ import runs
 import torch
 
 from shared.config import options
-from shared.tagging import demo_sources
+from shared.demo_data.tagged_functions import tagged_functions
 
 RECIPES = ("nlp", "token_classification", "embeddings")  # those of the campaigns
 
@@ -18,7 +18,7 @@ def tagged_rows(count=100, shortest=4, longest=39):
     """{tokens, tags} of functions of the standard library, whose names have roles, cut to lengths in words."""
     found = []
     for file in sorted((Path(sysconfig.get_paths()["stdlib"]) / "email").glob("*.py")):
-        found += demo_sources.tagged_functions(file.read_bytes())
+        found += tagged_functions(file.read_bytes())
     assert len(found) >= count
     lengths = [shortest + 7 * i % (longest + 1 - shortest) for i in range(count)]
     return [{"tokens": w[:length], "tags": t[:length]} for (w, t), length in zip(found, lengths, strict=False)]

@@ -6,8 +6,8 @@ from typing import Any
 
 LOGGING_STEPS = 4
 PROFILED = 4  # steps of a variant whose kernels are listed
-PARTS = ("distributed", "tests", "text", "images", "variants", "kernels", "image-variants", "peers")
-LISTS_KERNELS = ("variants", "kernels", "image-variants")  # parts whose rows have the kernels of a step
+PARTS = ("distributed", "tests", "text", "images", "variants", "image-variants", "peers")
+LISTS_KERNELS = ("variants", "image-variants")  # parts whose rows have the kernels of a step
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ TRAINED |= {"validation_file": "encoder/validation.parquet", "learning_rate": 5e
 TRAINED |= {"max_tokens_per_micro_batch": 32768}
 COMPILED = {"torch_compile": True}
 PACKED = {"packing": True}
-FIXED = {"fixed_shapes": True}
 DOCSTRINGS = COMPILED | {"global_batch_size": 512}  # short texts: two or three micro-batches per step
 OFTEN = {"checkpointing_steps": 8}
 CACHED = COMPILED | {"cache": "uint8"}
@@ -164,20 +163,6 @@ VARIANTS = {
     "bert_base_passes": Benchmark("passes", "random", {}, part="variants", seconds=220),  # compiles twelve times
     "modernbert_base_profiled": variant("modernbert_base", "nothing changed"),
 }
-of_kernels = partial(variant, part="kernels")
-KERNELS = {
-    "bert_base_fixed_shapes": of_kernels("bert_base", "--fixed_shapes", **FIXED),
-    "bert_base_real_fixed_shapes": of_kernels("bert_base_real", "--fixed_shapes", **FIXED),
-    "modernbert_base_real_fixed_shapes": of_kernels("modernbert_base_real", "--fixed_shapes", **FIXED),
-    "fine_tuning_fixed_shapes": of_kernels("fine_tuning_packed_compiled", "--fixed_shapes", **FIXED),
-    "bert_base_attention_auto": of_kernels("bert_base", "--attention auto", attention="auto"),
-    "modernbert_base_attention_auto": of_kernels("modernbert_base", "--attention auto", attention="auto"),
-    "bert_base_real_attention_auto": of_kernels("bert_base_real", "--attention auto", attention="auto"),
-    "bert_base_flash3": replace(
-        of_kernels("bert_base", "--attention flash3", attention="flash3"), needs=("flash_attn_interface",)
-    ),
-    "bert_base_cudnn": of_kernels("bert_base", "--attention cudnn", attention="cudnn"),
-}
 of_images = partial(variant, part="image-variants", seconds=150)  # compiled, which takes long for a ResNet
 MIXED: dict[str, Any] = {"mixup": 0.2, "cutmix": 1}
 IMAGE_VARIANTS = {
@@ -239,7 +224,7 @@ PREDICTIONS = {
     "predictions_float32": predictions("no", "BERT-base in float32 (TF32), docstrings of up to 512 tokens"),
 }
 SCRIPTS = {"saves": "checkpoints.py", "predictions": "predictions.py"}  # in benchmarks/, started by gpu.py
-BENCHMARKS = MAIN | VARIANTS | KERNELS | IMAGE_VARIANTS | PEERS | PREDICTIONS | SAVES
+BENCHMARKS = MAIN | VARIANTS | IMAGE_VARIANTS | PEERS | PREDICTIONS | SAVES
 # Further ratios of rates: one, other.
 PAIRS = (("bert_base", "bert_base_eager"), ("modernbert_base", "modernbert_base_eager"), ("vit", "vit_eager"))
 PAIRS += (("resnet50", "resnet50_eager"), ("resnet50_cache", "resnet50"), ("vit_cache", "vit"))

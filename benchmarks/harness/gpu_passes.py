@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shared.config.options import Options
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
-from shared.encoders.packing import use_packed_attention
+from shared.encoders.packing import Packing, use_packed_attention
 from shared.models.layers import repeated_layers
 from shared.speed.activations import use_activation_dtype
 
@@ -44,8 +46,6 @@ class Pass:
     """Documents end to end, with attention by their ends; otherwise one per row, which no document fills short."""
     cudnn: bool = False
     """Attention of cuDNN."""
-    flash_3: bool = False
-    """FlashAttention-3, from the package flash_attn_interface."""
     compiled: str = "layers"
     """layers, whole, nothing."""
     dynamic: bool = True
@@ -57,7 +57,6 @@ PASSES = (
     Pass("not compiled", compiled="nothing"),
     Pass("fixed sizes", dynamic=False),
     Pass("rows, attention of cuDNN, fixed sizes", packed=False, cudnn=True, dynamic=False),
-    Pass("FlashAttention-3", flash_3=True),
     Pass("activations in bf16 (--activation_dtype bf16)", bf16_activations=True),
     Pass("activations in bf16, fixed sizes", bf16_activations=True, dynamic=False),
     Pass("loss in chunks (--chunked_loss)", chunked=True),
@@ -107,21 +106,15 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
         use_packed_attention(model, device, "bf16")
     if how.bf16_activations:
         use_activation_dtype(Options(activation_dtype="bf16"), model)
-    if how.flash_3:
-        torch.nn.attention.activate_flash_attention_impl("FA3")
-    try:
-        called: Callable[..., Any] = model
-        if how.compiled == "layers":
-            for layer in repeated_layers(model):
-                layer.compile(dynamic=how.dynamic)
-        elif how.compiled == "whole":
-            called = torch.compile(model, dynamic=how.dynamic)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        seconds = statistics.median(times(how, called, model, *batch(how, documents, length, sizes, device)))
-    finally:
-        if how.flash_3:
-            torch.nn.attention.restore_flash_attention_impl()
+    called: Callable[..., Any] = model
+    if how.compiled == "layers":
+        for layer in repeated_layers(model):
+            layer.compile(dynamic=how.dynamic)
+    elif how.compiled == "whole":
+        called = torch.compile(model, dynamic=how.dynamic)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = statistics.median(times(how, called, model, *batch(how, documents, length, sizes, device)))
     peak = {"peak_memory_bytes": torch.cuda.max_memory_allocated()} if device.type == "cuda" else {}
     return {"ms": seconds * 1e3, "rate": documents * length / seconds} | peak
 
@@ -165,14 +158,12 @@ def batch(
     ids = torch.randint(5, sizes["vocab_size"], (total,), generator=generator)
     masked = torch.randperm(total, generator=generator)[: int(total * MASKED)].sort()[0]
     labels = torch.randint(5, sizes["vocab_size"], (len(masked),), generator=generator)
-    inputs: dict[str, Any] = {"masked": masked}
+    inputs: dict[str, Any]
     if how.packed:
-        ends = (torch.arange(documents + 1) * length).to(torch.int32)
-        inputs |= {"input_ids": ids[None], "position_ids": torch.arange(length).repeat(documents)[None]}
-        inputs |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        collate, lengths = Packing(), np.full(documents, length)
+        inputs = collate((ids.numpy(), lengths, masked.numpy(), labels.numpy()))
+        del inputs["labels"]
     else:
-        inputs["input_ids"] = ids.view(documents, length)
-    inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
-    if how.packed:
-        inputs |= {"max_length_q": length, "max_length_k": length}
+        inputs = {"masked": masked, "input_ids": ids.view(documents, length)}
+    inputs = send_to_device(inputs, device)
     return inputs, labels.to(device)

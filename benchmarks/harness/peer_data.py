@@ -103,13 +103,13 @@ def real_model(folder: Path) -> Path:
 def real_tables(work: str, folder: Path) -> Tables:
     """Movie reviews; for tags and pairs, the default data of the recipes. For training and for validation."""
     if work == "tagging":
-        from shared.tagging import demo_sources
+        from shared.demo_data import tagged_functions
 
-        return demo_sources.load()
+        return tagged_functions.load()
     if work == "embeddings":
-        from shared.contrastive import demo_pairs
+        from shared.demo_data import pairs
 
-        return demo_pairs.load()
+        return pairs.load()
     with tarfile.open(download(REVIEWS, folder)) as outer:
         (member,) = (name for name in outer.getnames() if name.endswith("hutto_ICWSM_2014.tar.gz"))
         with tarfile.open(fileobj=outer.extractfile(member)) as inner:

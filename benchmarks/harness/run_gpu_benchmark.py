@@ -53,8 +53,7 @@ def command_line(benchmark: Benchmark, folder: Path, toy: bool) -> list[str]:
     flags = common | benchmark.flags | {"output_dir": folder / "run"}
     if toy:
         flags |= benchmark.toy | {"torch_compile": False, "dataloader_num_workers": 0}
-        for name in ("fixed_shapes", "cudnn_benchmark"):  # which need --torch_compile or a GPU
-            flags.pop(name, None)
+        flags.pop("cudnn_benchmark", None)  # it needs a GPU
     if "config" in flags:
         flags["config"] = ROOT / flags["config"]
     if benchmark.data == "cache":
@@ -218,20 +217,18 @@ def random_documents(config: Any) -> tuple[Any, Any, Any]:
     """Random documents of --max_length tokens, for training and for validation, and a tokenizer for them."""
     from shared.text.masking import masking_for
     from shared.text.pieces import Selection
-    from shared.text.token_files import MaskedDocuments, TokenFile, special_tokens_around
+    from shared.text.token_files import Corpus, MaskedDocuments, special_tokens_around
 
     tokenizer = word_tokenizer(config.vocab_size)
     folder, around = Path(config.output_dir).parent / "random", special_tokens_around(tokenizer)
     folder.mkdir(exist_ok=True)
     documents, room = 4 * config.global_batch_size, config.max_length - sum(map(len, around))
-    random_words(documents * room, config.vocab_size).tofile(folder / "tokens")
-    (folder / "index.json").write_text(json.dumps({"dtype": "uint16", "shards": [[".", documents * room]]}))
-    (np.arange(documents + 1) * room).tofile(folder / "offsets")
-    (folder / "digest").write_text("random")
+    np.save(folder / "tokens.npy", random_words(documents * room, config.vocab_size))
+    np.save(folder / "offsets.npy", np.arange(documents + 1) * room)
     masking = masking_for(tokenizer, config.mlm_probability)
     parts = [Selection(np.arange(4)), Selection(np.arange(4), excluded=False)]
     arguments = (config.max_length, around, masking, config.seed)
-    train, held_out = (MaskedDocuments(TokenFile(folder), part, *arguments) for part in parts)
+    train, held_out = (MaskedDocuments(Corpus(folder, "random"), part, *arguments) for part in parts)
     return train, held_out, tokenizer
 
 
@@ -277,13 +274,13 @@ def prepare_texts(folder: Path, toy: bool) -> None:
     import pyarrow.parquet as pq
     from transformers import BertConfig, BertForSequenceClassification
 
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts
     from shared.text.tokenized import train_tokenizer
 
     lines = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
     few = pa.table({"text": lines, "label": [str(i % 2) for i in range(len(lines))]})
     rng = np.random.default_rng(0)
-    for table, name in zip((few, few) if toy else demo_texts.load(), ("short", "valid"), strict=True):
+    for table, name in zip((few, few) if toy else texts.load(), ("short", "valid"), strict=True):
         rows = len(table) if name == "short" else min(256, len(table))
         words = np.clip(rng.lognormal(3.0, 0.5, rows), 4, 50).astype(int)  # 23 words on average, about 35 tokens
         pairs = zip(table["text"].to_pylist()[:rows], words, strict=True)
@@ -302,14 +299,13 @@ def prepare_texts(folder: Path, toy: bool) -> None:
 
 def prepare_trained(recipe: str, folder: Path, toy: bool) -> None:
     """Write BERT-base with random weights, a tokenizer, and the embedded texts of a recipe, in FOLDER/encoder."""
-    from shared.contrastive import demo_pairs
-    from shared.tagging import demo_sources
+    from shared.demo_data import pairs, tagged_functions
 
     small = {key: TEXT[key] for key in list(TEXT)[:4]} if toy else {}
     if toy:
         tables = tags_and_pairs.toy_tables(recipe)
     else:
-        train, validation = (demo_sources if recipe == "token_classification" else demo_pairs).load()
+        train, validation = (tagged_functions if recipe == "token_classification" else pairs).load()
         tables = train, validation.slice(0, 256)
     tags_and_pairs.prepare(recipe, folder / "encoder", tables, 128, 400 if toy else 8192, small)
 

@@ -23,12 +23,11 @@ def data_flags(folder: Path) -> dict[str, object]:
 
 def toy_tables(recipe: str) -> tuple[pa.Table, pa.Table]:
     """About a hundred functions of a module of the standard library: tagged words, or docstrings and sources."""
-    from shared.contrastive import demo_pairs
-    from shared.tagging import demo_sources
+    from shared.demo_data import pairs, tagged_functions
 
     source = Path(tarfile.__file__).read_bytes()
     tags = recipe == "token_classification"
-    rows = demo_sources.tagged_functions(source) if tags else demo_pairs.functions(source)
+    rows = tagged_functions.tagged_functions(source) if tags else pairs.functions(source)
     names = ("tokens", "tags") if tags else ("anchor", "positive")
     table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
     return table.slice(HELD_OUT), table.slice(0, HELD_OUT)

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
+from shared.losses.regression import Scale
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
@@ -64,33 +65,26 @@ def main(config: Config) -> dict[str, float]:
         train, validation, labels, tokenizer = load_data(config)
         run.check_data(train, validation)
         best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("accuracy",)))
-        torch.manual_seed(config.seed)
-        encoder = load_pretrained("AutoModel", config.model_name_or_path)
-        check_max_length(config.max_length, encoder.config)
-        encoder = adapt_to_device(accelerator, config, encoder)  # fast attention, checked on its hidden states
-        model: Any = Classifier(encoder, encoder.config.hidden_size, labels.num_labels)
-        collate, _ = pad_rows(model, train, validation, tokenizer, config)
+        model = build_model(config, labels, tokenizer)
+        model.encoder = adapt_to_device(accelerator, config, model.encoder)  # fast attention, checked on its outputs
+        collate, _ = pad_rows(model, train, tokenizer, config)
         plan = Plan.of_run(config, accelerator, lengths=train.lengths, padded=collate.padded_lengths)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
-        def losses_of(model: Any, _: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            targets = batch.pop("labels")
-            logits = model(**batch)
-            return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none")
+        of_batch = partial(predict_batch, Scale(labels))
 
         def compute_loss(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
-            return losses_of(model, micro_batch, batch)[1].sum() / micro_batch.normalizer
+            return of_batch(model, micro_batch, batch)[1].sum() / micro_batch.normalizer
 
         def evaluate() -> dict[str, float]:
             rows = plan.evaluation(validation.lengths, collate.padded_lengths)
             batches = feed(rows, validation, collate, accelerator.device)
-            if (found := evaluation.collect(accelerator, model, batches, losses_of, (len(validation),))) is None:
+            if (found := evaluation.collect(accelerator, model, batches, of_batch, (len(validation),))) is None:
                 return {}
             correct = found[0] == validation.targets
             return {"eval_loss": float(found[1].mean()), "eval_accuracy": float(correct.mean())}
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizers, loader, compute_loss)
         run.start(evaluate, best_by, lengths=train.lengths, card={"data": f"{len(train)} texts to train on, {labels}"})
         for step in run.steps():
@@ -110,11 +104,26 @@ def main(config: Config) -> dict[str, float]:
         return run.finish(model, tokenizer)
 
 
+def predict_batch(_: Scale, model: Any, __: MicroBatch, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Predictions [texts], losses [texts] and logits [texts, labels], also of `python -m shared.predict`."""
+    targets = batch.pop("labels")
+    logits = model(**batch)
+    return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none"), logits
+
+
 def make_optimizers(model: Any, config: Config) -> list[torch.optim.Optimizer]:
     """AdamW for the encoder, whose unused pooler is frozen, and SGD for the head, with another learning rate."""
     encoder = [p for p in model.encoder.parameters() if p.requires_grad]
     head = {"params": [*model.head.parameters()], "lr_scale": 10.0}
     return [torch.optim.AdamW(encoder, lr=1e-5, fused=True), torch.optim.SGD([head], lr=1e-5, momentum=0.9)]
+
+
+def build_model(config: Config, labels: Labels, _: Any) -> Any:
+    """The pretrained encoder with a new head, also for `python -m shared.predict`."""
+    torch.manual_seed(config.seed)
+    encoder = load_pretrained("AutoModel", config.model_name_or_path)
+    check_max_length(config.max_length, encoder.config)
+    return Classifier(encoder, encoder.config.hidden_size, labels.num_labels)
 
 
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:

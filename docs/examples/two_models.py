@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.datasets.labels import Labels, load_labeled
-from shared.encoders.attention_choice import use_attention_of_run
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.monitoring import evaluation
@@ -62,7 +61,7 @@ def main(config: Config) -> dict[str, float]:
         model: Any = adapt_to_device(accelerator, config, student)
         flag = "--teacher_name_or_path"  # named by errors
         teacher = FrozenModel(accelerator, load_pretrained(AUTO_CLASS, config.teacher_name_or_path, flag=flag))
-        collate, _ = pad_rows(model, train, validation, tokenizer, config)
+        collate, _ = pad_rows(model, train, tokenizer, config)
         plan = Plan.of_run(config, accelerator, lengths=train.lengths, padded=collate.padded_lengths)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
@@ -89,7 +88,6 @@ def main(config: Config) -> dict[str, float]:
             correct = found[0] == validation.targets
             return {"eval_loss": float(found[1].mean()), "eval_accuracy": float(correct.mean())}
 
-        use_attention_of_run(run, model, loader)
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
         run.start(evaluate, best_by, lengths=train.lengths, card={"data": f"{len(train)} texts to train on, {labels}"})
         for step in run.steps():

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,43 +125,23 @@ class Unfinished(Exception):
     """The share of this task is complete, and that of another task is not; the message tells how much is missing."""
 
 
-@dataclass
-class Tasks:
-    """The tasks of a job array, of which this process is one; task 0 of 1 without an array."""
-
-    task: int = 0
-    tasks: int = 1
-    ahead_of_training: bool = False  # the data are prepared by a command of its own
-    divided: bool = False  # whether any work has been divided among the tasks
-
-
-_tasks: ContextVar[Tasks] = ContextVar("tasks", default=Tasks())  # noqa: B039  the default is never changed
+_task: ContextVar[tuple[int, int]] = ContextVar("task", default=(0, 1))  # of a job array: its number, and their count
 
 
 @contextmanager
-def only_task(task: int, tasks: int) -> Iterator[Tasks]:
-    """In this block, which prepares data ahead of training, do only the jobs of one task of divided work.
-
-    These are the jobs `task`, `task + tasks`, `task + 2 tasks`, ..., counted from 0.
-    """
-    before = _tasks.set(given := Tasks(task, tasks, ahead_of_training=True))
+def only_task(task: int, tasks: int) -> Iterator[None]:
+    """In this block, do only the jobs of one task of divided work: `task`, `task + tasks`, ..., counted from 0."""
+    before = _task.set((task, tasks))
     try:
-        yield given
+        yield
     finally:
-        _tasks.reset(before)
-
-
-def ahead_of_training() -> bool:
-    """Whether a command of its own prepares the data (`only_task`), so that they may not be read for a long time."""
-    return _tasks.get().ahead_of_training
+        _task.reset(before)
 
 
 def share_of_task(jobs: Sequence[Job]) -> list[Job]:
     """The jobs of this task (`only_task`), or all jobs."""
-    given = _tasks.get()
-    if given.tasks > 1:
-        given.divided = True
-    return [*jobs[given.task :: given.tasks]]
+    task, tasks = _task.get()
+    return [*jobs[task::tasks]]
 
 
 def each_share(prepare: Callable[[Job], Prepared], jobs: Iterable[Job]) -> list[Prepared]:
@@ -294,6 +273,16 @@ def arrays_writer(folder: Path, places: Mapping[str, str]) -> Iterator[Callable[
 def read_array(path: Path) -> np.ndarray:
     """A .npy file, memory-mapped, as a plain array: slicing an np.memmap takes several times as long."""
     return np.load(path, mmap_mode="r").view(np.ndarray)
+
+
+def as_lines(values: Iterable[Any]) -> NDArray[np.uint8]:
+    """Values as JSON in bytes, one in each line, so that the arrays of several blocks can be joined."""
+    return np.frombuffer("".join(json.dumps(value) + "\n" for value in values).encode(), np.uint8)
+
+
+def from_lines(path: Path) -> list[Any]:
+    """The values of a .npy file with the result of `as_lines`."""
+    return [json.loads(line) for line in np.load(path).tobytes().splitlines()]
 
 
 def mapped_file(array: np.ndarray) -> Path | None:

@@ -13,6 +13,8 @@ from shared.config.removed import without_removed
 from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
+RECIPE = "# recipe: "
+PROJECT = Path(__file__).resolve().parents[2]  # the folder that holds shared/
 ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_stable_decay"]
 
 
@@ -307,12 +309,16 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
 def save(config: Options, path: str | Path) -> None:
     """Write all settings to `path` as YAML, in field order; `parse` with --config PATH returns an equal Config.
 
-    The first line is a comment with the names that `not_in_result` returns.
+    The first lines are comments: the names that `not_in_result` returns, and the recipe for `recipe_of`.
 
     The file is complete or does not exist. Settings contain no secrets: keys and tokens come from the environment.
     """
     names = sorted(fields_with(type(config), Meaning.NOT_IN_RESULT))
-    command_line.write_yaml(plain(config), path, NOT_IN_RESULT + " ".join(names))
+    comment = NOT_IN_RESULT + " ".join(names)
+    if file := getattr(sys.modules.get(type(config).__module__), "__file__", None):  # a notebook has none
+        recipe = Path(file).resolve()
+        comment += f"\n{RECIPE}{recipe.relative_to(PROJECT) if recipe.is_relative_to(PROJECT) else recipe}"
+    command_line.write_yaml(plain(config), path, comment)
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -330,6 +336,16 @@ def not_in_result(*paths: Path) -> set[str]:
         line = path.read_text(encoding="utf-8").partition("\n")[0]
         found |= set(line.removeprefix(NOT_IN_RESULT).split()) if line.startswith(NOT_IN_RESULT) else set()
     return found
+
+
+def recipe_of(path: Path) -> Path | None:
+    """The script that made the run with this config.yaml, which may be missing here; None if the file does not say it.
+
+    A script of this project is looked up beside this `shared/`, so that a copy of the project finds its own.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()[:2]
+    found = [line.removeprefix(RECIPE) for line in lines if line.startswith(RECIPE)]
+    return PROJECT / found[0] if found else None
 
 
 def plain(config: Options) -> dict[str, Any]:

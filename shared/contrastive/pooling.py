@@ -6,9 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shared.encoders.packed_texts import into_rows, real_rows
 from shared.errors import UserError
-from shared.speed.first_token import FILLED
 
 Pooling = Literal["mean", "cls"]
 
@@ -17,8 +15,7 @@ def add_pooling(model: Any, pooling: Pooling) -> None:
     """Make an encoder of transformers (AutoModel) also return the embedding of each text, [texts, width].
 
     The embeddings are not normalized. They are named `logits`, because the checks of shared/models compare the output
-    of that name. The encoder accepts batches of `Padding` and of `PackedTexts`. Its weights and its export do not
-    change.
+    of that name. The weights and the export do not change.
 
     Raises:
         UserError: the model has a decoder besides its encoder.
@@ -33,13 +30,7 @@ def add_pooling(model: Any, pooling: Pooling) -> None:
 
 def add_embeddings(pooling: Pooling, _: nn.Module, __: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> Any:
     """Forward hook: add the embeddings to the output of an encoder that got the keyword arguments `arguments`."""
-    hidden, mask = output["last_hidden_state"], arguments.get("attention_mask")
-    ends = arguments.get("cu_seq_lens_q")
-    if ends is not None and arguments.get(FILLED) and mask is not None:
-        hidden = real_rows(hidden, ends, mask)
-    elif ends is not None and hidden.shape[0] == 1:
-        hidden = into_rows(hidden, ends, arguments["max_length_q"])
-    output["logits"] = embeddings(hidden, mask, pooling)
+    output["logits"] = embeddings(output["last_hidden_state"], arguments.get("attention_mask"), pooling)
     return output
 
 

@@ -1,6 +1,6 @@
 """Retrieval scores: how well the embedding of an anchor finds its positive among all positives of a data set."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,12 @@ class Task:
 
 
 def embed_texts(
-    accelerator: Any, model: Any, batches: Iterable[tuple[MicroBatch, Any]], count: int, width: int
+    accelerator: Any,
+    model: Any,
+    batches: Iterable[tuple[MicroBatch, Any]],
+    predict: Callable[[Any, MicroBatch, Any], Tensor],
+    count: int,
+    width: int,
 ) -> Tensor | None:
     """The embeddings of a data set, [count, width], on every process; each process computes its share.
 
@@ -61,8 +66,9 @@ def embed_texts(
 
     Args:
         accelerator: sums over the processes.
-        model: returns the embeddings as `logits`; it is in evaluation mode during the pass.
+        model: as the loop calls it; it is in evaluation mode during the pass.
         batches: those of this process.
+        predict: called with the unwrapped model, the micro-batch and its batch; returns the embeddings [texts, width].
         count: texts of the data set.
         width: of an embedding.
 
@@ -73,7 +79,7 @@ def embed_texts(
     samples, rows = [np.empty(0, np.int64)], [torch.empty(0, width, device=accelerator.device)]
     with torch.inference_mode():
         for micro_batch, batch in preemption.watch(accelerator, batches):
-            embeddings = model(**batch).logits.float()
+            embeddings = predict(model, micro_batch, batch)
             if micro_batch.counted:
                 samples.append(micro_batch.samples)
                 rows.append(embeddings)

@@ -15,14 +15,10 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
-from shared.encoders.packed_texts import PackedTexts
-from shared.encoders.packing import pack, packing_is_exact, refuse_fixed_shapes
-from shared.encoders.padding import pad_rows
+from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.plan.fixed_shapes import FixedShapes
 from shared.plan.hashing import hash64
-from shared.speed.self_check import text_batch
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"
@@ -45,9 +41,9 @@ def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, 
     if config.train_file or config.dataset_name:
         train, validation = load_tables(config, columns, ())
     else:
-        from shared.contrastive import demo_pairs
+        from shared.demo_data import pairs
 
-        train, validation = (named(table, "the embedded functions") for table in demo_pairs.load())
+        train, validation = (named(table, "the embedded functions") for table in pairs.load())
     return limited((train, validation), config)
 
 
@@ -170,24 +166,12 @@ def text_digests(tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> NDA
 
 
 def pack_or_pad_tuples(
-    model: Any, train: TextTuples, validation: TextTuples, tokenizer: Any, accelerator: Any, config: Any
+    model: Any, train: TextTuples, tokenizer: Any, accelerator: Any, config: Any
 ) -> tuple[TupleCollate, str]:
-    """The collate function of samples according to --packing, and a description for the user.
-
-    If a model cannot be packed exactly, each text has its own row, with padding.
+    """The collate function of samples, and a description for the user: see `pack_or_pad_texts`.
 
     Raises:
-        UserError: see `pad_rows`, `refuse_fixed_shapes` and `FixedShapes.of_run`.
+        UserError: see `pack_or_pad_texts`.
     """
-    texts = len(train.columns)
-    shapes = FixedShapes.of_run(config, texts)
-    if config.packing:
-        padded = text_batch(model.config)
-        rows = zip(padded["input_ids"], padded["attention_mask"].bool(), strict=True)
-        if packing_is_exact(model, [ids[real].numpy() for ids, real in rows], PackedTexts, shapes is not None):
-            how = pack(model, accelerator, config, shapes)
-            return TupleCollate(PackedTexts.for_model(model.config, shapes), texts), f"; {how}"
-    refuse_fixed_shapes(model, shapes)
-    of_texts, padding = pad_rows(model, train.columns[0], validation.columns[0], tokenizer, config)
-    why = f"; one text per row, because a {type(model).__name__} cannot be packed exactly" if config.packing else ""
-    return TupleCollate(of_texts, texts), why + padding
+    of_texts, described = pack_or_pad_texts(model, train.columns[0], tokenizer, accelerator, config)
+    return TupleCollate(of_texts, len(train.columns)), described

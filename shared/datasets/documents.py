@@ -1,7 +1,7 @@
 """Documents for language modeling, read a few at a time, so that a corpus may be larger than memory.
 
-Text files (one document per line), CSV, JSON lines and Parquet are streamed. Data sets of the Hub and of `save_to_disk`
-are memory-mapped Arrow tables. The default is the embedded docstrings.
+Files are streamed; only a JSON array is in memory as a whole. Data sets of the Hub and of `save_to_disk` are
+memory-mapped Arrow tables. The default is the embedded docstrings.
 """
 
 import codecs
@@ -13,38 +13,23 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
-from shared.cache.prepared import build_once
-from shared.datasets.files import find_files, is_compressed, kind_of, line_number, lines, opened, refuse_unknown
-from shared.datasets.readers import (
-    LARGEST_OBJECT,
-    LONE_SURROGATE,
-    check_quotes,
-    first_line,
-    refuse_other_separator,
-    refuse_repeated,
-    row_groups,
-    separator_of,
-    why_no_json,
-    why_no_row,
-    why_not_rows,
-)
+from shared.cache.prepared import key_digest, text_once
+from shared.datasets.arrow_files import state_of
+from shared.datasets.files import blocks_of_lines, find_files, is_compressed, kind_of, line_number, opened
+from shared.datasets.readers import blocks, refuse_repeated, row_groups, why_no_object, without_dictionaries
 from shared.datasets.rows import column_of, is_text, named, no_such_column, source_of
-from shared.datasets.tables import read_dataset, read_file
-from shared.errors import UserError
+from shared.datasets.tables import read_dataset
+from shared.errors import UserError, about
 from shared.options.data_options import DataOptions
 
 FLAG = "--text_column_name"
-BATCH_DOCUMENTS = 1000
-BLOCK_BYTES = 1 << 22  # size of the blocks in which a file is read, and the maximum length of a row
+BATCH_DOCUMENTS = 100  # rows that are read at once
 PART_BYTES = 1 << 25  # of a part of a file; changing it prepares all data again
 PART_ROWS = 1 << 15  # of a part of a table
-PART_BATCH = 100  # documents of a part that are read at once
 COMPRESSION = 4  # assumed size of the content of a compressed file, relative to the file
 TEXT_FILES = (".txt", ".text", ".md")
 STREAMED = (*TEXT_FILES, ".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -92,11 +77,11 @@ def load_documents(config: DataOptions, text_column_name: str) -> tuple[Document
     if config.dataset_name:
         table, held_out = read_dataset(config)
         return of_table(table, text_column_name), held_out and of_table(held_out, text_column_name)
-    from shared.datasets import demo_texts
+    from shared.demo_data import texts
 
     if text_column_name != "text":
         raise UserError(f"{FLAG} {text_column_name}: the embedded docstrings are in the column text: remove the flag")
-    everything = demo_texts.documents()
+    everything = texts.documents()
     splits = everything["split"].to_pylist()
     both = [
         named(everything.filter(pa.array([split == part for split in splits])), f"the embedded docstrings ({part})")
@@ -111,8 +96,8 @@ def of_table(table: pa.Table, column_name: str) -> Documents:
     Raises:
         UserError: the column does not exist, or its type is not text.
     """
+    _check_column(table.schema, column_name, source_of(table))
     column = column_of(table, column_name, FLAG, as_text=True)
-    check_is_text(column.type, column_name, source_of(table))
 
     def batches(first: int = 0, rows: int = len(column)) -> Batches:
         for start in range(first, min(first + rows, len(column)), BATCH_DOCUMENTS):
@@ -182,77 +167,60 @@ def of_file(path: str | Path, flag: str, column_name: str, csv_delimiter: str | 
     """The texts of a file: one document per line of a text file, or per row of another kind of file.
 
     The parts of a text or JSON lines file are ranges of its bytes, and those of a Parquet file are row groups. Other
-    files have one part, because they can only be read from their start.
+    files and compressed ones have one part, because they can only be read from their start.
 
     Raises:
         UserError: the file does not exist, has an unknown kind, is empty, or lacks the column; names `flag`.
     """
-    source, file = f"{flag} {path}", Path(path)
-    kind = kind_of(file)
-    refuse_unknown(file, source, STREAMED)
-    with opened(file, source) as stream:
-        head = stream.read(4096).removeprefix(codecs.BOM_UTF8)
-        status = file.stat()
+    (file,) = find_files([str(path)], flag, STREAMED)
+    source, kind = f"{flag} {path}", kind_of(file)
     if kind in TEXT_FILES and column_name != "text":
         raise UserError(f"{FLAG} {column_name}: {source} has lines and no columns: remove the flag")
+    with opened(file, source) as stream:
+        head = stream.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
     if not head:
         raise UserError(f"{source} is empty")
-    if (kind == ".json" and head.lstrip().startswith(b"[")) or (kind == ".parquet" and is_compressed(file)):
-        return of_table(read_file(str(path), flag), column_name)  # in memory, or memory-mapped
-    if kind == ".parquet":
-        check_parquet(file, source, column_name)
-    separator = separator_of(kind, csv_delimiter)
-
-    def batches(within: range | None = None, at_once: int = BATCH_DOCUMENTS) -> Batches:
-        """All texts, or those of the lines that begin at the bytes `within`, or those of the row groups `within`."""
-        try:
-            if kind in TEXT_FILES:
-                yield from _in_batches((text.rstrip("\r\n") for _, text in lines(file, source, within)), at_once)
-            elif kind == ".parquet":
-                yield from _parquet(file, column_name, within, at_once)
-            elif kind in (".csv", ".tsv"):
-                yield from _csv(file, source, column_name, separator)
-            else:
-                yield from _in_batches(_json_lines(file, source, column_name, within), at_once)
-        except pa.ArrowException as error:
-            raise UserError(f"{source} is malformed: {first_line(error)}") from None
-
-    def content() -> str:
-        """A digest of the file. It is slow to compute, so it is cached by path, inode, size and times.
-
-        st_ctime is included because rsync -t and cp -p can restore st_mtime with different content. The quotation
-        marks of a CSV file are checked at the same time.
-        """
-        of_content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        how = [csv_delimiter] if csv_delimiter and kind in (".csv", ".tsv") else []
-        known_by = repr((str(file.resolve()), *of_content, *how)).encode()
-
-        def build(folder: Path) -> None:
-            if kind in (".csv", ".tsv"):
-                with opened(file, source) as stream:
-                    check_quotes(stream, separator, source)
-            with file.open("rb") as stream:
-                (folder / "digest").write_text(hashlib.file_digest(stream, "blake2b").hexdigest()[:32])
-
-        folder = build_once(f"file-{hashlib.blake2b(known_by, digest_size=16).hexdigest()}", build)
-        read_as = kind + (file.suffix.lower() if is_compressed(file) else "") + "".join(how)
-        return f"{read_as} {column_name if kind not in TEXT_FILES else ''} {(folder / 'digest').read_text()}"
+    read: Callable[..., Batches] = partial(_rows, file, source, column_name, csv_delimiter)
+    in_ranges = not is_compressed(file)
+    if kind in TEXT_FILES:
+        read = partial(_lines, file, source)
+    elif kind == ".parquet" and in_ranges:
+        with about(source):
+            schema = pyarrow.parquet.read_schema(file)
+        _check_column(schema, column_name, source)
+        read = partial(_parquet, file, source, column_name)
+    elif kind in (".json", ".jsonl") and not head.startswith(b"["):
+        read = partial(_json_lines, file, source, column_name)
+    else:
+        in_ranges = False
 
     @cache
     def parts() -> list[Part]:
-        digest = content()
-        ranges: list[tuple[range | None, int]] = [(None, status.st_size)]
-        if kind == ".parquet":
+        content = f"{kind} {is_compressed(file)} {column_name} {csv_delimiter} {_digest_of_file(file)}"
+        size = file.stat().st_size
+        ranges: list[tuple[range | None, int]] = [(None, size)]
+        if in_ranges and kind == ".parquet":
             ranges = [*row_groups(file, PART_BYTES)]
-        elif not is_compressed(file) and kind not in (".csv", ".tsv"):
-            starts = range(0, status.st_size, PART_BYTES)
-            ranges = [(range(start, min(start + PART_BYTES, status.st_size)), PART_BYTES) for start in starts]
+        elif in_ranges:
+            starts = range(0, size, PART_BYTES)
+            ranges = [(range(start, min(start + PART_BYTES, size)), PART_BYTES) for start in starts]
         return [
-            Part(f"{digest} {each}", partial(batches, each, PART_BATCH), is_compressed(file) or size > 2 * PART_BYTES)
+            Part(f"{content} {each}", partial(read, each), is_compressed(file) or size > 2 * PART_BYTES)
             for each, size in ranges
         ]
 
-    return Documents(source, batches, parts)
+    return Documents(source, read, parts)
+
+
+def _digest_of_file(file: Path) -> str:
+    """A digest of a file. It is slow to compute, so it is cached by the state of the file."""
+    name = f"file-{key_digest(state_of(file))}"
+
+    def compute() -> str:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "blake2b").hexdigest()[:32]
+
+    return text_once(name, "digest", compute)
 
 
 def digest_of(batches: Iterable[list[str | None]]) -> str:
@@ -272,17 +240,17 @@ def digest_of_words(words: Iterable[str]) -> str:
 
 
 def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
-    """The first texts, about `most_bytes` characters in total, in a column text: training data for a tokenizer.
+    """The first texts with `most_bytes` characters in total, in a column text: training data for a tokenizer.
 
     Raises:
         UserError: there is no text.
     """
     texts: list[str] = []
     size = 0
-    for batch in documents.batches():
-        found = [text for text in batch if text and not text.isspace()]
-        texts += found
-        size += sum(map(len, found))
+    for text in chain.from_iterable(documents.batches()):
+        if text and not text.isspace():
+            texts.append(text)
+            size += len(text)
         if size >= most_bytes:
             break
     if not texts:
@@ -290,100 +258,54 @@ def first_texts(documents: Documents, most_bytes: int) -> pa.Table:
     return named(pa.table({"text": pa.array(texts, pa.large_string())}), documents.source)
 
 
-def check_is_text(type_: Any, column_name: str, source: str) -> None:
-    """Raise UserError if an Arrow type is not text."""
-    if not is_text(type_):
-        raise UserError(f"{FLAG} {column_name}: this column of {source} contains {type_}, not text")
-
-
-def check_parquet(file: Path, source: str, column_name: str) -> None:
-    """Raise UserError if a file is not Parquet or has no text column of this name."""
-    try:
-        schema = pyarrow.parquet.read_schema(file)
-    except pa.ArrowException as error:
-        raise UserError(f"{source} is malformed: {first_line(error)}") from None
+def _check_column(schema: pa.Schema, name: str, source: str) -> None:
+    """Raise UserError if a table with this schema has no text column of this name."""
     refuse_repeated(schema.names, source)
-    _check_column(schema.names, column_name, source)
-    type_ = schema.field(column_name).type
-    check_is_text(type_.value_type if pa.types.is_dictionary(type_) else type_, column_name, source)
+    type_ = column_of(named(without_dictionaries(schema).empty_table(), source), name, FLAG, as_text=True).type
+    if not is_text(type_):
+        raise UserError(f"{FLAG} {name}: this column of {source} contains {type_}, not text")
 
 
-def _check_column(names: list[str], column_name: str, source: str) -> None:
-    if column_name not in names:
-        raise no_such_column(names, column_name, FLAG, source)
+def _lines(file: Path, source: str, within: range | None = None) -> Batches:
+    """The lines of a text file that begin at the bytes `within`."""
+    for _, block in blocks_of_lines(file, source, within):
+        yield [line.rstrip("\r") for line in block.decode().removesuffix("\n").split("\n")]
 
 
-def _in_batches(texts: Iterable[str | None], at_once: int) -> Batches:
-    batch: list[str | None] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == at_once:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _json_lines(file: Path, source: str, column_name: str, within: range | None = None) -> Batches:
+    """The texts of a JSON lines file, in the lines that begin at the bytes `within`."""
+    for at, block in blocks_of_lines(file, source, within):
+        texts: list[str | None] = []
+        for number, line in enumerate(block.split(b"\n")):
+            if not line or line.isspace():
+                continue
+            try:
+                text = json.loads(line)[column_name]
+                if text is not None:
+                    text.encode()  # refuses half of a character, which JSON can hold and UTF-8 cannot
+                texts.append(text)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                place = f"line {line_number(file, source, at) + number:,}"
+                if problem := why_no_object(line):
+                    raise UserError(f"{source} is malformed in {place}: {problem}") from None
+                row = json.loads(line)
+                if column_name not in row:
+                    raise no_such_column([*row], column_name, FLAG, f"{place} of {source}") from None
+                found = f"{row[column_name]!a:.50}"
+                raise UserError(f"{FLAG} {column_name}: {source} contains {found} in {place}, not text") from None
+        yield texts
 
 
-def _json_lines(file: Path, source: str, column_name: str, within: range | None = None) -> Iterator[str | None]:
-    for at, line in lines(file, source, within):
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            with opened(file, source) as stream:
-                whole = why_not_rows(stream.read(LARGEST_OBJECT)) if kind_of(file) == ".json" else None
-            number = line_number(file, source, at)
-            raise UserError(
-                f"{source} {whole}" if whole else f"{source} is malformed in line {number:,}: {why_no_json(error)}"
-            ) from None
-        if not (isinstance(row, dict) and column_name in row and _is_text_or_null(row[column_name])):
-            raise _no_text(row, line, line_number(file, source, at), source, column_name)
-        yield row[column_name]
-
-
-def _is_text_or_null(value: Any) -> bool:
-    # `isascii` takes no time, and the search takes longer than decoding JSON.
-    return value is None or (isinstance(value, str) and (value.isascii() or not LONE_SURROGATE.search(value)))
-
-
-def _no_text(row: Any, line: str, number: int, source: str, column_name: str) -> UserError:
-    """The error about a line of a JSON file that has no valid text."""
-    if not isinstance(row, dict):
-        return UserError(f"{source} is malformed in line {number:,}: not an object, {{column: value, …}}")
-    if column_name not in row:
-        if whole := why_not_rows(line.encode(errors="surrogatepass")):
-            return UserError(f"{source} {whole}")
-        return no_such_column(list(row), column_name, FLAG, f"line {number:,} of {source}")
-    text = row[column_name]
-    if isinstance(text, str):
-        return UserError(f"{source} is malformed in line {number:,}: {why_no_row({column_name: text})}")
-    return UserError(f"{FLAG} {column_name}: {source} contains {text!r:.50} in line {number:,}, not text")
-
-
-def _parquet(file: Path, column_name: str, groups: range | None, at_once: int) -> Batches:
-    with pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
-        for batch in parquet.iter_batches(at_once, row_groups=groups, columns=[column_name]):
-            batch.validate(full=True)  # the Parquet reader does not check that text is UTF-8
+def _rows(file: Path, source: str, column_name: str, csv_delimiter: str | None, _: None = None) -> Batches:
+    """The texts of any file of rows, from its start."""
+    for table in blocks(file, source, csv_delimiter):
+        _check_column(table.schema, column_name, source)
+        for batch in table.select([column_name]).to_batches(BATCH_DOCUMENTS):
             yield batch.column(0).to_pylist()
 
 
-def _csv(file: Path, source: str, column_name: str, separator: str) -> Batches:
-    with opened(file, source) as stream:
-        head = stream.read(1 << 16)
-    if b"\0" in head:
-        raise UserError(f"{source} is not text: use a text file, or correct the file's extension")
-    refuse_other_separator(head, separator, source)
-    parse = pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    blocks = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, use_threads=False)  # threads would read far ahead
-    with opened(file, source) as stream, pyarrow.csv.open_csv(stream, blocks, parse) as reader:
-        names = reader.schema.names
-    refuse_repeated(names, source)
-    _check_column(names, column_name, source)
-    # Convert only this column: the first block determines the types of the others, and later blocks may not fit them.
-    convert = pyarrow.csv.ConvertOptions(include_columns=[column_name], column_types={column_name: pa.large_string()})
-    with opened(file, source) as stream, pyarrow.csv.open_csv(stream, blocks, parse, convert) as reader:
-        for block in reader:
-            texts = block.column(column_name)
-            for start in range(0, len(texts), BATCH_DOCUMENTS):
-                yield texts.slice(start, BATCH_DOCUMENTS).to_pylist()
+def _parquet(file: Path, source: str, column_name: str, groups: range | None = None) -> Batches:
+    with about(source), pyarrow.parquet.ParquetFile(file, memory_map=True) as parquet:
+        for batch in parquet.iter_batches(BATCH_DOCUMENTS, row_groups=groups, columns=[column_name]):
+            batch.validate(full=True)  # the Parquet reader does not check that text is UTF-8
+            yield batch.column(0).to_pylist()

@@ -1,7 +1,7 @@
 """The cells of label columns: their kind, missing cells, vectors of 0 and 1; and the distinct labels of a large table.
 
-The labels of a memory-mapped table are read in blocks. Its distinct sets of labels, each with its first row, suffice to
-learn the labels and to find errors; the targets of all rows are then written to a file and memory-mapped.
+The labels of a memory-mapped table are read in blocks. The first row with each of its distinct sets of labels suffices
+to learn the labels; the targets of all rows are then written to a file and memory-mapped.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,26 +15,25 @@ import pyarrow.compute as pc
 from shared.cache.prepared import array_writer, build_once, key_digest, read_array
 from shared.compat import of_datasets
 from shared.datasets.rows import (
-    AS_WRITTEN,
-    CONTENT_KEY,
-    COUNT_COLUMN,
     FILL_IN,
     ROW_COLUMN,
     blocks_of,
     column_of,
     content_of,
-    is_as_written,
-    rows_meant,
+    is_text,
+    numbered,
+    reading_in,
     source_of,
     where,
-    with_labels,
+    without_content,
 )
 from shared.errors import UserError
 
 Kind = Literal["classification", "multi_label", "regression"]
 
 FLAG = "--label_column_name"
-FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+TOO_MANY = "too many for classes: use another column, or --problem_type regression if the labels are numbers"
 MOST_DISTINCT = 1 << 20  # different sets of labels of a memory-mapped table
 BLOCK = 1 << 20  # numbers of a memory-mapped array that are read at once
 FINEST = 100  # fewest float32 steps per standard deviation that an exported model needs
@@ -51,19 +50,14 @@ def kind_of_column(type_: pa.DataType, wanted: Kind | None, source: str) -> Kind
     a_list = is_list(type_)
     is_fraction = pa.types.is_floating(type_) or pa.types.is_decimal(type_)
     is_number = is_fraction or pa.types.is_integer(type_)
-    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
     if a_list:
         kind_of_column(type_.value_type, "classification", source)  # refuses lists of lists
-    elif not (is_number or is_text or pa.types.is_boolean(type_) or pa.types.is_null(type_)):
+    elif not (is_number or is_text(type_) or pa.types.is_boolean(type_) or pa.types.is_null(type_)):
         raise UserError(f"{source} contains {type_}: labels are strings, numbers, booleans, or lists of them")
     kind = wanted or ("multi_label" if a_list else "regression" if is_fraction else "classification")
     if a_list != (kind == "multi_label"):
-        needs = (
-            "a list of labels for each row, several columns or --label_delimiter"
-            if kind == "multi_label"
-            else "one label for each row"
-        )
-        raise UserError(f"{source} contains {type_}, but {kind} needs {needs}: see --problem_type")
+        needs = "a list of labels, several columns or --label_delimiter" if kind == "multi_label" else "one label"
+        raise UserError(f"{source} contains {type_}, but {kind} needs {needs} for each row: see --problem_type")
     if kind == "regression" and not (is_number or pa.types.is_null(type_)):
         raise UserError(f"{source} contains {type_}, but regression needs numbers: see --problem_type")
     return kind
@@ -148,10 +142,9 @@ def vectors_of(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, 
 
 
 def refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.ndarray) -> None:
+    """Raise UserError for the first of the labels that are missing; `rows` are the rows of all labels."""
     if len(found := np.flatnonzero(missing)):
-        count = rows_meant(table, np.unique(rows[found]))
-        such = f" ({count:,} such rows)" if count > 1 else ""
-        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}{such}: {FILL_IN}")
+        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}: {FILL_IN}")
 
 
 def is_whole(cells: pa.Array) -> np.ndarray:
@@ -220,128 +213,73 @@ def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
 # Memory-mapped tables
 
 
-def distinct_rows(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
-    """The first row of each different set of labels of a memory-mapped table, with the number of rows that have it.
+def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The first row of each different set of labels of a memory-mapped table, in memory, with its row number.
 
-    The result has the label columns, in memory, with the row numbers. For regression, all numbers that are finite in
-    float32 count as one label. A table in memory is returned unchanged.
+    A table in memory is returned unchanged.
 
     Raises:
-        UserError: a column does not exist or does not contain labels, or there are too many different ones.
+        UserError: there are too many different ones.
     """
     if not content_of(table):
         return table
-    table = _with_readings(table, columns, kind, delimiter)
-    empty = table.slice(0, 0)
-    types = [column_of(empty, name, FLAG, as_text=True).type for name in columns]
-    source = f"{FLAG} {' '.join(columns)}: {source_of(table)}"
-    numbers = len(columns) == 1 and delimiter is None and kind_of_column(types[0], kind, source) == "regression"
-    readings = [(table.schema.field(name).metadata or {}).get(AS_WRITTEN) for name in columns]
-    narrow = table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])
 
     def build(folder: Path) -> None:
-        counts: dict[str | None, int] = {}
+        seen: set[str] = set()
         found = []
-        for block in blocks_of(narrow):
-            coded = _keys(block, columns, numbers).dictionary_encode(null_encoding="encode")
-            codes = coded.indices.to_numpy()
-            first = np.empty(len(coded.dictionary), np.int64)
-            first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several values for a place, the last one is kept
-            keys = coded.dictionary.to_pylist()
-            new = np.array([key not in counts for key in keys], bool)
-            found.append(block.take(pa.array(first[new])))
-            for key, count in zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True):
-                counts[key] = counts.get(key, 0) + count
-            if len(counts) > MOST_DISTINCT:
+        for block in blocks_of(table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])):
+            keys = _keys(block, columns)
+            is_new = []
+            for key in keys.to_pylist():
+                is_new.append(key not in seen)
+                seen.add(key)
+            found.append(block.filter(pa.array(is_new, pa.bool_())))
+            if len(seen) > MOST_DISTINCT:
                 raise UserError(
-                    f"{source} has more than {MOST_DISTINCT:,} different values in {table.num_rows:,} rows, too many "
-                    "for classes: use another column, or --problem_type regression if the labels are numbers"
+                    f"{source_of(table)} has more than {MOST_DISTINCT:,} different values in {', '.join(columns)}, "
+                    f"{TOO_MANY}"
                 )
-        distinct = pa.concat_tables(found).append_column(COUNT_COLUMN, pa.array(counts.values(), pa.int64()))
+        distinct = pa.concat_tables(found)
         with pa.OSFile(str(folder / "distinct.arrow"), "wb") as file, pa.ipc.new_file(file, distinct.schema) as writer:
             writer.write_table(distinct)
 
-    folder = build_once(
-        f"labels-{key_digest(FORMAT, content_of(table), columns, numbers, numbers and readings)}", build
-    )
+    folder = build_once(f"labels-{key_digest(FORMAT, content_of(table), columns)}", build)
     with pa.OSFile(str(folder / "distinct.arrow")) as file:
         distinct = pa.ipc.open_file(file).read_all()
-    fields = [
-        table.schema.field(name) if name in columns else distinct.schema.field(name) for name in distinct.column_names
-    ]
-    metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}
-    return pa.Table.from_arrays(distinct.columns, schema=pa.schema(fields, metadata))
+    schema = numbered(table.slice(0, 0)).select(distinct.column_names).schema  # types may have been decided since
+    return without_content(pa.Table.from_arrays(distinct.columns, schema=schema))
 
 
 def stored_targets(
-    table: pa.Table,
-    columns: Sequence[str],
-    kind: Kind,
-    delimiter: str | None,
-    encode: Callable[[pa.Table], np.ndarray],
-    settings: str,
+    table: pa.Table, columns: Sequence[str], are_numbers: bool, encode: Callable[[pa.Table], np.ndarray], settings: str
 ) -> np.ndarray:
     """The targets of the rows of a memory-mapped table, memory-mapped.
 
     Args:
         table: the rows.
-        columns, kind, delimiter: of the labels.
+        columns: of the labels.
+        are_numbers: whether the targets are numbers instead of labels.
         encode: gives the targets of the rows of a table in memory.
         settings: everything else that the targets depend on.
 
     Raises:
         UserError: see `distinct_rows` and `encode`.
     """
-    few = distinct_rows(table, columns, kind, delimiter)
-    targets = encode(few)  # finds all errors
-    table = _with_readings(table, columns, kind, delimiter)
-    readings = [(table.schema.field(name).metadata or {}).get(AS_WRITTEN) for name in columns]
 
     def build(folder: Path) -> None:
-        keys = None if kind == "regression" else _keys(few, columns, False)
-        with array_writer(folder / "targets.npy", targets.dtype, *targets.shape[1:]) as append:
-            for block in blocks_of(table.select(columns)):
-                if keys is None:
-                    append(encode(block))
-                else:
-                    append(targets[pc.index_in(_keys(block, columns, False), keys).to_numpy()])
+        few = table.slice(0, 0) if are_numbers else distinct_rows(table, columns)
+        known, keys = encode(few), _keys(few, columns)
+        with array_writer(folder / "targets.npy", known.dtype, *known.shape[1:]) as append:
+            for block in blocks_of(table):
+                append(encode(block) if are_numbers else known[pc.index_in(_keys(block, columns), keys).to_numpy()])
 
-    name = key_digest(FORMAT, content_of(table), columns, delimiter, settings, readings)
+    readings = [reading_in(table, name) for name in columns]
+    name = key_digest(FORMAT, content_of(table), columns, settings, readings)
     return read_array(build_once(f"targets-{name}", build) / "targets.npy")
 
 
-def _with_readings(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
-    """The table with a decided type of the label column of a CSV file; several columns and texts stay undecided."""
-    for name in columns:
-        column_of(table.slice(0, 0), name, FLAG, as_text=True)
-    if len(columns) > 1 or delimiter is not None or not is_as_written(table, columns[0]):
-        return table
-    return with_labels(table, None, columns[0], "regression" if kind == "regression" else None)[0]
-
-
-def _keys(block: pa.Table, columns: Sequence[str], numbers: bool) -> pa.Array:
+def _keys(block: pa.Table, columns: Sequence[str]) -> pa.Array:
     """A text for each row of a block; rows have the same text if and only if they have the same labels."""
-    if numbers:
-        cells = column_of(block, columns[0], FLAG).combine_chunks().cast(pa.float64())
-        with np.errstate(over="ignore"):
-            finite = np.isfinite(cells.to_numpy(zero_copy_only=False).astype(np.float32))
-        missing = cells.is_null(nan_is_null=True).to_numpy(zero_copy_only=False)
-        return pa.array(np.where(missing, "missing", np.where(finite, "finite", "infinite")).tolist())
-    texts = [_as_text(block[name].combine_chunks()) for name in columns]
-    if len(texts) == 1:
-        return texts[0]
-    return pc.binary_join_element_wise(*map(_escaped, texts), ",", null_handling="replace", null_replacement="\\-")
-
-
-def _as_text(cells: pa.Array) -> pa.Array:
-    """The cells as text; for lists, their values separated by commas."""
-    if not is_list(cells.type):
-        return cells.cast(pa.string())
-    lists = cells.cast(pa.list_(cells.type.value_type))
-    values = _escaped(lists.values.cast(pa.string()))
-    joined = pc.binary_join(pa.ListArray.from_arrays(lists.offsets, values), ",")
-    return pc.if_else(cells.is_null(), pa.scalar(None, pa.string()), joined)
-
-
-def _escaped(texts: pa.Array) -> pa.Array:
-    return pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), ",", "\\,")
+    if len(columns) == 1 and not is_list(block.schema.field(columns[0]).type):
+        return block[columns[0]].combine_chunks().cast(pa.string())
+    return pa.array(map(repr, block.select(columns).to_pylist()), pa.string())

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from shared.datasets.label_cells import (
     FLAG,
+    TOO_MANY,
     Kind,
     cells_of,
     class_names,
@@ -28,14 +29,14 @@ from shared.datasets.label_cells import (
     zero_one_column,
     zeros_and_ones,
 )
-from shared.datasets.rows import INTEGER, column_of, content_of, rows_meant, source_of, where
+from shared.datasets.rows import INTEGER, column_of, content_of, source_of, where, with_labels
 from shared.datasets.tables import limited, load_tables
 from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[ProblemType, Kind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi_label",
     "regression": "regression",
@@ -65,7 +66,7 @@ class Labels:
         return len(self.names) or 1
 
     @property
-    def problem_type(self) -> str:
+    def problem_type(self) -> ProblemType:
         """The kind as the `problem_type` of a transformers config."""
         return next(name for name, kind in KINDS.items() if kind == self.kind)
 
@@ -90,20 +91,29 @@ class Labels:
                 there are fewer than two classes, or each row has the same labels.
         """
         columns = (column,) if isinstance(column, str) else tuple(column)
-        several = _gives_several_labels(columns, problem_type, delimiter)
-        table = distinct_rows(table, columns, problem_type and KINDS[problem_type], delimiter)
+        _refuse_contradictions(columns, problem_type, delimiter)
+        wanted = problem_type and KINDS[problem_type]
+        rows = table.num_rows
+        table = _decided(table, columns, wanted, delimiter)
         if len(columns) > 1:
-            labels = cls("multi_label", columns, columns, columns)
-            return labels._checked_not_constant(table)
+            few = distinct_rows(table, columns)
+            return cls("multi_label", columns, columns, columns)._checked_not_constant(few, rows)
         column = columns[0]
         source = f"{FLAG} {column}: {source_of(table)}"
         kind: Kind = "multi_label"
-        if not several:
-            kind = kind_of_column(column_of(table, column, FLAG).type, problem_type and KINDS[problem_type], source)
-        cells, rows = cells_of(table, column, kind, delimiter)
+        if delimiter is None:
+            kind = kind_of_column(column_of(table.slice(0, 0), column, FLAG).type, wanted, source)
         if kind == "regression":
-            numbers_of(table, column, cells)
-            return cls(kind, column)
+            labels = cls(kind, column)
+            labels.encode(table)  # finds all errors
+            return labels
+        return cls._of_column(distinct_rows(table, columns), rows, column, kind, delimiter)
+
+    @classmethod
+    def _of_column(cls, table: pa.Table, all_rows: int, column: str, kind: Kind, delimiter: str | None) -> "Labels":
+        """Learn the labels of one column; `table` has all its different cells, which stand for `all_rows` rows."""
+        source = f"{FLAG} {column}: {source_of(table)}"
+        cells, rows = cells_of(table, column, kind, delimiter)
         if pa.types.is_floating(cells.type) and len(fractional := np.flatnonzero(~is_whole(cells))):
             found = f"{where(table, rows[fractional[0]])} has {cells[fractional[0]]} in {column}"
             raise UserError(f"{found}, which is not a class: use --problem_type regression")
@@ -114,33 +124,24 @@ class Labels:
                 "use the text that separates two labels"
             )
         classes = class_names(table, column)
-        if kind == "multi_label" and not several and not classes and (width := vector_width(cells, rows, table)):
+        width = vector_width(cells, rows, table) if kind == "multi_label" and delimiter is None and not classes else 0
+        if width:
             if width == 2 and (np.bincount(rows, zeros_and_ones(cells) == 1) == 1).all():
                 say(f"{source} has only [0, 1] and [1, 0]: read as 0 or 1 for each of two labels, not as label ids")
             names = tuple(map(str, range(width)))
-            return cls(kind, column, names, names, vectors=True)._checked_not_constant(table)
+            return cls(kind, column, names, names, vectors=True)._checked_not_constant(table, all_rows)
         if len(distinct) < 2:
             raise UserError(f"{source} has fewer than two classes ({', '.join(distinct) or 'none'}): add another")
         if classes:
-            numbers = tuple(map(str, range(len(classes))))
-            labels = cls(kind, column, classes, numbers, named=True)
-            return labels._checked_not_constant(table) if kind == "multi_label" else labels
-        rows_of_data = rows_meant(table)
-        if len(distinct) > max(MAX_CLASSES, rows_of_data / 2) and kind == "classification":
-            raise UserError(
-                f"{source} has {len(distinct):,} different values in {rows_of_data:,} rows, too many for classes: "
-                "use another column, or --problem_type regression if the labels are numbers"
-            )
-        by_text: dict[str, str] = {}
-        for text in distinct:
-            if (other := by_text.setdefault(text.strip(), text)) != text:
-                raise UserError(
-                    f"{source} has the labels {other!r} and {text!r}, which differ in white space: make them equal"
-                )
-        in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
-        values = tuple(sorted(distinct, key=in_order))
-        labels = cls(kind, column, values, values, delimiter=delimiter)
-        return labels._checked_not_constant(table) if kind == "multi_label" else labels
+            labels = cls(kind, column, classes, tuple(map(str, range(len(classes)))), named=True)
+        else:
+            if kind == "classification" and len(distinct) > max(MAX_CLASSES, all_rows / 2):
+                raise UserError(f"{source} has {len(distinct):,} different values in {all_rows:,} rows, {TOO_MANY}")
+            _refuse_equal_up_to_space(distinct, source)
+            in_order = (lambda value: (int(value), value)) if all(re.match(INTEGER, v) for v in distinct) else None
+            values = tuple(sorted(distinct, key=in_order))
+            labels = cls(kind, column, values, values, delimiter=delimiter)
+        return labels._checked_not_constant(table, all_rows) if kind == "multi_label" else labels
 
     def ordered(self, names: tuple[str, ...]) -> "Labels":
         """The same labels in the order of `names`, a permutation of the names of these labels."""
@@ -160,7 +161,8 @@ class Labels:
         if not content_of(table):
             return self._encode(table)
         columns = (self.column,) if isinstance(self.column, str) else self.column
-        return stored_targets(table, columns, self.kind, self.delimiter, self._encode, repr(self))
+        table = _decided(table, columns, self.kind, self.delimiter)
+        return stored_targets(table, columns, self.kind == "regression", self._encode, repr(self))
 
     def _encode(self, table: pa.Table) -> np.ndarray:
         """The targets of the rows of a table in memory."""
@@ -220,10 +222,9 @@ class Labels:
         if len(unknown := np.flatnonzero(found.is_null())):
             others = called.take(pa.array(unknown)).unique().to_pylist()
             if len(unknown) == len(called) and _are_numbers(others) != _are_numbers(self.names):
-                kinds = ("numbers", "names") if _are_numbers(others) else ("names", "numbers")
                 raise UserError(
-                    f"{source_of(table)} has {kinds[0]} in {column} ({listed(others)}) where the training data has "
-                    f"{kinds[1]} ({listed(self.names)}): write the same labels in both"
+                    f"{source_of(table)} has the labels {listed(others)} in {column}, and the training data has "
+                    f"{listed(self.names)}: write numbers in both, or names in both"
                 )
             raise UserError(
                 f"{where(table, rows[unknown[0]])} has a label in {column} that training does not have "
@@ -232,39 +233,50 @@ class Labels:
             )
         return found.to_numpy().astype(np.int64)
 
-    def _checked_not_constant(self, table: pa.Table) -> "Labels":
+    def _checked_not_constant(self, table: pa.Table, all_rows: int) -> "Labels":
         """These multi-label labels, after a check that the rows of the training table differ in them.
 
         Raises:
             UserError: every row has the same labels; or see `encode`.
         """
         targets = self.encode(table)
-        if rows_meant(table) > 1 and (targets == targets[0]).all():
+        if all_rows > 1 and (targets == targets[0]).all():
             names = self.column if isinstance(self.column, str) else " ".join(self.column)
             raise UserError(f"{FLAG} {names}: every row of {source_of(table)} has the same labels: add other rows")
         return self
 
 
-def _gives_several_labels(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> bool:
-    """Whether the flags give each row several labels; UserError if they contradict each other."""
-    given = f"{FLAG} {' '.join(columns)}"
-    if len(columns) != len(set(columns)):
-        raise UserError(f"{given} names a column twice: name each column once")
-    if delimiter == "":
-        raise UserError("--label_delimiter '' is empty: use the text that separates two labels, such as ,")
-    if delimiter is not None:
-        if len(columns) > 1:
-            raise UserError(
-                f"{given} with --label_delimiter {delimiter}: use one text column, or several columns of 0 and 1 "
-                "without a delimiter"
-            )
-        given = f"--label_delimiter {delimiter}"
+def _refuse_contradictions(columns: tuple[str, ...], problem_type: ProblemType | None, delimiter: str | None) -> None:
+    """Raise UserError if flags about labels contradict each other."""
+    given = f"{FLAG} {' '.join(columns)}" + ("" if delimiter is None else f" --label_delimiter '{delimiter}'")
+    if len({*columns}) < len(columns) or delimiter == "" or (len(columns) > 1 and delimiter is not None):
+        raise UserError(f"{given}: use different columns of 0 and 1, or one text column with a delimiter")
     several = len(columns) > 1 or delimiter is not None
     if several and problem_type not in (None, "multi_label_classification"):
-        raise UserError(
-            f"{given} gives a row several labels, but --problem_type {problem_type} allows one: remove one of the flags"
-        )
-    return several
+        raise UserError(f"{given} gives a row several labels, but --problem_type {problem_type} allows one")
+
+
+def _decided(table: pa.Table, columns: Sequence[str], kind: Kind | None, delimiter: str | None) -> pa.Table:
+    """The table with a decided type of the label column of a CSV file; several columns and texts stay undecided.
+
+    Raises:
+        UserError: a column does not exist, or see `with_labels`.
+    """
+    for name in columns:
+        column_of(table.slice(0, 0), name, FLAG, as_text=True)
+    if len(columns) > 1 or delimiter is not None:
+        return table
+    return with_labels(table, None, columns[0], "regression" if kind == "regression" else None)[0]
+
+
+def _refuse_equal_up_to_space(names: Sequence[str], source: str) -> None:
+    """Raise UserError if two names differ in outer white space only."""
+    by_text: dict[str, str] = {}
+    for name in names:
+        if (other := by_text.setdefault(name.strip(), name)) != name:
+            raise UserError(
+                f"{source} has the labels {other!r} and {name!r}, which differ in white space: make them equal"
+            )
 
 
 def _names_of_ids(

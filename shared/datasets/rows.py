@@ -4,19 +4,16 @@ A table stores its source in its metadata (`named`), so that an error about a ro
 """
 
 import bisect
-import hashlib
 import json
 import shlex
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Literal, cast
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from shared.cache.prepared import build_once
+from shared.cache.prepared import key_digest, text_once
 from shared.compat import of_datasets
 from shared.errors import UserError
 
@@ -24,15 +21,13 @@ SOURCE_KEY = b"accelerate_recipes.source"  # in the schema's metadata
 PARTS_KEY = b"accelerate_recipes.parts"  # for several files: [[number of the first row, source], ...] as JSON
 CONTENT_KEY = b"accelerate_recipes.content"  # for a memory-mapped table: the number and a digest of its rows
 ROW_COLUMN = "__row__"  # the row number in the source, where it differs from the position in the table
-COUNT_COLUMN = "__count__"  # the number of rows that a row stands for: see `label_cells.distinct_rows`
 AS_WRITTEN = b"accelerate_recipes.as_written"  # in the metadata of a CSV file's columns: how they are read, or b""
-FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 BLOCK_ROWS = 1 << 18  # maximum number of rows in a block of a table
 FILL_IN = "fill it in, or skip such rows with --skip_incomplete_rows"
 NO_VALUE = pa.array(pyarrow.csv.ConvertOptions().null_values)  # "", "NA", "null", "nan", ...: gaps among numbers
 INTEGER = r"^[+-]?[0-9]+$"
 PLAIN_INTEGER = r"^(0|-?[1-9][0-9]{0,17})$"  # equal to str() of the int64 that it means
-Reading = Literal["text", "bare text", "int64", "float64"]  # of a column of a text file
 NUMBER = r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
 
 
@@ -50,6 +45,11 @@ def with_content(table: pa.Table, content: str) -> pa.Table:
     """A memory-mapped table with a digest of its rows in its metadata."""
     given = f"{table.num_rows} {content}".encode()
     return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: given})
+
+
+def without_content(table: pa.Table) -> pa.Table:
+    """A table in memory that was made from another one, without its digest."""
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), CONTENT_KEY: b""})
 
 
 def content_of(table: pa.Table) -> str | None:
@@ -73,13 +73,6 @@ def blocks_of(table: pa.Table) -> Iterator[pa.Table]:
         first += batch.num_rows
 
 
-def rows_meant(table: pa.Table, rows: np.ndarray | slice = slice(None)) -> int:
-    """How many rows of the data the `rows` of a table stand for."""
-    if COUNT_COLUMN in table.column_names:
-        return int(table[COUNT_COLUMN].to_numpy()[rows].sum())
-    return len(np.arange(table.num_rows)[rows])
-
-
 def where(table: pa.Table, row: int) -> str:
     """Row `row` (from 0) of `table` in the words of a message: "row 7 of --train_file a.csv", counted from 1."""
     if ROW_COLUMN in table.column_names:
@@ -90,47 +83,10 @@ def where(table: pa.Table, row: int) -> str:
     return f"row {row - first + 1:,} of {source}"
 
 
-def joined(tables: list[pa.Table], source: str) -> pa.Table:
-    """The concatenated rows of several files, as one table with the source `source`.
-
-    Raises:
-        UserError: two of them have different columns, or different types in a column.
-    """
-    if len(tables) == 1:
-        return tables[0]
-    first, names = source_of(tables[0]), tables[0].column_names
-    untyped = {name for name in names if all(name in t.column_names and is_as_written(t, name) for t in tables)}
-    schema, parts = pa.schema([]), []
-    for table in tables:
-        refuse_other_columns(table.column_names, names, source_of(table), first)
-        parts.append(pa.table({name: column_of(table, name, "", as_text=name in untyped) for name in names}))
-        try:
-            schema = pa.unify_schemas([schema, parts[-1].schema], promote_options="permissive")
-        except pa.ArrowTypeError as error:
-            raise UserError(f"{source_of(table)} has columns of other types than {first}: {error}") from None
-    starts = np.cumsum([0, *(table.num_rows for table in tables)]).tolist()
-    sources = [[start, source_of(table)] for start, table in zip(starts, tables, strict=False)]
-    whole = pa.concat_tables(parts, promote_options="permissive")
-    whole = whole.cast(
-        pa.schema([f.with_metadata({AS_WRITTEN: b""} if f.name in untyped else {}) for f in whole.schema])
-    )
-    return named(whole.replace_schema_metadata({PARTS_KEY: json.dumps(sources).encode()}), source)
-
-
-def refuse_other_columns(found: Sequence[str], names: Sequence[str], source: str, first: str) -> None:
-    """Raise UserError if a file, `source`, does not have the columns `names` of the `first` one."""
-    if {*found} != {*names}:
-        here, there = (", ".join(n for n in a if n not in b) or "none" for a, b in ((found, names), (names, found)))
-        raise UserError(
-            f"{source} has other columns than {first} (only in the former: {here}; only in the latter: {there}): use "
-            "files with the same columns"
-        )
-
-
 def column_of(table: pa.Table, name: str, flag: str, as_text: bool = False) -> pa.ChunkedArray:
     """The column `name`, without dictionary encoding.
 
-    A column of a CSV file has the type that `typed` infers; with `as_text`, it is the text of the file, unless
+    A column of a CSV file has the type that `reading_of` infers; with `as_text`, it is the text of the file, unless
     `with_labels` has decided its type.
 
     Raises:
@@ -141,10 +97,10 @@ def column_of(table: pa.Table, name: str, flag: str, as_text: bool = False) -> p
     column = table[name]
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    decided = (table.schema.field(name).metadata or {}).get(AS_WRITTEN)
-    if decided:
-        return read_as(column, decided.decode())
-    return column if decided is None or as_text else typed(column)
+    reading = reading_in(table, name)
+    if reading is None or (as_text and not reading):
+        return column
+    return read_as(column, reading or reading_of(column))
 
 
 def no_such_column(names: list[str], name: str, flag: str, source: pa.Table | str) -> UserError:
@@ -160,9 +116,10 @@ def as_written(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema([field.with_metadata({AS_WRITTEN: b""}) for field in table.schema]))
 
 
-def is_as_written(table: pa.Table, name: str) -> bool:
-    """Whether a column was read from a text file and its type is still undecided."""
-    return (table.schema.field(name).metadata or {}).get(AS_WRITTEN) == b""
+def reading_in(table: pa.Table, name: str) -> str | None:
+    """How a column of a text file is read: see `read_as`; "" if that is undecided, None for a column with a type."""
+    decided = (table.schema.field(name).metadata or {}).get(AS_WRITTEN)
+    return None if decided is None else decided.decode()
 
 
 def is_text(type_: pa.DataType) -> bool:
@@ -170,13 +127,8 @@ def is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
-def typed(column: pa.ChunkedArray, as_numbers: bool = False) -> pa.ChunkedArray:
-    """A CSV column with its inferred type: see `reading_of`."""
-    return read_as(column, reading_of(column, as_numbers))
-
-
-def reading_of(column: pa.ChunkedArray, as_numbers: bool = False) -> Reading:
-    """How a CSV column is read, such that different labels stay different.
+def reading_of(column: pa.ChunkedArray, as_numbers: bool = False) -> str:
+    """How a CSV column is read ("text", "bare text", "int64" or "float64"), such that different labels stay different.
 
     A column of integers in their usual form becomes int64. With other integers ("01", "+1") it stays text, without
     outer white space. A column of numbers with at least one non-integer becomes float64; with `as_numbers`, integers
@@ -218,49 +170,41 @@ def with_labels(
         UserError: the labels are numbers, or --problem_type requires numbers, and a row has something else.
     """
     numbers = problem_type == "regression"
-    if column in train.column_names and is_as_written(train, column):
-        train = _decided(train, column, _reading_of_rows(train, column, numbers), numbers)
-    if validation is not None and column in validation.column_names and is_as_written(validation, column):
-        like = column_of(train.slice(0, 0), column, "").type if column in train.column_names else pa.null()
+    train = _decided(train, column, numbers)
+    if validation is not None and column in train.column_names:
+        like = column_of(train.slice(0, 0), column, "").type
         numbers = numbers or (problem_type is None and pa.types.is_floating(like))
-        as_text = is_text(like) and not all(
-            _all_match(column_of(part, column, "").unique().drop_null(), INTEGER) for part in blocks_of(train)
-        )
-        reading = "text" if as_text else _reading_of_rows(validation, column, numbers)
-        validation = _decided(validation, column, reading, numbers)
+        as_text = is_text(like) and reading_in(train, column) != "bare text"
+        validation = _decided(validation, column, numbers, as_text)
     return train, validation
 
 
-def _reading_of_rows(table: pa.Table, column: str, as_numbers: bool) -> Reading:
-    """See `reading_of`; of a memory-mapped table, the first process of a machine reads the column once."""
-    if not (content := content_of(table)):
-        return reading_of(table[column], as_numbers)
+def _decided(table: pa.Table, column: str, numbers: bool, as_text: bool = False) -> pa.Table:
+    """`table` with a decided type of a column, which is converted when it is read.
 
-    def build(folder: Path) -> None:
-        (folder / "reading").write_text(reading_of(table[column], as_numbers))
+    The first process of a machine reads the column of a memory-mapped table, once.
+    """
+    if column not in table.column_names or reading_in(table, column) != "":
+        return table
 
-    name = hashlib.blake2b(repr((FORMAT, content, column, as_numbers)).encode(), digest_size=16).hexdigest()
-    return cast(Reading, (build_once(f"reading-{name}", build) / "reading").read_text())
+    def find() -> str:
+        return "text" if as_text else reading_of(table[column], numbers)
 
-
-def _decided(table: pa.Table, column: str, reading: Reading, numbers: bool) -> pa.Table:
-    """`table` with a decided type of a column. In a memory-mapped table the column is converted when it is read."""
+    content = content_of(table)
+    if content and not as_text:
+        reading = text_once(f"reading-{key_digest(FORMAT, content, column, numbers)}", "reading", find)
+    else:
+        reading = find()
     if numbers and reading != "float64":
-        row, found = next(
-            (row, text)
-            for row, text in enumerate(text for chunk in table[column].chunks for text in chunk.to_pylist())
-            if not _is_number(text)
-        )
+        texts = (text for chunk in table[column].chunks for text in chunk.to_pylist())
+        row, found = next((row, text) for row, text in enumerate(texts) if not _is_number(text))
         raise UserError(f"{where(table, row)} has {found!r:.50} in {column}: regression needs a number")
     place = table.schema.get_field_index(column)
-    if content_of(table):
-        return table.set_column(place, pa.field(column, pa.string(), metadata={AS_WRITTEN: reading}), table[column])
-    labels = read_as(table[column], reading)
-    return table.set_column(place, pa.field(column, labels.type), labels)
+    return table.set_column(place, pa.field(column, pa.string(), metadata={AS_WRITTEN: reading}), table[column])
 
 
 def _is_number(text: str) -> bool:
-    return pa.types.is_floating(typed(pa.chunked_array([[text]], pa.string()), as_numbers=True).type)
+    return reading_of(pa.chunked_array([[text]], pa.string()), as_numbers=True) == "float64"
 
 
 def _all_match(texts: pa.Array, pattern: str) -> bool:
@@ -269,7 +213,7 @@ def _all_match(texts: pa.Array, pattern: str) -> bool:
 
 def missing(table: pa.Table, column: str) -> np.ndarray:
     """bool [N]: which rows have no value in a column, that is null, NaN, an empty text, or -1 in a ClassLabel."""
-    cells = column_of(table, column, "", as_text=is_text(table[column].type) and is_as_written(table, column))
+    cells = column_of(table, column, "", as_text=reading_in(table, column) == "")
     gaps = np.asarray(cells.is_null(nan_is_null=True))
     if is_text(cells.type):
         gaps |= np.asarray(pc.fill_null(pc.equal(pc.utf8_trim_whitespace(cells.cast(pa.large_string())), ""), True))

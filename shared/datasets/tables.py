@@ -1,7 +1,7 @@
 """Loading rows as Arrow tables: from the embedded docstrings, files, a `save_to_disk` folder or the Hub."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from shared.cache.prepared import key_digest, mapped_file, mask_once
 from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.rows import content_of, missing, named, numbered, source_of, unlabeled, with_labels
-from shared.errors import UserError, say
+from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
+from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions
 from shared.plan.hashing import hash64
@@ -50,9 +50,9 @@ def load_tables(
     if config.train_file or config.dataset_name:
         train, validation = read_parts(config, text_columns, label_columns, problem_type)
     else:
-        from shared.datasets import demo_texts
+        from shared.demo_data import texts
 
-        train, validation = (named(table, "the embedded docstrings") for table in demo_texts.load())
+        train, validation = (named(table, "the embedded docstrings") for table in texts.load())
     if validation is None:
         train, validation = hold_out(train, config, targets_of(train) if targets_of else None)
     return train, validation
@@ -138,12 +138,8 @@ def _chosen(table: pa.Table, most: int, words: tuple[int, ...]) -> tuple[pa.Tabl
 
 def _divided(table: pa.Table, chosen: Callable[[int, pa.Table], np.ndarray], *key: object) -> tuple[pa.Table, pa.Table]:
     """The rows for which `chosen` is True, and the others; both with their row numbers. See `arrow_files.filtered`."""
-    if content_of(table):
-        inside = arrow_files.filtered(table, chosen, *key)
-        return inside, arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
-    table, mask = numbered(table), chosen(0, table)
-    # `filter` instead of `take`, which joins the chunks of a column and overflows with more than 2 GiB of text.
-    return table.filter(pa.array(mask)), table.filter(pa.array(~mask))
+    inside = arrow_files.filtered(table, chosen, *key)
+    return inside, arrow_files.filtered(table, lambda first, block: ~chosen(first, block), *key, "others")
 
 
 def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -154,22 +150,16 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """
     there = [name for name in columns if name in table.column_names]  # missing columns raise an error elsewhere
 
-    def gaps_of(block: pa.Table) -> dict[str, np.ndarray]:
-        return {name: missing(block, name) for name in there}
-
     def complete(_: int, block: pa.Table) -> np.ndarray:
-        return ~np.any([np.zeros(block.num_rows, bool), *gaps_of(block).values()], axis=0)
+        return ~np.any([np.zeros(block.num_rows, bool), *(missing(block, name) for name in there)], axis=0)
 
-    if content_of(table):
-        readings = [table.schema.field(name).metadata for name in there]  # decide which words are gaps
-        kept = arrow_files.filtered(table, complete, "complete", there, readings)
-        counts = ", ".join(there)
-    else:
-        kept = numbered(table).filter(pa.array(complete(0, table)))
-        counts = ", ".join(f"{name}: {gap.sum():,}" for name, gap in gaps_of(table).items() if gap.any())
+    readings = [reading_in(table, name) for name in there]  # decide which words are gaps
+    kept = arrow_files.filtered(table, complete, "complete", there, readings)
     if not (skipped := table.num_rows - kept.num_rows):
         return table
-    left_out = f"{skipped:,} of {table.num_rows:,} rows of {source_of(table)} are skipped (no value in {counts})"
+    left_out = (
+        f"{skipped:,} of {table.num_rows:,} rows of {source_of(table)} are skipped (no value in {' or '.join(there)})"
+    )
     if not kept.num_rows:
         raise UserError(f"--skip_incomplete_rows: {left_out}, so no row is left")
     say(left_out)
@@ -178,13 +168,11 @@ def skip_incomplete(table: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 def refuse_shared_columns(text_columns: Sequence[str], label_columns: Sequence[str]) -> None:
     """Raise UserError if a label column is also a text column, or a text column is given twice."""
-    if shared := [name for name in label_columns if name in text_columns]:
+    if {*text_columns} & {*label_columns} or len({*text_columns}) < len(text_columns):
         raise UserError(
-            f"--text_column_names {' '.join(text_columns)} and --label_column_name {shared[0]}: the model would "
-            "read its own target: use different columns for texts and labels"
+            f"--text_column_names {' '.join(text_columns)} and --label_column_name {' '.join(label_columns)}: use "
+            "different columns, because the model would read its own target, or a text twice"
         )
-    if len({*text_columns}) < len(text_columns):
-        raise UserError(f"--text_column_names {' '.join(text_columns)}: a pair needs two different columns")
 
 
 def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None = None) -> pa.Table:
@@ -199,7 +187,8 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
     files = find_files(given, flag, readers.KINDS)
     if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
         raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
-    return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", csv_delimiter)
+    read = partial(readers.blocks, csv_delimiter=csv_delimiter)
+    return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
 
 
 def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tuple[pa.Table, pa.Table | None]:
@@ -219,41 +208,44 @@ def read_dataset(config: DataOptions, label_columns: Sequence[str] = ()) -> tupl
     for flag in ("train_split_name", "validation_split_name"):
         if (given := getattr(config, flag)) not in (None, *parts):
             raise UserError(f"--{flag} {given}: {source} has no such split {there}")
-    train = config.train_split_name or _first_split(parts, TRAIN_SPLITS)
+    train, split = config.train_split_name or _first_split(parts, TRAIN_SPLITS), config.validation_split_name
     if train is None:
         raise UserError(f"{source} has no train split {there}: select one with --train_split_name")
-    if train == config.validation_split_name:
+    if train == split:
         raise UserError(f"--validation_split_name {train} is the training split {there}: use another")
-    if config.validation_split_name:
-        return _nonempty_split(parts, train, source), _nonempty_split(parts, config.validation_split_name, source)
-    split = _first_split({other: table for other, table in parts.items() if other != train}, VALIDATION_SPLITS)
-    if split and split.casefold() in TEST_SPLITS and any(unlabeled(parts[split], name) for name in label_columns):
+    if split is None:
+        split = _validation_split(
+            {other: table for other, table in parts.items() if other != train}, source, label_columns
+        )
+    for used in (train, split):
+        if used is not None and not parts[used].num_rows:
+            raise UserError(f"{source}: its split {used} has no rows: use another split")
+    return parts[train], parts[split] if split else None
+
+
+def _validation_split(parts: Mapping[str, pa.Table], source: str, label_columns: Sequence[str]) -> str | None:
+    """The split of `parts`, which lack the training split, to validate on, if there is one; says which it is."""
+    split = _first_split(parts, VALIDATION_SPLITS)
+    if split is None and parts:
+        there = ", ".join(parts)
+        say(f"{source} has no split with a usual name for validation ({there}): --validation_split_name selects one")
+    elif split and split.casefold() not in TEST_SPLITS:
+        say(f"{source}: its split {split} is used as validation data")
+    elif split and any(unlabeled(parts[split], name) for name in label_columns):
         say(f"{source} has no validation split, and its split {split} has no labels, so it cannot replace it")
         split = None
-    elif split and split.casefold() in TEST_SPLITS:
+    elif split:
         say(
             f"{source} has no validation split: its split {split} is used instead, so a model that is selected by its "
             "scores is selected on test data"
         )
-    elif split is None and len(parts) > 1:
-        say(f"{source} has no split with a usual name for validation {there}: --validation_split_name selects one")
-    elif split not in (None, "validation"):
-        say(f"{source}: its split {split} is used as validation data")
-    return _nonempty_split(parts, train, source), _nonempty_split(parts, split, source) if split else None
+    return split
 
 
 def _first_split(parts: Iterable[str], names: Sequence[str]) -> str | None:
     """The split with the first of `names` that exists, ignoring case."""
     found = {split.casefold(): split for split in parts}
     return next((found[name] for name in names if name in found), None)
-
-
-def _nonempty_split(parts: dict[str, pa.Table], split: str, source: str) -> pa.Table:
-    """The rows of a split; UserError if it has none."""
-    if not parts[split].num_rows:
-        others = ", ".join(f"{name}: {table.num_rows:,}" for name, table in parts.items())
-        raise UserError(f"{source}: its split {split} has no rows ({others}): use another split")
-    return parts[split]
 
 
 def split_off(
@@ -273,16 +265,13 @@ def split_off(
         raise UserError(f"{source_of(table)} has one row: add rows, to train and to validate on")
     if targets is None or _are_numbers(targets):
         held_out, train = _chosen(table, min(max(1, round(rows * percentage / 100)), rows - 1), (seed,))
-    elif not content_of(table):
-        mask = _share_of_each(table, targets, percentage, seed, None)
-        held_out, train = _divided(table, lambda *_: mask)
     else:
         file = mapped_file(targets)
-        assert file is not None, "the targets of a memory-mapped table are memory-mapped"
-        key = ("share of each", file.parent.name, percentage, seed)
-        name = key_digest(content_of(table), *key)
+        assert file or not content_of(table), "the targets of a memory-mapped table are memory-mapped"
+        key = ("share of each", file and file.parent.name, percentage, seed)
         fill = partial(_share_of_each, table, targets, percentage, seed)
-        mask = mask_once(f"held-out-rows-{name}", rows, fill)
+        name = f"held-out-rows-{key_digest(content_of(table), *key)}"
+        mask = mask_once(name, rows, fill) if file else fill(None)
         held_out, train = _divided(table, lambda first, block: mask[first : first + block.num_rows], *key)
     return train, held_out
 
@@ -314,22 +303,21 @@ def read_saved(path: str) -> dict[str, pa.Table]:
     Raises:
         UserError: the folder cannot be read.
     """
-    datasets = _import_datasets(path)
-    try:
+    names = Path(path) / "dataset_dict.json"
+    with about(f"--dataset_name {path} (a folder, which should be one that save_to_disk of datasets wrote)"):
+        import datasets
+
         folders = {"train": Path(path)}
-        if (names := Path(path) / "dataset_dict.json").exists():
+        if names.exists():
             folders = {split: Path(path) / split for split in json.loads(names.read_text())["splits"]}
-        tables = {}
-        for split, folder in folders.items():
-            empty = of_datasets.is_saved_empty(folder)  # load_from_disk cannot read it
-            part = datasets.Dataset.from_dict({}) if empty else datasets.load_from_disk(str(folder))
-            tables[split] = _to_table(part, f"--dataset_name {path} (split {split})")
-        return tables
-    except (OSError, ValueError, LookupError) as error:  # Arrow's errors are ValueErrors
-        raise UserError(
-            f"--dataset_name {path} is a folder, but not one that datasets' save_to_disk wrote "
-            f"({readers.first_line(error)}): use such a folder, or a file as --train_file"
-        ) from None
+        parts = {
+            # `load_from_disk` cannot read an empty split
+            split: datasets.Dataset.from_dict({})
+            if of_datasets.is_saved_empty(folder)
+            else datasets.load_from_disk(folder)
+            for split, folder in folders.items()
+        }
+    return {split: _to_table(part, f"--dataset_name {path} (split {split})") for split, part in parts.items()}
 
 
 def read_hub(name: str, config_name: str | None) -> dict[str, pa.Table]:
@@ -342,25 +330,16 @@ def read_hub(name: str, config_name: str | None) -> dict[str, pa.Table]:
         raise UserError(f"--dataset_name {name} is a file: use it as --train_file")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"--dataset_name {name}: no such folder")
-    datasets = _import_datasets(name)
     given = f"{name} --dataset_config_name {config_name}" if config_name else name
-    try:
-        parts = of_datasets.load_cached(name, config_name)
-    except (OSError, ValueError):  # not in the cache, or several configs and none selected
-        require_hub("--dataset_name", given, EMBEDDED)
-        try:
-            parts = datasets.load_dataset(name, config_name)
-        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-            raise UserError(f"--dataset_name {given} cannot be loaded: {readers.first_line(error)}") from None
-    return {split: _to_table(part, f"--dataset_name {name} (split {split})") for split, part in parts.items()}
-
-
-def _import_datasets(name: str) -> Any:
-    try:
+    with about(f"--dataset_name {given}"):
         import datasets
-    except ImportError:
-        raise UserError(f"--dataset_name {name} requires the package datasets: pip install datasets") from None
-    return datasets
+
+        try:
+            parts = of_datasets.load_cached(name, config_name)
+        except (OSError, ValueError):  # not in the cache, or several configs and none selected
+            require_hub("--dataset_name", given, EMBEDDED)
+            parts = datasets.load_dataset(name, config_name)
+    return {split: _to_table(part, f"--dataset_name {name} (split {split})") for split, part in parts.items()}
 
 
 def _to_table(dataset: Any, source: str) -> pa.Table:

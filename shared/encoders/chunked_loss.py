@@ -8,16 +8,18 @@ layer, so that no product is computed twice (Hsu et al., "Liger Kernel", arXiv:2
 the factor of all gradients to bf16, and because older versions of torch lack it.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shared.compat import of_torch
 from shared.errors import UserError
-from shared.speed.self_check import GRADIENT_TOLERANCE, in_eval_mode, same, text_batch
+from shared.speed.self_check import difference, text_batch
 
 LOGITS_OF_CHUNK = {"cpu": 1 << 23, "gpu": 1 << 26}  # 32 and 256 MiB in float32; a GPU needs large products
 
@@ -36,79 +38,57 @@ class Losses(NamedTuple):
 def use_chunked_loss(model: Any) -> None:
     """Make `model`, adapted by `predict_only_masked`, return `Losses` when it is called with `labels` [n].
 
-    `labels` are the ids of the tokens at `masked`. A call without `labels` is unchanged.
+    `labels` are the ids of the masked tokens. A call without `labels` is unchanged.
 
     Raises:
         UserError: the logits are not the output of one linear layer, or the losses or gradients differ by more than
             rounding from those of the whole logits.
     """
-    kind, decoder = type(model).__name__, output_layer(model)
-    if decoder is None:
+    kind = type(model).__name__
+    decoder = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if not isinstance(decoder, nn.Linear):
         raise UserError(f"--chunked_loss: a {kind} has no linear layer that makes its logits: leave it out")
-    forward = model.forward
-    masked: Tensor | None = None  # of the current call, as the two below
-    labels: Tensor | None = None
-    losses: Losses | None = None
-
-    def decode(layer: Any, hidden: Tensor) -> Tensor:
-        nonlocal losses
-        if labels is None:
-            return type(layer).forward(layer, hidden)
-        if hidden.ndim > 2:  # a model without a separate encoder: `masked` indexes the flattened rows
-            assert masked is not None
-            hidden = hidden.flatten(0, -2).index_select(0, masked)
-        losses = cross_entropy(hidden, layer.weight, layer.bias, labels)
-        # Not read. It has the shape of the logits, from which operations are counted, and takes no memory.
-        return losses.each.detach()[:, None].expand(-1, len(layer.weight))
-
-    def forward_to_losses(_: nn.Module, *args: Any, **arguments: Any) -> Any:
-        nonlocal masked, labels, losses
-        masked, labels = arguments.get("masked"), arguments.pop("labels", None)
-        if labels is None:
-            return forward(*args, **arguments)
-        try:
-            forward(*args, **arguments)
-            assert losses is not None, "the check below found the layer in use"
-            return losses
-        finally:
-            masked = labels = losses = None
-
-    of_torch.replace_forward(decoder, decode)
-    of_torch.replace_forward(model, forward_to_losses)
-    try:
-        equal = equals_whole_logits(model)
-    except Exception as error:  # any model, any version of transformers
-        raise UserError(f"--chunked_loss does not work with a {kind} ({error!r}): leave it out") from None
-    if not equal:
-        raise UserError(f"--chunked_loss changes the losses or gradients of a {kind}: leave it out")
+    chunked = ChunkedLoss(model.forward)
+    of_torch.replace_forward(decoder, chunked.decode)
+    of_torch.replace_forward(model, chunked)
+    device = decoder.weight.device
+    batch = send_to_device(text_batch(model.config) | {"masked": torch.tensor([1, 2, 4])}, device)  # in the first row
+    labels = batch["input_ids"].flatten()[batch["masked"]]
+    if problem := difference(
+        model,
+        lambda: F.cross_entropy(model(**batch).logits, labels, reduction="sum"),
+        lambda: model(**batch, labels=labels).total,
+    ):
+        raise UserError(f"--chunked_loss does not work with a {kind} ({problem}): leave it out")
 
 
-def output_layer(model: Any) -> nn.Linear | None:
-    """The linear layer that makes the logits; None if the model does not name one."""
-    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return layer if isinstance(layer, nn.Linear) else None
+class ChunkedLoss:
+    """The forward pass of a model for the `Losses` of `labels`, and that of its last layer.
 
-
-def equals_whole_logits(model: Any) -> bool:
-    """Whether `Losses.total` and its gradients are those of the whole logits, on a tiny random batch.
-
-    As in `keep_if_equal`, gradients are compared for parameters of one dimension.
+    Args:
+        forward: the forward pass of the model for logits.
     """
-    device = next(model.parameters()).device
-    masked = torch.tensor([1, 2, 4], device=device)  # in the first row
-    batch = {name: value.to(device) for name, value in text_batch(model.config).items()} | {"masked": masked}
-    labels = batch["input_ids"].flatten()[masked]
-    parameters = [p for p in model.parameters() if p.ndim == 1 and p.requires_grad]
-    totals, gradients = [], []
-    with torch.enable_grad(), in_eval_mode(model):
-        for total in (
-            lambda: F.cross_entropy(model(**batch).logits, labels, reduction="sum"),
-            lambda: model(**batch, labels=labels).total,
-        ):
-            totals.append(total())
-            parts = torch.autograd.grad(totals[-1], parameters, allow_unused=True, materialize_grads=True)
-            gradients.append(torch.cat([part.flatten() for part in parts]))
-    return same(totals[1], totals[0]) and same(gradients[1], gradients[0], GRADIENT_TOLERANCE)
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.labels: Tensor | None = None  # of the current call
+        self.losses: Losses | None = None
+
+    def __call__(self, _: nn.Module, *args: Any, labels: Tensor | None = None, **arguments: Any) -> Any:
+        self.labels, self.losses = labels, None
+        try:
+            output = self.forward(*args, **arguments)
+            return output if labels is None else self.losses
+        finally:
+            self.labels = self.losses = None
+
+    def decode(self, layer: Any, hidden: Tensor) -> Tensor:
+        """The forward pass of the last layer: [n, width] -> [n, classes]."""
+        if self.labels is None:
+            return type(layer).forward(layer, hidden)
+        self.losses = cross_entropy(hidden, layer.weight, layer.bias, self.labels)
+        # Not read. It has the shape of the logits, from which operations are counted, and takes no memory.
+        return self.losses.each.detach()[:, None].expand(-1, len(layer.weight))
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Losses:

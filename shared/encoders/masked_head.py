@@ -9,42 +9,62 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch, of_transformers
 from shared.encoders.packing import PADDED, Packing, use_packed_attention
-from shared.models.layers import SHORT
 from shared.speed import first_token
-from shared.speed.first_token import MASKED, MASKED_ENDS, attend, kept_tokens
-from shared.speed.self_check import keep_if_equal, text_batch
+from shared.speed.documents import Documents, attend, kept_tokens
+from shared.speed.first_token import replace_last_layer
+from shared.speed.self_check import keep_if_equal, rows_of, text_batch
 
-SPARSE = "head_is_sparse"
+SPARSE = "head_is_sparse"  # attribute of a model whose head computes masked tokens only
 
 
 def predict_only_masked(model: Any) -> None:
-    """Make `model`, a ...ForMaskedLM or ...ForTokenClassification, accept `masked` [n]: the indices of n tokens.
+    """Make `model`, a ...ForMaskedLM or ...ForTokenClassification, compute the logits of masked tokens only.
 
-    It then returns the logits [n, vocabulary or labels] of these tokens only. `masked` indexes the flattened rows of
-    the batch, ascending; in token classification, these tokens are the first ones of words, and are not masked. The
-    encoder's hidden states [rows, length, width] are reduced to [n, width] before the model's own head, which is
-    unchanged. If the model has no separate encoder, or `keep_if_equal` finds different logits, the head computes all
-    logits, and those at `masked` are selected. A call without `masked` is unchanged.
+    A batch names them: `documents.masked` of packed documents, or else `masked` [n], ascending indices of the flattened
+    rows. In token classification, these tokens are the first ones of words, and are not masked. See `MaskedHead`. A
+    batch without them is computed as before.
     """
-    encoder, forward = getattr(model, "base_model", model), model.forward
-    places: Tensor | None = None  # `masked` of the current call
+    head = MaskedHead(model.forward)
+    of_torch.replace_forward(model, head)
+    if (encoder := getattr(model, "base_model", model)) is not model:
+        hooks: list[Any] = []
+        setattr(
+            model,
+            SPARSE,
+            keep_if_equal(
+                model,
+                "a head on masked tokens only",
+                lambda: hooks.append(encoder.register_forward_hook(head.keep_masked)),
+                lambda: [hook.remove() for hook in hooks],
+                lambda config: text_batch(config) | {"masked": torch.tensor([1, 2, 4])},  # in the first row
+            ),
+        )
 
-    def keep_masked(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-        if places is not None:
-            hidden = output["last_hidden_state"].flatten(0, 1)
-            only_masked = len(hidden) == len(places)  # the last layer has computed no other tokens, or all are masked
-            output["last_hidden_state"] = hidden if only_masked else hidden.index_select(0, places)
-        return output
 
-    def forward_masked(_: nn.Module, *args: Any, masked: Tensor | None = None, **arguments: Any) -> Any:
-        nonlocal places
-        places = masked
-        if MASKED_ENDS in arguments:  # the model passes such arguments on to its layers
-            arguments[MASKED] = masked
+class MaskedHead:
+    """The forward pass of a model for the logits [n, vocabulary or labels] of n masked tokens.
+
+    The encoder's hidden states [rows, length, width] are reduced to [n, width] before the model's own head, which is
+    unchanged. If the model has no separate encoder, or `keep_if_equal` finds different logits, the head computes all
+    logits, and those of the masked tokens are selected.
+
+    Args:
+        forward: the forward pass of the model for all tokens.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self.forward = forward
+        self.masked: Tensor | None = None  # of the current call
+
+    def __call__(self, _: nn.Module, *args: Any, masked: Tensor | None = None, **arguments: Any) -> Any:
+        documents: Documents | None = arguments.get("documents")
+        if documents is not None and documents.masked is not None:
+            masked = documents.masked.places
+        self.masked = masked
         try:
-            output = forward(*args, **arguments)
+            output = self.forward(*args, **arguments)
         finally:
-            places = None
+            self.masked = None
         if masked is None or output.logits.ndim < 3:
             return output
         logits = output.logits.flatten(0, 1).index_select(0, masked)
@@ -53,72 +73,64 @@ def predict_only_masked(model: Any) -> None:
         output["logits"] = logits
         return output
 
-    of_torch.replace_forward(model, forward_masked)
-    if encoder is model:
-        return
-    hooks: list[Any] = []
-
-    def replace() -> None:
-        hooks.append(encoder.register_forward_hook(keep_masked))
-
-    def undo() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    def make_batch(config: Any) -> dict[str, Tensor]:
-        return text_batch(config) | {MASKED: torch.tensor([1, 2, 4])}  # in the first row
-
-    setattr(model, SPARSE, keep_if_equal(model, "a head on masked tokens only", replace, undo, make_batch))
+    def keep_masked(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        """Hook of the encoder."""
+        if self.masked is not None:
+            hidden = output["last_hidden_state"].flatten(0, 1)
+            only_masked = len(hidden) == len(self.masked)  # the last layer has computed no others, or all are masked
+            output["last_hidden_state"] = hidden if only_masked else hidden.index_select(0, self.masked)
+        return output
 
 
 def compute_only_masked(config: Any, model: Any) -> None:
-    """Make the last layer compute the tokens at `masked` only, in batches of `Packing` with their boundaries.
+    """Make the last layer compute the masked tokens only, in packed batches.
 
     It needs the keys and values of all tokens, but query, attention and feed-forward network of these tokens only. If
     that changes logits or gradients (see `keep_if_equal`), it is undone. All other batches are computed as before: rows
-    with padding, and calls without `masked`.
+    with padding, and documents without masked tokens.
 
-    Without effect on models that `predict_only_masked` has not adapted or that are not of one of FAMILIES; and with
-    --fixed_shapes, because the number of masked tokens varies.
+    Without effect on models that `predict_only_masked` has not adapted or that are not of one of FAMILIES.
     """
-    kind = type(model)
-    known = getattr(model, SPARSE, False) and kind.__module__.startswith("transformers.models.")
-    family = getattr(getattr(model, "config", None), "model_type", None) if known else None
-    if (
-        family not in FAMILIES
-        or not getattr(config, "packing", False)
-        or getattr(config, "fixed_shapes", False)
-        or getattr(model.config, "is_decoder", False)
-        or of_transformers.attention_name(model.config) != "sdpa"
-    ):
+    if not getattr(model, SPARSE, False) or not getattr(config, "packing", False):
         return
-    layers, forward = FAMILIES[family]
-    last = model.base_model.get_submodule(layers)[-1]
+    before = of_transformers.attention_name(model.config)
+
+    def packed_batch(config: Any) -> dict[str, Any]:
+        use_packed_attention(model, torch.device("cpu"), "no")
+        rows = rows_of(text_batch(config))
+        tokens, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
+        masked = np.array([1, 2, 4, len(tokens) - 1])  # none of the second document, the last one of the third
+        batch = Packing.for_model(config)((tokens, lengths, masked, masked))
+        del batch["labels"]
+        return batch
+
+    families = {family: (layers, of_masked(forward)) for family, (layers, forward) in FAMILIES.items()}
+    replace_last_layer(model, families, "a last layer that computes masked tokens only", packed_batch)
+    if of_transformers.attention_name(model.config) != before:
+        model.set_attn_implementation(before)
+
+
+def of_masked(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The forward pass of a layer for the masked tokens of packed documents, and for all tokens of other batches."""
 
     def compute(layer: Any, hidden_states: Tensor, *args: Any, **more: Any) -> Tensor:
-        whole = MASKED not in more or not knows_places(layer, more)
-        return (type(layer).forward if whole else forward)(layer, hidden_states, *args, **more)
+        documents: Documents | None = more.get("documents")
+        short = documents is not None and knows_places(layer, documents)
+        return (forward if short else type(layer).forward)(layer, hidden_states, *args, **more)
 
-    def replace() -> None:
-        of_torch.replace_forward(last, compute)
-
-    name = "a last layer that computes masked tokens only"
-    use_packed_attention(model, torch.device("cpu"), "no")
-    try:
-        kept = keep_if_equal(model, name, replace, lambda: vars(last).pop("forward", None), packed_batch)
-    finally:
-        model.set_attn_implementation("sdpa")
-    setattr(model, SHORT, kept)
+    return compute
 
 
-def knows_places(layer: Any, more: dict[str, Any]) -> bool:
-    """Whether the attention of a layer knows the places of the masked tokens, or needs none because it has no window.
+def knows_places(layer: Any, documents: Documents) -> bool:
+    """Whether the attention of a layer can compute the masked tokens only: it knows their places, or has no window.
 
-    Of all kernels only `padded_attention` takes places. The others compute the whole layer if a document is longer than
-    the window.
+    Only `padded_attention` takes places. The other kernel computes the whole layer if a document is longer than the
+    window. Both need at least one masked token.
     """
+    if documents.masked is None or not documents.masked.longest:
+        return False
     window = getattr(getattr(layer, "attn", None), "sliding_window", None)
-    if window is None or more["max_length_k"] <= window:
+    if window is None or documents.longest <= window:
         return True
     return of_transformers.attention_name(layer.attn.config) == PADDED
 
@@ -128,7 +140,8 @@ def modernbert_layer(
     hidden_states: Tensor,
     attention_mask: Tensor | None = None,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
-    **more: Any,
+    documents: Documents | None = None,
+    **_: Any,
 ) -> Tensor:
     """Forward pass of transformers' ModernBertEncoderLayer: [1, T, width] -> [1, n, width].
 
@@ -137,7 +150,7 @@ def modernbert_layer(
     assert position_embeddings is not None
     own = layer.attn
     query, key, value = own.Wqkv(layer.attn_norm(hidden_states)).unflatten(-1, (3, -1, own.head_dim)).unbind(-3)
-    query = rotated(kept_tokens(query, more), *(kept_tokens(each, more) for each in position_embeddings))
+    query = rotated(kept_tokens(query, documents), *(kept_tokens(each, documents) for each in position_embeddings))
     key = rotated(key, *position_embeddings)
     attended = attend(
         own,
@@ -145,12 +158,12 @@ def modernbert_layer(
         key.transpose(1, 2),
         value.transpose(1, 2),
         attention_mask,
-        more,
+        documents,
         dropout=own.attention_dropout,
         scaling=own.head_dim**-0.5,
         sliding_window=own.sliding_window,
     )
-    hidden = kept_tokens(hidden_states, more) + own.out_drop(own.Wo(attended))
+    hidden = kept_tokens(hidden_states, documents) + own.out_drop(own.Wo(attended))
     return hidden + layer.mlp(layer.mlp_norm(hidden))
 
 
@@ -166,14 +179,3 @@ FAMILIES: dict[str, tuple[str, Callable[..., Tensor]]] = {  # as in shared/speed
     **{family: first_token.FAMILIES[family] for family in ALIKE},
     "modernbert": ("layers", modernbert_layer),
 }
-
-
-def packed_batch(config: Any) -> dict[str, Any]:
-    """The documents of `text_batch` as a batch of `Packing`; the second has no masked token, the third its last one."""
-    padded = text_batch(config)
-    rows = [ids[real.bool()].numpy() for ids, real in zip(padded["input_ids"], padded["attention_mask"], strict=True)]
-    lengths = np.array([len(row) for row in rows])
-    masked = np.array([1, 2, 4, lengths.sum() - 1])
-    batch = Packing.for_model(config, only_masked=True)((np.concatenate(rows), lengths, masked, masked))
-    del batch["labels"]
-    return batch

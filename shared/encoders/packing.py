@@ -9,7 +9,6 @@ are therefore registered with transformers:
   plan sorts them by length, so the padding is short.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -20,18 +19,14 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.encoders.attention import attend
-from shared.encoders.padding import TRIAL_TOKENS, padding_for
-from shared.errors import UserError
-from shared.models.layers import is_short
-from shared.plan.fixed_shapes import FixedShapes
+from shared.encoders.padding import padding_for
 from shared.pretrained.tokenizers import OFFSET_POSITIONS
-from shared.speed.first_token import MASKED, MASKED_ENDS, MOST_MASKED
-from shared.speed.self_check import outputs_of, same
+from shared.speed.documents import Documents
+from shared.speed.self_check import outputs_of, rows_of, same, text_batch
 from shared.text.tokenized import Padding
 
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
-FLASH_3 = "FA3"  # torch's name of FlashAttention-3
 PADDED, VARLEN = "packed_padded", "packed_varlen"
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
@@ -41,59 +36,40 @@ class Packing:
     """Makes a batch from the result of `MaskedDocuments.read_micro_batch`: one row without padding."""
 
     first_position: int = 0
-    pad_token_id: int = 0
-    shapes: FixedShapes | None = None
-    """With shapes, each micro-batch is filled up to them."""
-    only_masked: bool = False
-    """Whether the last layer computes masked tokens only (`compute_only_masked`), and needs their boundaries."""
     packed: ClassVar[bool] = True
 
     @classmethod
-    def for_model(cls, config: Any, shapes: FixedShapes | None = None, only_masked: bool = False) -> Self:
+    def for_model(cls, config: Any) -> Self:
         """For a model with this `PretrainedConfig`: models like RoBERTa count positions from the padding id + 1."""
-        first = config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0
-        return cls(first, config.pad_token_id or 0, shapes, only_masked)
+        return cls(config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0)
 
     def padded_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """The cost of documents in tokens, int64 [N]: their lengths, because nothing is padded."""
         return lengths
 
     def __call__(self, read: Read) -> dict[str, Any]:
-        """`arguments`, masked [n] (indices of the masked tokens in the row) and labels [n] (their original ids).
-
-        With `only_masked`, also cu_seq_lens_masked int32 [documents + 1], the boundaries of the documents in `masked`,
-        and max_length_masked, the largest number of masked tokens in a document.
-        """
+        """`arguments`, with the masked tokens in `documents`, and labels [n], the original ids of these tokens."""
         tokens, lengths, masked, labels = read
-        batch = self.arguments(tokens, lengths) | {
-            MASKED: torch.from_numpy(masked),
+        batch = self.arguments(tokens, lengths)
+        ends = np.searchsorted(masked, batch["documents"].ends.numpy()).astype(np.int32)
+        most = int(np.diff(ends).max())
+        of_masked = Documents(torch.from_numpy(ends), most, torch.from_numpy(masked))
+        return batch | {
+            "documents": batch["documents"]._replace(masked=of_masked),
             "labels": torch.from_numpy(labels),
         }
-        if self.only_masked and len(masked):
-            ends = np.searchsorted(masked, np.append(0, np.cumsum(lengths))).astype(np.int32)
-            batch |= {MASKED_ENDS: torch.from_numpy(ends), MOST_MASKED: int(np.diff(ends).max())}
-        return batch
 
     def arguments(self, tokens: NDArray[np.integer], lengths: NDArray[np.int64]) -> dict[str, Any]:
         """The arguments of the model, for the `tokens` [T] of documents of these `lengths` [documents].
 
-        input_ids and position_ids [1, T], cu_seq_lens_q and _k int32 [documents + 1], max_length_q and _k. With
-        `shapes`, T and the number of documents include the filling, which follows these documents.
+        input_ids and position_ids [1, T], and the `Documents`.
         """
-        ends, longest = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.max())
-        if self.shapes:
-            filling, ends, longest = self.shapes.fill(lengths)
-            tokens = np.concatenate([tokens, np.full(filling.sum(), self.pad_token_id)])
-            lengths = np.concatenate([lengths, filling])
-        positions = np.arange(len(tokens)) - np.repeat(ends[: len(lengths)], lengths) + self.first_position
-        boundaries = torch.from_numpy(ends.astype(np.int32))
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(len(tokens)) - np.repeat(ends[:-1], lengths) + self.first_position
         return {
             "input_ids": torch.from_numpy(tokens.astype(np.int64, copy=False))[None],
             "position_ids": torch.from_numpy(positions)[None],
-            "cu_seq_lens_q": boundaries,
-            "cu_seq_lens_k": boundaries,
-            "max_length_q": longest,
-            "max_length_k": longest,
+            "documents": Documents(torch.from_numpy(ends.astype(np.int32)), int(lengths.max())),
         }
 
 
@@ -126,62 +102,35 @@ def pack_or_pad(model: Any, data: Any, tokenizer: Any, accelerator: Any, config:
     If packed documents would attend to each other in this model, it gets one document per row.
 
     Raises:
-        UserError: --fixed_shapes, and the model cannot be packed; see also `FixedShapes.of_run`.
+        UserError: see `padding_for`.
     """
-    how, rows = "one document per row, sorted by length", [data[i] for i in range(min(len(data), 3))]
-    shapes = FixedShapes.of_run(config)
-    if config.packing and packing_is_exact(model, [row[:TRIAL_TOKENS] for row in rows], filled=shapes is not None):
-        return Packing.for_model(model.config, shapes, is_short(model)), pack(model, accelerator, config, shapes)
-    refuse_fixed_shapes(model, shapes)
+    if config.packing and packing_is_exact(model):
+        precision = config.activation_dtype or config.mixed_precision
+        return Packing.for_model(model.config), use_packed_attention(model, accelerator.device, precision)
+    how = "one document per row, sorted by length"
     if config.packing:
         how += f" (if packed, documents would attend to each other in a {type(model).__name__})"
-    multiple, padding = padding_for(model, rows[0], tokenizer, config)
+    multiple, padding = padding_for(model, data[0], tokenizer, config)
     return OnePerRow(tokenizer.pad_token_id, multiple, config.max_length), how + padding
 
 
-def pack(model: Any, accelerator: Any, config: Any, shapes: FixedShapes | None) -> str:
-    """Make `model` attend only within documents; returns a description for the user.
+def packing_is_exact(model: Any, packing: type[Packing] = Packing) -> bool:
+    """Whether documents have the same outputs when `packing` packs them as each one alone.
 
-    With --attention, shared/encoders/attention_choice.py sets the kernels later, and the launch card has a row on them.
-    """
-    how = use_packed_attention(model, accelerator.device, config.activation_dtype or config.mixed_precision)
-    if getattr(config, "attention", None):
-        how = "packed without padding"
-    return how + (f"; filled up to {shapes.tokens:,} tokens in {shapes.documents:,} documents" if shapes else "")
-
-
-def refuse_fixed_shapes(model: Any, shapes: FixedShapes | None) -> None:
-    """Refuse --fixed_shapes for a model that cannot be packed.
-
-    Raises:
-        UserError: there are `shapes`.
-    """
-    if shapes:
-        raise UserError(
-            f"--fixed_shapes has no effect, because a {type(model).__name__} cannot be packed: leave it out"
-        )
-
-
-def packing_is_exact(
-    model: Any, rows: Sequence[NDArray[np.int64]], packing: type[Packing] = Packing, filled: bool = False
-) -> bool:
-    """Whether documents, given by their token ids, have the same outputs when `packing` packs them as each one alone.
-
-    A few documents are computed both ways; `filled`: with filling, as --fixed_shapes adds it. Attention is not the only
-    connection between tokens in all models: in a MobileBERT, each token also uses the embeddings of its neighbours. The
-    packed attention is never causal.
+    A few documents are computed both ways. Attention is not the only connection between tokens in all models: in a
+    MobileBERT, each token also uses the embeddings of its neighbours. The packed attention is never causal.
     """
     before = of_transformers.attention_name(model.config) if of_transformers.takes_registered_attention(model) else None
     if before is None or any(getattr(module, "is_causal", False) for module in model.modules()):
         return False
+    rows = rows_of(text_batch(model.config))
     alone = [outputs_of(model, {"input_ids": torch.from_numpy(ids)[None]}) for ids in rows]
     lengths = np.array([len(ids) for ids in rows])
-    shapes = FixedShapes.for_trial(lengths) if filled else None
-    packed = packing.for_model(model.config, shapes).arguments(np.concatenate(rows), lengths)
+    packed = packing.for_model(model.config).arguments(np.concatenate(rows), lengths)
     use_packed_attention(model, torch.device("cpu"), "no")
     try:
         together = [by_document(output, lengths) for output in outputs_of(model, packed)]
-    except Exception:  # any model: one may not pass the boundaries on to its attention
+    except Exception:  # any model: one may not pass the documents on to its attention
         return False
     finally:
         model.set_attn_implementation(before)
@@ -194,15 +143,13 @@ def packing_is_exact(
 
 
 def by_document(output: Tensor, lengths: NDArray[np.int64]) -> list[Tensor]:
-    """The output for each of several documents, without what belongs to the filling after them.
+    """The output for each of several documents.
 
     Args:
         output: [1, T, ...] of packed tokens, or one row for each document.
         lengths: of the documents, in tokens.
     """
-    if len(output) == 1 and len(lengths) > 1:
-        return [*output[0, : lengths.sum()].split(lengths.tolist())]
-    return [*output[: len(lengths)]]
+    return [*output] if len(output) == len(lengths) else [*output[0].split(lengths.tolist())]
 
 
 def use_packed_attention(model: Any, device: torch.device, precision: str) -> str:
@@ -211,23 +158,11 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
 
     AttentionInterface.register(VARLEN, varlen_attention)
     AttentionInterface.register(PADDED, padded_attention)
-    activate_flash_3(False)
     if why_not := why_not_varlen(model.config, device, precision):
         model.set_attn_implementation(PADDED)
         return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
     model.set_attn_implementation(VARLEN)
     return "packed without padding, attention by torch.nn.attention.varlen"
-
-
-def activate_flash_3(wanted: bool) -> None:
-    """Make torch use FlashAttention-3 in this process, or its own version, which an earlier run may have replaced."""
-    from torch.nn import attention
-
-    active = getattr(attention, "current_flash_attention_impl", lambda: None)() == FLASH_3
-    if wanted and not active:
-        attention.activate_flash_attention_impl(FLASH_3)
-    elif active and not wanted:
-        attention.restore_flash_attention_impl()
 
 
 def why_not_varlen(config: Any, device: torch.device, precision: str) -> str:
@@ -262,26 +197,33 @@ def varlen_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor,
-    cu_seq_lens_k: Tensor,
-    max_length_q: int,
-    max_length_k: int,
+    documents: Documents,
+    queries: Documents | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
-    The query may have fewer tokens than key and value, but only without a window: one of each document
-    (shared/speed/first_token.py), or some or none (shared/encoders/masked_head.py).
+    The query may have fewer tokens than key and value, those of `queries`, but only without a window: one of each
+    document (shared/speed/first_token.py), or some or none (shared/encoders/masked_head.py).
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    queries = queries or documents
     key, value = repeat_kv_heads(query, key, value)
     q, k, v = (part[0].transpose(0, 1) for part in (query, key, value))
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
     out = varlen_attn(
-        q, k, v, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, scale=scaling, window_size=window
+        q,
+        k,
+        v,
+        queries.ends,
+        documents.ends,
+        queries.longest,
+        documents.longest,
+        scale=scaling,
+        window_size=window,
     )
     assert isinstance(out, Tensor)
     return out[None], None
@@ -294,68 +236,61 @@ def padded_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor,
-    cu_seq_lens_k: Tensor,
-    max_length_q: int,
-    max_length_k: int,
+    documents: Documents,
+    queries: Documents | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    masked: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, heads, T, width], key and value alike -> [1, T, heads, width].
 
     A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention. The query
-    may have fewer tokens than key and value: one of each document (shared/speed/first_token.py, without a window), or
-    those at `masked` [n], of which a document may have none (shared/encoders/masked_head.py).
+    may have fewer tokens than key and value, those of `queries`: one of each document (shared/speed/first_token.py,
+    without a window), or some of which the places are known (shared/encoders/masked_head.py).
     """
     key, value = repeat_kv_heads(query, key, value)
-    documents, longest = len(cu_seq_lens_k) - 1, max_length_k
-    heads, total, width = query.shape[1:]
-    slots = padded_slots(cu_seq_lens_k, longest, key.shape[2])
-    query_slots = slots if total == key.shape[2] else padded_slots(cu_seq_lens_q, max_length_q, total)
+    count, (heads, total, width) = len(documents.ends) - 1, query.shape[1:]
+    slots = padded_slots(documents, key.shape[2])
+    query_slots = slots if queries is None else padded_slots(queries, total)
 
     def pad(part: Tensor, slots: Tensor | None, longest: int) -> Tensor:
         flat = part[0].transpose(0, 1)  # [T, heads, width]
         if slots is not None:
-            flat = flat.new_zeros(documents * longest, heads, width).index_copy(0, slots, flat)
-        return flat.view(documents, longest, heads, width).transpose(1, 2)
+            flat = flat.new_zeros(count * longest, heads, width).index_copy(0, slots, flat)
+        return flat.view(count, longest, heads, width).transpose(1, 2)
 
     mask = None
     if slots is not None:
-        lengths = cu_seq_lens_k.diff().clamp(min=1)  # attention to nothing, in an empty document, would give NaN
-        mask = (torch.arange(longest, device=query.device) < lengths[:, None])[:, None, None]
-    if sliding_window is not None and longest > sliding_window:
-        place = torch.arange(longest, device=query.device)
-        if total == key.shape[2]:
+        mask = (torch.arange(documents.longest, device=query.device) < documents.ends.diff()[:, None])[:, None, None]
+    if sliding_window is not None and documents.longest > sliding_window:
+        place = torch.arange(documents.longest, device=query.device)
+        if queries is None:
             window = (place[:, None] - place).abs() < sliding_window
             # A padding token may have nothing in its window, which would give NaN: it attends to itself.
-            itself = torch.eye(longest, dtype=torch.bool, device=query.device)
+            itself = torch.eye(documents.longest, dtype=torch.bool, device=query.device)
             mask = window if mask is None else (mask & window) | itself
         else:
-            assert masked is not None, "the places of the queries are known"
-            begins = cu_seq_lens_k[:-1].repeat_interleave(cu_seq_lens_q.diff(), output_size=total)
-            own = masked - begins  # the place of each query in its document; that of a padding query is 0
+            assert queries.places is not None, "the places of the queries are known"
+            begins = documents.ends[:-1].repeat_interleave(queries.ends.diff(), output_size=total)
+            own = queries.places - begins  # the place of each query in its document; that of a padding query is 0
             if query_slots is not None:
-                own = own.new_zeros(documents * max_length_q).index_copy(0, query_slots, own)
-            window = (own.view(documents, 1, max_length_q, 1) - place).abs() < sliding_window
+                own = own.new_zeros(count * queries.longest).index_copy(0, query_slots, own)
+            window = (own.view(count, 1, queries.longest, 1) - place).abs() < sliding_window
             mask = window if mask is None else mask & window
-    padded = pad(query, query_slots, max_length_q), pad(key, slots, longest), pad(value, slots, longest)
+    longest = documents.longest if queries is None else queries.longest
+    padded = pad(query, query_slots, longest), pad(key, slots, documents.longest), pad(value, slots, documents.longest)
     out = attend(*padded, mask, dropout, width**-0.5 if scaling is None else scaling)
     out = out.transpose(1, 2).reshape(-1, heads, width)
     return (out if query_slots is None else out.index_select(0, query_slots))[None], None
 
 
-def padded_slots(ends: Tensor, longest: int, total: int) -> Tensor | None:
-    """The index of each of `total` packed tokens in the flattened rows [documents, longest]; None if all are full.
-
-    `ends` [documents + 1] are the boundaries of the documents.
-    """
-    documents = len(ends) - 1
-    if documents * longest == total:
+def padded_slots(documents: Documents, total: int) -> Tensor | None:
+    """The index of each of `total` packed tokens in the flattened rows [documents, longest]; None if all are full."""
+    ends, count = documents.ends, len(documents.ends) - 1
+    if count * documents.longest == total:
         return None
-    padding_before = torch.arange(documents, device=ends.device) * longest - ends[:-1]
+    padding_before = torch.arange(count, device=ends.device) * documents.longest - ends[:-1]
     slots = torch.arange(total, device=ends.device)
     return slots + padding_before.repeat_interleave(ends.diff(), output_size=total)  # does not wait for the device
 

@@ -14,35 +14,15 @@ from shared.text.tokenized import Padding, TokenizedText
 TRIAL_TOKENS, TRIAL_PADDING = 13, 8  # the trial's row and its padding; an odd number of tokens reveals pooling of pairs
 
 
-def pad_rows(
-    model: Any, train: TokenizedText, validation: TokenizedText, tokenizer: Any, config: Any
-) -> tuple[Padding, str]:
+def pad_rows(model: Any, data: TokenizedText, tokenizer: Any, config: Any) -> tuple[Padding, str]:
     """The collate function of tokenized texts for a model, and a description for the user: see `padding_for`.
 
     Raises:
-        UserError: see `padding_for` and `check_ends`.
+        UserError: see `padding_for`.
     """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        check_ends(model, train, validation)
-    row, types, _ = train[0]
+    row, types, _ = data[0]
     multiple, said = padding_for(model, row, tokenizer, config, types)
     return Padding(tokenizer.pad_token_id, multiple, config.max_length), said
-
-
-def check_ends(model: Any, *datasets: TokenizedText) -> None:
-    """Check that each text has one end-of-sequence token, which encoder-decoder classifiers (T5, BART) read.
-
-    Raises:
-        UserError: a text has none or several.
-    """
-    for data in datasets:
-        ends = np.add.reduceat(data.input_ids == model.config.eos_token_id, data.offsets[:-1])
-        if len(wrong := np.flatnonzero(ends != 1)):
-            raise UserError(
-                f"--model_name_or_path: a {type(model).__name__} reads the end-of-sequence token (id "
-                f"{model.config.eos_token_id}), of which each text must have one; row {wrong[0]} has {ends[wrong[0]]}: "
-                "use a tokenizer that ends texts with it, and remove rows whose text contains it"
-            )
 
 
 def padding_for(

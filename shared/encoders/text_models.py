@@ -39,7 +39,7 @@ def adapt_to_device(accelerator: Any, config: Options, model: nn.Module) -> nn.M
             bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
             (attend_by_products if bf16 else mask_by_row)(model)
     use_activation_dtype(config, model)
-    return compile_layers(accelerator, config, model, fixed_shapes=getattr(config, "fixed_shapes", False))
+    return compile_layers(accelerator, config, model)
 
 
 def attend_to_all(accelerator: Any, model: Any) -> None:

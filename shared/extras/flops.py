@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shared.extras.step_timer import is_trained, positions_of
 from shared.models.layers import compiled, is_short
 from shared.monitoring.hooks import Hook
-from shared.monitoring.step_timer import is_trained, positions_of
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed

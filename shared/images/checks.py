@@ -1,15 +1,13 @@
 """Check of encoded images before a run decodes any: a fingerprint of each, and which are corrupt by their headers.
 
-All processes divide the images (see `blocks.py`). Later starts read the stored result, as long as the file times or
+All processes divide the images (see `division.py`). Later starts read the stored result, as long as the file times or
 the bytes of the table are the same.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +15,8 @@ import PIL
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shared.cache.blocks import Blocks
-from shared.cache.prepared import array_writer, key_digest, read_array
+from shared.cache.division import Division, cores_of_process, parts_of
+from shared.cache.prepared import Arrays, as_lines, from_lines, key_digest, read_array
 from shared.datasets.rows import content_of
 from shared.images.decoding import inspect
 
@@ -49,36 +47,23 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
         UserError: a file cannot be read.
     """
 
-    def write(_: Path, folder: Path, images: range) -> None:
+    def make(images: range) -> Iterator[Arrays]:
         prints, remarks = np.empty(len(images), np.uint64), []
         for place, i in enumerate(images):
             prints[place], mode, problem = inspect(stored(i))
             if problem or mode.startswith(DEEP):
                 remarks.append((i, problem))
-        np.save(folder / "prints.npy", prints)
-        (folder / "remarks.json").write_text(json.dumps(remarks))
+        yield {"prints": prints, "remarks": as_lines(remarks)}
 
-    def join(_: Path, folder: Path, blocks: list[Path]) -> None:
-        with array_writer(folder / "prints.npy", np.uint64) as append:
-            for block in blocks:
-                append(np.load(block / "prints.npy"))
-        remarks = [*chain.from_iterable(json.loads((block / "remarks.json").read_text()) for block in blocks)]
-        (folder / "remarks.json").write_text(json.dumps(remarks))
-
-    folder = Blocks(
+    folder = Division(
         f"checked-{key_digest(FORMAT, PIL.__version__, key)}",
-        count,
-        SMALLEST_BLOCK,
-        write,
-        join,
-        "checking",
-        "images",
-        name,
+        parts_of(count, SMALLEST_BLOCK, make),
+        f"checking {name}",
+        threads=2 * cores_of_process(),  # they wait for the disk
         delay=2,
-        threads_per_core=2,  # they wait for the disk
         by_task=False,  # all images are checked before one is decoded
     ).build()
-    remarks = json.loads((folder / "remarks.json").read_text())
+    remarks = from_lines(folder / "remarks.npy")
     problems = {i: problem for i, problem in remarks if problem}
     deep = tuple(i for i, problem in remarks if not problem)
     return Checked(key, read_array(folder / "prints.npy"), problems, deep)

@@ -11,7 +11,7 @@ def set_backends(deterministic: bool) -> None:
     """Set how torch computes on a GPU; with --deterministic, without TF32 and only by deterministic kernels.
 
     cuDNN's attention is off, because it plans anew for each shape, and some of its versions give NaN gradients with a
-    mask (pytorch#196678). `--attention cudnn` uses it for documents of equal length, which need no mask.
+    mask (pytorch#196678).
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

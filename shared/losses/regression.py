@@ -72,8 +72,10 @@ class Scale(Hook):
         return ((targets - self.mean) / self.deviation).float() if self.labels.kind == "regression" else targets
 
     def restore(self, predictions: Tensor) -> Tensor:
-        """Predictions [rows] of the model in training, converted to units of the targets, float64."""
-        return predictions if self.layer is None else predictions.double() * self.deviation + self.mean
+        """Outputs of the model in training, converted to units of the targets, float64; other tasks: unchanged."""
+        if self.labels.kind != "regression":
+            return predictions
+        return predictions.double() * self.deviation + self.mean
 
     def before_export(self, model: nn.Module) -> None:
         """Scale the last layer so that the model answers in units of the targets.

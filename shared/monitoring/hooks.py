@@ -42,6 +42,13 @@ class Hook:
         """Figures for metrics.jsonl, from what `measured` and the monitor gave, each [processes]."""
         return {}
 
+    def passed(self, part: str) -> None:
+        """The time since the last call belongs to `part`, which has just ended.
+
+        `part` is "micro_batch", "last_micro_batch" (the backward pass summed gradients over processes), "optimizer",
+        "evaluation", "checkpoint", "profile", or "rest".
+        """
+
     def step_ended(self) -> None:
         """The update of a step is made."""
 

@@ -4,33 +4,26 @@ Figures are collected where they arise (tensors on the device, counts on the hos
 that no step waits for the host.
 """
 
-import importlib.util
-import math
-import os
-import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.checkpoints import resuming
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
-from shared.monitoring.step_timer import BESIDE, PassTimer, Stopwatch
 from shared.plan.batches import MicroBatch
 from shared.plan.hashing import hash64
 
 MAX_SKIPPED_IN_A_ROW = 10
-BEHIND = 0.1  # a process that works longer than the others by more than this share is named
+BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
@@ -41,9 +34,7 @@ class Monitor:
         accelerator: reduces over its processes.
         lengths: int64 [N], real tokens of each sample, or [N, k] if a sample has k sequences; None when samples are
             no sequences.
-        seconds_waited: the loader's running total of seconds spent waiting for data.
         state: the monitor's state in the checkpoint from which the run resumes; empty in a new run.
-        model: the one that the loop calls, after `prepare`; hooks on it time data and gradients.
         hooks: add figures of their own.
     """
 
@@ -51,13 +42,10 @@ class Monitor:
         self,
         accelerator: Accelerator,
         lengths: NDArray[np.integer] | None,
-        seconds_waited: Callable[[], float],
         state: Mapping[str, Any],
-        model: nn.Module,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self.accelerator, self.lengths, self.seconds_waited = accelerator, lengths, seconds_waited
-        self.hooks = hooks
+        self.accelerator, self.lengths, self.hooks = accelerator, lengths, hooks
         self.digest = 0  # of the sample ids fed to the model by this process
         self.fed: list[MicroBatch] = []  # not yet counted
         self.samples = self.tokens = self.tokens_squared = 0  # fed by this process since the last reading
@@ -71,10 +59,8 @@ class Monitor:
         self.skips: list[Tensor] = []  # of the steps since then, 1.0 where the update was left out
         self.sums = {"loss": np.float32(0)}
         self.skipped = self.in_a_row = self.most_in_a_row = 0  # updates: since the run began, and in a row
-        self.stopwatch = Stopwatch(accelerator.device)
-        self.passes = PassTimer(model, self.stopwatch, sequences=lengths is not None)
         self.window_started = self.read_at = time.perf_counter()
-        self.window_parts = self.stopwatch.read() | {"waited": seconds_waited()}
+        self.beside = dict.fromkeys(BESIDE, 0.0)  # seconds since the last reading
         if state:
             self._restore(state)
 
@@ -84,7 +70,7 @@ class Monitor:
         Raises:
             UserError: an earlier micro-batch had other parts.
         """
-        self.passes.end(synchronized=micro_batch.last)
+        self._passed("last_micro_batch" if micro_batch.last else "micro_batch")
         figures = {"loss": loss, **{f"loss_{name}": part for name, part in (parts or {}).items()}}
         if self.losses and self.losses.keys() != figures.keys():  # the processes could not add them up
             raise UserError(
@@ -100,18 +86,23 @@ class Monitor:
         """Count a step; `skipped` is 1.0 where its update was left out, on the device."""
         self.steps += 1
         self.skips.append(skipped)
-        self.stopwatch.mark("optimizer")
+        self._passed("optimizer")
 
-    def timed(self, part: str) -> AbstractContextManager[None]:
-        """Time what happens inside as `evaluation`, `checkpoint` or `profile`, apart from the steps."""
-        return self.stopwatch.time(part)
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Time what happens inside as one of BESIDE, apart from the steps."""
+        self._passed("rest")
+        begun = time.perf_counter()
+        yield
+        self.beside[part] += time.perf_counter() - begun
+        self._passed(part)
 
     def read(self) -> dict[str, float | str]:
         """The figures since the last call, over all processes; call it on all of them.
 
         Returns `loss` and its parts (means over steps), `samples` (running digest of the ids fed, hexadecimal),
-        `samples_per_second`, `tokens_per_second` (real tokens, for sequences), `skipped_updates` (since the run began),
-        `processes`, and the figures of `costs` and of the hooks.
+        `samples_per_second`, `tokens_per_second` (real tokens, for sequences), `step_seconds`, `skipped_updates` (since
+        the run began), `processes`, and the figures of the hooks.
 
         The time of evaluation and checkpoints is only in `evaluation_seconds`
         and `checkpoint_seconds`. Times cover only the steps since this start; the first reading of a resumed run has
@@ -125,10 +116,12 @@ class Monitor:
             "samples_per_second": totals["samples"] / seconds,
             "skipped_updates": totals["skipped"],
             "processes": self.accelerator.num_processes,
+            "step_seconds": seconds / max(self.steps - self.steps_before, 1),
+            "evaluation_seconds": float(rows["evaluation"].mean()),
+            "checkpoint_seconds": float(rows["checkpoint"].mean()),
         }
         if self.lengths is not None:
             figures["tokens_per_second"] = totals["tokens"] / seconds
-        figures |= costs(rows, self.steps - self.steps_before)
         for hook in self.hooks:
             figures |= {name: float(value) for name, value in hook.figures(rows).items()}
         if self.resumed:
@@ -136,9 +129,9 @@ class Monitor:
             self.resumed, self.steps_before = False, 0
         self.total_samples += totals["samples"]
         self.total_tokens += totals["tokens"]
-        self.steps = self.samples = self.tokens = self.tokens_squared = self.passes.positions = 0
+        self.steps = self.samples = self.tokens = self.tokens_squared = 0
         self.sums, self.most_in_a_row = dict.fromkeys(["loss", *self.losses], np.float32(0)), 0
-        self.window_started, self.window_parts = self.read_at, self.stopwatch.read() | {"waited": self.seconds_waited()}
+        self.window_started, self.beside = self.read_at, dict.fromkeys(BESIDE, 0.0)
         self.most_skipped_in_a_row = totals["most_in_a_row"]
         return figures
 
@@ -217,13 +210,8 @@ class Monitor:
         """The figures of all processes since the last reading, each [processes]; one host wait, one collective call."""
         self._count_fed()
         self._sum_up()  # waits for the device
-        self.stopwatch.mark("rest")
+        self._passed("rest")
         self.read_at = time.perf_counter()
-        waited = self.seconds_waited() - self.window_parts["waited"]
-        parts = {part: seconds - self.window_parts[part] for part, seconds in self.stopwatch.read().items()}
-        if self.stopwatch.on_gpu:  # waiting of the host while the GPU was busy cost nothing
-            waited = min(waited, parts["data"])
-        peak_memory, reserved_memory = memory(self.accelerator.device)
         mine = {
             **self.sums,
             "skipped": self.skipped,
@@ -233,19 +221,18 @@ class Monitor:
             "digest_low": self.digest & 0xFFFFFFFF,
             "samples": self.samples,
             "tokens": self.tokens,
-            "positions": self.passes.positions,
-            "peak_memory": peak_memory,
-            "reserved_memory": reserved_memory,
-            "utilization": utilization(self.accelerator.device),
+            **self.beside,
+            "seconds": self.read_at - self.window_started - sum(self.beside.values()),
             **{name: value for hook in self.hooks for name, value in hook.measured().items()},
-            **parts,
-            "data": waited,
-            "seconds": self.read_at - self.window_started - sum(parts[name] for name in BESIDE),
         }
         rows = np.array([[*mine.values()]], np.float64)
         if self.accelerator.num_processes > 1:
             rows = self.accelerator.gather(torch.from_numpy(rows).to(self.accelerator.device)).cpu().numpy()
         return dict(zip(mine, rows.T, strict=True))
+
+    def _passed(self, part: str) -> None:
+        for hook in self.hooks:
+            hook.passed(part)
 
     def _totals(self, rows: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
         """Sums over the processes; figures that are the same on all processes are those of this one."""
@@ -292,57 +279,3 @@ class Monitor:
             self.tokens += int(lengths.sum())
             self.tokens_squared += int((lengths**2).sum())
         self.fed = []
-
-
-def costs(rows: Mapping[str, NDArray[np.float64]], steps: int) -> dict[str, float | str]:
-    """What the steps since the last reading cost, from the figures of all processes (each [processes]).
-
-    Shares are parts of the time of the steps, averaged over processes; docs/outputs.md has the definitions.
-    """
-    mean = dict(zip(rows, np.mean([*rows.values()], axis=1).tolist(), strict=True))
-    seconds = mean["seconds"]
-    figures = {
-        "step_seconds": seconds / max(steps, 1),
-        "data_wait": mean["data"] / seconds,
-        **{part: mean[part] / seconds for part in ("forward_backward", "communication", "optimizer")},
-        "evaluation_seconds": mean["evaluation"],
-        "checkpoint_seconds": mean["checkpoint"],
-        "peak_memory_bytes": rows["peak_memory"].max(),
-        "reserved_memory_bytes": rows["reserved_memory"].max(),
-    }
-    if rows["tokens"].any() and rows["positions"].any():
-        figures["padding"] = 1 - rows["tokens"].sum() / rows["positions"].sum()
-    if not math.isnan(mean["utilization"]):
-        figures["gpu_utilization"] = mean["utilization"]
-    if "watched" in rows and rows["watched"].any():
-        figures["host_bound"] = rows["starved"].sum() / rows["watched"].sum()
-    work = rows["data"] + rows["forward_backward"] + rows["optimizer"]
-    if len(work) > 1 and work.min() > 0:
-        slowest = int(work.argmax())
-        behind = work[slowest] / np.delete(work, slowest).mean() - 1
-        if behind > BEHIND:
-            figures |= {"slowest_process": slowest, "slowest_process_behind": behind}
-    return {name: float(value) for name, value in figures.items()}
-
-
-def memory(device: torch.device) -> tuple[int, int]:
-    """Peak and current bytes of this process: of the CUDA allocator, or resident memory on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device), torch.cuda.memory_reserved(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, this_process(os.getpid()).memory_info().rss
-
-
-@cache
-def this_process(pid: int) -> psutil.Process:
-    """A process, looked up once: psutil reads three files to make sure which one it is."""
-    return psutil.Process(pid)
-
-
-def utilization(device: torch.device) -> float:
-    """Share of the last second in which the GPU was busy, as NVML says; NaN without GPU or pynvml, or if it fails."""
-    if device.type != "cuda" or importlib.util.find_spec("pynvml") is None:
-        return math.nan
-    try:
-        return torch.cuda.utilization(device) / 100
-    except Exception:  # pynvml's errors: a part of a GPU (MIG) has no such figure, nor has a container without NVML
-        return math.nan

@@ -7,6 +7,7 @@ from shared.config.limits import Limits
 from shared.config.meaning import Meaning
 from shared.config.options import Options, Rule, shown
 from shared.errors import UserError
+from shared.extras.costs import Costs
 from shared.extras.curves import Curves
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
@@ -71,6 +72,7 @@ class ExtraOptions(Options):
             LargestMicroBatch(),
             GradientCompression(),
             Mfu(),
+            Costs(),
             Profiler(),
             Upload(),
             TimeReport(),

@@ -39,10 +39,6 @@ class TextOptions(DataOptions):
     """Maximum length of a sequence in tokens."""
     max_tokens_per_micro_batch: int | None = 2048
     """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
-    fixed_shapes: bool = False
-    """Fill packed micro-batches up to --max_tokens_per_micro_batch, so that --torch_compile knows all sizes."""
-    attention: tuple[Literal["auto", "padded", "documents", "varlen", "flash3", "cudnn"], ...] | None = None
-    """Kernels of packed attention: auto (the fastest), a name, or two, for global and local layers. None: see docs."""
 
     # Adapters
     lora_rank: int | None = None
@@ -61,7 +57,5 @@ class TextOptions(DataOptions):
         ("lora_alpha", "lora_rank"),
         ("lora_dropout", "lora_rank"),
         ("lora_targets", "lora_rank"),
-        ("attention", "packing"),
-        *(("fixed_shapes", name) for name in ("torch_compile", "packing", "max_tokens_per_micro_batch")),
     )
-    EXCLUDES: ClassVar = (*DataOptions.EXCLUDES, ("freeze", "lora_rank"), ("fixed_shapes", "auto_micro_batch"))
+    EXCLUDES: ClassVar = (*DataOptions.EXCLUDES, ("freeze", "lora_rank"))

@@ -68,8 +68,6 @@ class Plan:
         packed: a micro-batch holds its samples end to end, without padding.
         max_tokens: budget of a micro-batch: rows x longest row, or the sum of the lengths when `packed`.
         max_samples: budget of a micro-batch in rows. If both are given, both apply.
-        fixed_shapes: each packed micro-batch is filled up to `max_tokens` (--fixed_shapes), so a step is cut into as
-            few as possible.
         micro_batches: cut a step into at least this many.
         num_processes, process_index: which process this is. They do not change the cut, except with `equal_counts` or
             with more processes than micro-batches (see `refined`).
@@ -89,7 +87,6 @@ class Plan:
         num_samples: int | None = None,
         weights: Weights | None = None,
         packed: bool = False,
-        fixed_shapes: bool = False,
         seed: int,
         global_batch_size: int,
         num_epochs: int | None = None,
@@ -119,7 +116,7 @@ class Plan:
             longest = int(self.lengths.argmax()) if longest is None else longest
             length = int(self.lengths_of(np.array([longest]))[0])
             check_budget(longest, length, max_tokens, "--max_tokens_per_micro_batch")
-        self.weights, self.packed, self.fixed_shapes = weights, packed, fixed_shapes
+        self.weights, self.packed = weights, packed
         self.seed, self.global_batch_size = seed, global_batch_size
         assert num_epochs is not None or max_steps is not None
         stream = num_epochs * self.num_samples if num_epochs is not None else 0
@@ -151,7 +148,6 @@ class Plan:
             num_samples=num_samples,
             weights=weights,
             packed=packed,
-            fixed_shapes=getattr(config, "fixed_shapes", False),
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_train_epochs,
@@ -169,17 +165,13 @@ class Plan:
     ) -> Iterator[MicroBatch]:
         """This process's share of an evaluation pass, in micro-batches of twice the budget: no activations are kept.
 
-        With `fixed_shapes` they have the shapes of training. The samples are sorted in blocks, so that the memory does
-        not grow with their number.
+        The samples are sorted in blocks, so that the memory does not grow with their number.
 
         Args:
             lengths: int [n], tokens of each sample of the data that are evaluated.
             padded: see `Plan`.
         """
         most_tokens, most_rows = self.max_tokens and 2 * self.max_tokens, self.max_samples and 2 * self.max_samples
-        if self.fixed_shapes:
-            size = self.global_batch_size
-            most_tokens, most_rows = self.max_tokens, min(self.max_samples or size, size)
         for start in range(0, len(lengths), BLOCK):
             block = lengths[start : start + BLOCK]
             for micro_batch in evaluation_batches(
@@ -244,7 +236,7 @@ class Plan:
         samples, epochs, lengths = samples[order], epochs[order], lengths[order]
         sorted_lengths = lengths.tolist()
         count = self._count(sorted_lengths, self.num_processes, self.first_processes)
-        starts = cut_points(sorted_lengths, self.max_tokens, self.max_samples, count, self.packed, self.fixed_shapes)
+        starts = cut_points(sorted_lengths, self.max_tokens, self.max_samples, count, self.packed)
         size = len(samples) if self.weights is None else self.weights[samples].sum().item()
         pieces = _micro_batches(step, samples, epochs, size, starts)
         return pieces, costs_of(lengths, starts, self.packed)
@@ -266,13 +258,6 @@ class Plan:
         while len(mine) < (-(-len(pieces) // self.num_processes) if self.equal_counts else 1):
             mine.append(_repeat(pieces))
         return [*mine[:-1], replace(mine[-1], last=True)]
-
-    def filling(self, step: int) -> float:
-        """The share of the tokens of a step that only fill its micro-batches; 0 without `fixed_shapes`."""
-        if not self.fixed_shapes or self.max_tokens is None:
-            return 0.0
-        samples, _ = self.global_batch(step)
-        return 1 - float(self.lengths_of(samples).sum()) / (len(self.cut(step)) * self.max_tokens)
 
     def keep_cut(self, first_processes: int) -> None:
         """Cut each step into at least as many micro-batches as at the first launch of the run, on `first_processes`.
@@ -328,7 +313,7 @@ class Plan:
         A last step with fewer samples is not cut for the processes: they idle once, and the config alone cuts it.
         """
         rows = len(sorted_lengths)
-        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed, self.fixed_shapes)
+        budgets = (self.max_tokens, self.max_samples, self.micro_batches_per_step, self.packed)
         count = piece_count(sorted_lengths, *budgets)
         if rows == self.global_batch_size:
             count = max(count, first_processes, num_processes)

@@ -17,7 +17,6 @@ def cut_points(
     max_samples: int | None,
     at_least: int,
     packed: bool = False,
-    fewest: bool = False,
 ) -> list[int]:
     """Cut rows, sorted by length, longest first, into micro-batches of even cost: the first row of each.
 
@@ -26,7 +25,7 @@ def cut_points(
     rows = len(lengths)
     area = area_limit(lengths, max_tokens, packed)
     row_limit = min(max_samples or rows, rows)
-    count = piece_count(lengths, max_tokens, max_samples, at_least, packed, fewest)
+    count = piece_count(lengths, max_tokens, max_samples, at_least, packed)
     if lengths[0] == lengths[-1]:
         return [piece * rows // count for piece in range(count)]
     low, high = max(lengths[0], sum(lengths) // count) - 1, area  # find the smallest that gives `count` pieces
@@ -89,18 +88,16 @@ def piece_count(
     max_samples: int | None,
     at_least: int,
     packed: bool = False,
-    fewest: bool = False,
 ) -> int:
     """The number of micro-batches for rows that are sorted by length, longest first.
 
     It is `at_least`, or, if the budgets need more, the next of 1, 2, 4, 8, 16, 24, 32, ...: these numbers divide well
-    among processes, and depend only on the budgets. It is at most the number of rows. With `fewest` it is the
-    number that the budgets need: micro-batches that are filled up to the budget all cost the same.
+    among processes, and depend only on the budgets. It is at most the number of rows.
     """
     rows = len(lengths)
     area = area_limit(lengths, max_tokens, packed)
     if (needed := len(fill_in_order(lengths, area, min(max_samples or rows, rows), packed))) > at_least:
-        at_least = needed if fewest else next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
+        at_least = next((k for k in (1, 2, 4, 8) if k >= needed), -(-needed // 8) * 8)
     return min(at_least, rows)
 
 

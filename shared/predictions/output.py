@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from shared.datasets.rows import is_text
-from shared.errors import UserError
 
 FORMATS = (".csv", ".jsonl", ".parquet")
 
@@ -24,23 +23,6 @@ def parts_folder(output: Path) -> Path:
 def record_file(output: Path) -> Path:
     """The JSON file that describes the predictions: model, input, settings and scores."""
     return output.with_name(output.name + ".json")
-
-
-def check_columns(table: pa.Table, new: list[str], source: str, output: Path) -> None:
-    """Check that the file can hold the columns of the input and the `new` ones.
-
-    Raises:
-        UserError: a column would exist twice, or the format cannot hold a column.
-    """
-    if both := [name for name in table.column_names if name in new]:
-        raise UserError(f"{source} has a column {both[0]}, as the predictions have: rename it in the input")
-    for field in table.schema:
-        binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
-        if (pa.types.is_nested(field.type) and output.suffix == ".csv") or (binary and output.suffix != ".parquet"):
-            raise UserError(
-                f"--predictions_file {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "
-                f"which contains {field.type}: use a name that ends in .parquet"
-            )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from shared.config import options
-from shared.disk import sync
+from shared.config.meaning import Meaning, fields_with
+from shared.disk import remedy, sync
 from shared.errors import UserError, count_of
 from shared.monitoring.log import finite_or_name
 from shared.plan.loading import feed
-from shared.predictions.output import check_columns, parts_folder, record_file, writer
+from shared.predictions.output import parts_folder, record_file, writer
 from shared.predictions.prediction import Outputs, Prediction
-from shared.predictions.settings import PredictionOptions
+from shared.predictions.request import Request
 from shared.processes import folder_lock
 from shared.processes.collectives import gather, on_main_process
 
@@ -69,10 +70,11 @@ class Parts:
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
         partial = self.path(part).with_suffix(f".partial-{os.getpid()}")
-        with partial.open("wb") as file:
-            np.save(file, outputs)
-        sync(partial)
-        partial.rename(self.path(part))
+        with writing(self.folder):
+            with partial.open("wb") as file:
+                np.save(file, outputs)
+            sync(partial)
+            partial.rename(self.path(part))
 
     def open(self, task: Record) -> list[int]:
         """Make the folder, or check that it holds parts of the same task; return the parts that are missing.
@@ -81,17 +83,13 @@ class Parts:
             UserError: the folder holds parts of another task, is in use, or cannot be written.
         """
         file = self.folder / TASK_FILE
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             folder_lock.acquire(self.folder, "--predictions_file: the folder")
             if not file.exists():
                 partial = file.with_suffix(".partial")
                 partial.write_text(json.dumps(task, indent=1) + "\n")
                 partial.rename(file)
-        except OSError as error:
-            raise UserError(
-                f"--predictions_file: {self.folder} cannot be written ({error.strerror}): name a file in another folder"
-            ) from None
         if changed := changes(read_json(file), task):
             raise UserError(
                 f"{self.folder} holds parts of other predictions ({changed}): restore what was changed to resume, "
@@ -103,17 +101,17 @@ class Parts:
     def compute(self, accelerator: Any, missing: Sequence[int], num_workers: int) -> None:
         """Compute and write this process's share of the `missing` parts. Every process calls this."""
         mine = missing[accelerator.process_index :: accelerator.num_processes]
-        schedule = (micro_batch for part in mine for micro_batch in self.batches[part])
+        schedule = [micro_batch for part in mine for micro_batch in self.batches[part]]
         prediction = self.prediction
         stream = feed(schedule, prediction.data, prediction.collate, accelerator.device, num_workers)
-        rows = sum(len(micro_batch.samples) for part in mine for micro_batch in self.batches[part])
+        rows = sum(len(micro_batch.samples) for micro_batch in schedule)
         hidden = None if accelerator.is_main_process else True  # None: it is shown in a terminal only
         bar = tqdm(total=rows, desc="predicting", unit=" samples", mininterval=0.5, disable=hidden)
         with closing(stream), bar:
             for part in mine:
                 outputs = []
                 for micro_batch, batch in islice(stream, len(self.batches[part])):
-                    outputs.append(prediction.forward(batch))
+                    outputs.append(prediction.forward(micro_batch, batch))
                     bar.update(len(micro_batch.samples))
                 self.write(part, torch.cat(outputs).cpu().numpy())
 
@@ -135,17 +133,18 @@ class Parts:
         return outputs
 
 
-def check_free(output: Path) -> None:
-    """Check that `output` does not exist, unless predictions are described in the file beside it.
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn an error in writing to `folder` into a `UserError` that says what helps."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"--predictions_file: {folder} cannot be written ({error}): {remedy(error)}, and start again to resume"
+        ) from error
 
-    Raises:
-        UserError: it exists.
-    """
-    if output.exists() and not record_file(output).exists():
-        raise UserError(f"--predictions_file {output} exists: remove it, or name another file")
 
-
-def run(accelerator: Any, settings: PredictionOptions, prediction: Prediction) -> Record:
+def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     """Write the file of predictions and its record; return the record. Every process calls this.
 
     If the file holds the same predictions already, nothing is computed.
@@ -153,79 +152,100 @@ def run(accelerator: Any, settings: PredictionOptions, prediction: Prediction) -
     Raises:
         UserError: the file holds other predictions or cannot be written, or an output is not finite.
     """
-    output = Path(settings.predictions_file)
-    new = [*prediction.columns(prediction.table.slice(0, 0), np.zeros((0, prediction.width), np.float32))]
-    task = on_main_process(accelerator, lambda: task_of(accelerator, settings, prediction))
+    output, parts = request.output, Parts(prediction, request.output)
 
-    def finished() -> Record | None:
-        check_columns(prediction.table, new, prediction.source, output)
+    def begin() -> tuple[Record, list[int], bool]:
+        """The record, the missing parts, and whether the file is finished."""
+        task = task_of(request, prediction)
+        check_columns(prediction, output)
         if not output.exists():
-            return None
-        record: Record = read_json(record_file(output))
-        changed = changes(record, task) or ("the file has changed" if output.stat().st_size != record["bytes"] else "")
+            return task, parts.open(task), False
+        record = read_json(record_file(output))
+        changed = changes(record, task) if record else "there is no record of its predictions"
+        if not changed and output.stat().st_size != record["bytes"]:
+            changed = "the file has changed"
         if changed:
             raise UserError(
-                f"--predictions_file {output} holds other predictions ({changed}): remove it, or name another file"
+                f"--predictions_file {output} exists with other content ({changed}): remove it, or name another file"
             )
-        return record
+        return record, [], True
 
-    if record := on_main_process(accelerator, finished):
+    task, missing, is_finished = on_main_process(accelerator, begin)
+    if is_finished:
         accelerator.print(f"{output} holds these predictions already")
-        return record
-    parts = Parts(prediction, output)
-    missing = on_main_process(accelerator, lambda: parts.open(task))
+        return task
     rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
-    rows["output"] = str(output)
+    rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
     width = max(map(len, rows))
     accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
-    workers = settings.dataloader_num_workers
+    workers = request.config.dataloader_num_workers
     on_cpu = accelerator.device.type == "cpu"
     parts.compute(accelerator, missing, workers if workers is not None else 0 if on_cpu else 2)
     gather(accelerator, None)  # waits until all parts are written
     return on_main_process(accelerator, lambda: finish(parts, output, task))
 
 
+def check_columns(prediction: Prediction, output: Path) -> None:
+    """Check that the file can hold the columns of the input and the new ones.
+
+    Raises:
+        UserError: a column would exist twice, or the format cannot hold a column.
+    """
+    table, source = prediction.table, prediction.source
+    new = prediction.columns(table.slice(0, 0), np.zeros((0, prediction.width), np.float32))
+    if both := [name for name in table.column_names if name in new]:
+        raise UserError(f"{source} has a column {both[0]}, as the predictions have: rename it in the input")
+    for field in table.schema:
+        binary = pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type)
+        if (pa.types.is_nested(field.type) and output.suffix == ".csv") or (binary and output.suffix != ".parquet"):
+            raise UserError(
+                f"--predictions_file {output}: {output.suffix[1:]} cannot hold the column {field.name} of {source}, "
+                f"which contains {field.type}: use a name that ends in .parquet"
+            )
+
+
 def finish(parts: Parts, output: Path, task: Record) -> Record:
     """Join the parts, compute the scores, write the file and its record, and remove the parts; return the record.
 
     Raises:
-        UserError: an output is not finite, or a part is missing.
+        UserError: an output is not finite, a part is missing, or a file cannot be written.
     """
-    prediction, outputs = parts.prediction, parts.join()
-    table = prediction.table.replace_schema_metadata(None)
-    file = parts.folder / output.name
-    blocks = with_columns(prediction, table, outputs)
-    first = next(blocks)
-    with writer(file, output, first.schema) as write:
-        write(first)
-        for block in blocks:
-            write(block)
-    scores = prediction.score(outputs) if prediction.score else {}
-    record = task | {"rows": table.num_rows, "bytes": file.stat().st_size}
-    record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
-    described = parts.folder / record_file(output).name
-    described.write_text(json.dumps(record, indent=1) + "\n")
-    for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
-        sync(written)
-        written.replace(place)
+    prediction, file = parts.prediction, parts.folder / output.name
+    with writing(parts.folder):
+        outputs = parts.join()
+        blocks = with_columns(prediction, outputs)
+        first = next(blocks)
+        with writer(file, output, first.schema) as write:
+            write(first)
+            for block in blocks:
+                write(block)
+        scores = prediction.score(outputs) if prediction.score else {}
+        record = task | {"rows": prediction.table.num_rows, "bytes": file.stat().st_size}
+        record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
+        described = parts.folder / record_file(output).name
+        described.write_text(json.dumps(record, indent=1) + "\n")
+        for written, place in ((described, record_file(output)), (file, output)):  # the predictions last
+            sync(written)
+            written.replace(place)
     folder_lock.release_all()
     shutil.rmtree(parts.folder)
     return record
 
 
-def with_columns(prediction: Prediction, table: pa.Table, outputs: Outputs) -> Iterator[pa.Table]:
+def with_columns(prediction: Prediction, outputs: Outputs) -> Iterator[pa.Table]:
     """Yield blocks of the table with the columns of the predictions.
 
     Raises:
         UserError: an output is not finite; names the row.
     """
     bounds = prediction.bounds
-    for start in range(0, table.num_rows, BLOCK_ROWS):
-        block = table.slice(start, BLOCK_ROWS)
+    for start in range(0, prediction.table.num_rows, BLOCK_ROWS):
+        block = prediction.table.slice(start, BLOCK_ROWS)
         part = outputs[bounds[start] : bounds[start + block.num_rows]]
-        if len(wrong := np.flatnonzero(~np.isfinite(part).all(1))):
+        predicted = part[:, : prediction.width - prediction.has_loss]
+        if len(wrong := np.flatnonzero(~np.isfinite(predicted).all(1))):
             row = np.searchsorted(bounds, bounds[start] + wrong[0], "right")  # counted from 1
             raise UserError(
                 f"the prediction for row {row:,} of {prediction.source} is not finite: use "
@@ -233,25 +253,27 @@ def with_columns(prediction: Prediction, table: pa.Table, outputs: Outputs) -> I
             )
         for name, column in prediction.columns(block, part).items():
             block = block.append_column(name, column)
-        yield plain_fields(block)
+        yield block.cast(pa.schema([field.remove_metadata() for field in block.schema]))
 
 
-def plain_fields(table: pa.Table) -> pa.Table:
-    """`table` without the metadata of its columns."""
-    return table.cast(pa.schema([field.remove_metadata() for field in table.schema]))
+def task_of(request: Request, prediction: Prediction) -> Record:
+    """What the predictions depend on: digests of model, recipe and input, and settings, independent of paths."""
+    config = request.config
+    left_out = fields_with(type(config), Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)
+    files = [file for file in request.model.iterdir() if file.is_file() and file.suffix != ".md"]
+    model = "".join(file.name + digest_of(file) for file in sorted(files))
+    return {
+        "model": hashlib.sha256(model.encode()).hexdigest(),
+        "recipe": digest_of(Path(str(request.recipe.__file__))),
+        "input": input_digest(prediction),
+        "settings": {name: value for name, value in options.plain(config).items() if name not in left_out},
+    }
 
 
-def task_of(accelerator: Any, settings: PredictionOptions, prediction: Prediction) -> Record:
-    """What the predictions depend on: digests of model and input, and settings, independent of paths."""
-    chosen = {name: options.plain(settings)[name] for name in settings.AFFECT_PREDICTIONS}
-    chosen["mixed_precision"] = accelerator.mixed_precision
-    model = hashlib.blake2b(digest_size=16)
-    for file in sorted(Path(str(settings.model_name_or_path)).iterdir()):
-        if file.is_file() and file.suffix != ".md":
-            model.update(file.name.encode())
-            with file.open("rb") as opened:
-                model.update(hashlib.file_digest(opened, "sha256").digest())
-    return {"model": model.hexdigest(), "input": input_digest(prediction), "settings": chosen}
+def digest_of(file: Path) -> str:
+    """A digest of the content of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def input_digest(prediction: Prediction) -> str:
@@ -267,18 +289,18 @@ def input_digest(prediction: Prediction) -> str:
 
 
 def read_json(file: Path) -> Record:
-    """The content of a JSON file; {} if it is malformed."""
+    """The content of a JSON file; {} if it is malformed or does not exist."""
     try:
         found: Record = json.loads(file.read_text())
-    except ValueError:
+    except (FileNotFoundError, ValueError):
         return {}
     return found
 
 
 def changes(stored: Record, task: Record) -> str:
-    """In words, what differs between the stored and this task: the model, the input, a setting; "" if nothing."""
+    """In words, what differs between the stored and this task: model, recipe, input, a setting; "" if nothing."""
     before, after = stored.get("settings", {}), task["settings"]
-    words = [f"the {name} has changed" for name in ("model", "input") if stored.get(name) != task[name]]
+    words = [f"the {name} has changed" for name in ("model", "recipe", "input") if stored.get(name) != task[name]]
     words += [
         f"--{name} was {options.shown(before.get(name))}, is {options.shown(after[name])}"
         for name in after

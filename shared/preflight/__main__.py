@@ -28,7 +28,7 @@ from torch import distributed as dist
 
 from shared.config import options
 from shared.config.meaning import Meaning, fields_with
-from shared.datasets import demo_texts
+from shared.demo_data import libraries
 from shared.disk import is_url
 from shared.errors import UserError
 from shared.extras.trackers import require_trackers
@@ -148,7 +148,7 @@ def embedded_data(config: options.Options) -> dict[str, str]:
         return {}
     if hasattr(config, "train_dir"):
         return {"scikit-learn, whose digits are the data,": metadata.version("scikit-learn")}
-    _, found, _ = demo_texts.installed()
+    _, found, _ = libraries.installed()
     return {f"{package}, whose sources are data,": version for package, version in found.items()}
 
 

@@ -1,15 +1,13 @@
 """Loading pretrained models from a folder or the Hub, with error messages that name the fix."""
 
 import copy
-import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from shared.compat import of_transformers
-from shared.errors import UserError, listed, say
+from shared.errors import UserError, about, listed, say
 from shared.extras.hub import FLAG, require_model
 
 ALIGNMENT = 64  # bytes: the alignment of tensors that torch allocates on a CPU
@@ -36,14 +34,9 @@ def load_pretrained(auto_class: str, name: str, revision: str | None = None, fla
         kwargs["revision"] = revision
     if auto_class.startswith("AutoModel"):
         kwargs |= {"dtype": torch.float32, "ignore_mismatched_sizes": True}
-    try:
+    given = f"{name} --revision {revision}" if revision else name
+    with about(f"{flag} {given} cannot be loaded by {auto_class}"):
         loaded = getattr(transformers, auto_class).from_pretrained(name, local_files_only=local_files_only, **kwargs)
-    except Exception as error:  # the model's files and code are foreign and may raise anything
-        given = f"{name} --revision {revision}" if revision else name
-        raise UserError(
-            f"{flag} {given} cannot be loaded by {auto_class} ({reason(error)}): use a model that fits "
-            "the recipe, saved with its tokenizer or image processor"
-        ) from None
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     if isinstance(model, torch.nn.Module):
         align(model)
@@ -174,18 +167,6 @@ def align(model: torch.nn.Module) -> None:
             weights.data = weights.data.clone()
 
 
-def reason(error: Exception) -> str:
-    """The error message of transformers as one readable line."""
-    text = " ".join(str(error).split())
-    if match := re.search(r"configuration class <class '[\w.]*?(\w+)Config'>", text):
-        return f"a {match[1]} is not such a model"
-    if "tiktoken" in text and find_spec("sentencepiece") is None:  # transformers tries tiktoken after sentencepiece
-        return "sentencepiece is not installed: pip install -r requirements.txt"
-    if "instantiate the backend tokenizer" in text:
-        return "it has no readable tokenizer"
-    return text[:300] or type(error).__name__
-
-
 def check_heads(hidden_size: int, num_attention_heads: int, rotary: bool = True) -> None:
     """Check that the heads of a new encoder have an integer width, which must be even with rotary positions.
 
@@ -206,7 +187,6 @@ def checkpoint_activations(model: Any) -> None:
     Raises:
         UserError: the model does not support it.
     """
-    if not model.supports_gradient_checkpointing:
-        raise UserError(f"--gradient_checkpointing: a {type(model).__name__} does not support it: remove the flag")
     # Both methods use non-reentrant checkpointing.
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    with about("--gradient_checkpointing"):
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()

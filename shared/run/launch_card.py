@@ -45,7 +45,6 @@ def launch_card(
         **hardware(accelerator, config.activation_dtype),
         **({"machines": machines(hosts)} if multi_machine else {}),
         "batch": batch_equation(plan, progress.step),
-        **({"filling": filling(plan, progress.step)} if plan.fixed_shapes else {}),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
         f"{count_of(plan.total_samples / plan.num_samples, 'epoch')} of {plan.num_samples:,}), seed {plan.seed}",
         "learning rate": f"{peak_learning_rate(config):g} at its peak, {config.lr_scheduler_type}, "
@@ -165,12 +164,6 @@ def batch_equation(plan: Plan, step: int) -> str:
     within = limits(plan.max_tokens, plan.max_samples)
     processes = count_of(plan.num_processes, "process", "processes")
     return f"global batch {plan.global_batch_size} = {processes} x {each} of {size}" + f" ({within})" * bool(within)
-
-
-def filling(plan: Plan, step: int) -> str:
-    """The row on --fixed_shapes: what the filling costs, and which flag changes that."""
-    share = plan.filling(min(step, plan.total_steps - 1))
-    return f"{share:.0%} of the tokens of a step; --max_tokens_per_micro_batch and --global_batch_size change that"
 
 
 def product(size: int, processes: int, max_tokens: int | None, max_samples: int | None) -> str:

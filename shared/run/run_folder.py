@@ -98,9 +98,8 @@ def check_writable(output_dir: Path) -> None:
 
 
 def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
-    """Fill in settings that depend on the launch: precision, learning rate, kernels, and the global batch size G.
+    """Fill in settings that depend on the launch: precision, learning rate, and the global batch size G.
 
-    --attention auto chooses kernels once, at the first launch, and a resumed run keeps them.
     --gradient_accumulation_steps determines G once, at the first launch. A resumed run keeps G for any number of
     processes, and prints a line if the equation now gives another value.
 
@@ -112,9 +111,6 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
         accelerator.print(f"the run keeps --learning_rate {of_new_weights:g}, which was the default when it began")
         rate = of_new_weights
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
-    if stored and stored.get("attention") and getattr(config, "attention", None) == ("auto",):
-        chosen: dict[str, Any] = {"attention": tuple(stored["attention"])}
-        config = dataclasses.replace(config, **chosen)
     steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
     if steps is None or rows is None:
         return config

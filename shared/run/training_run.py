@@ -65,7 +65,7 @@ class TrainingRun(Generic[Config]):
         progress: the position of the run.
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
-        plan, model, optimizer, compute_loss: set by `prepare`, for hooks.
+        plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
 
@@ -151,7 +151,7 @@ class TrainingRun(Generic[Config]):
             UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
                 or see `freeze`, `RunningAverages` and `as_one`.
         """
-        self.plan, self._loader = loader.plan, loader
+        self.plan, self.loader = loader.plan, loader
         self.plan.keep_cut(self.progress.first_processes)
         self.hooks += hooks
         self._closing.callback(loader.close)
@@ -213,9 +213,7 @@ class TrainingRun(Generic[Config]):
             hook.begun(self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
         self.saver = Saver(accelerator, self.config, plan)
-        self.monitor = Monitor(
-            accelerator, lengths, lambda: self._loader.seconds_waited, self.progress.monitor, model, self.hooks
-        )
+        self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 
     def steps(self) -> Iterator[int]:

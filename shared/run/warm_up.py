@@ -112,8 +112,7 @@ def freeze_unreached(
             compute_loss(micro_batch).backward()
             return without_gradient(model)
 
-    rows = 1 if plan.fixed_shapes else ROWS  # the budget of a micro-batch that is filled up may be one long sample
-    first, *others = (samples[i : i + rows] for i in range(0, len(samples), rows))
+    first, *others = (samples[i : i + ROWS] for i in range(0, len(samples), ROWS))
     if not (names := unreached(first)):
         return []
     varying = {name for batch in others for name in {*names} ^ {*unreached(batch)}}

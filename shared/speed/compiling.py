@@ -26,8 +26,7 @@ def compile_layers(accelerator: Any, config: Options, model: nn.Module, fixed_sh
 
     Texts compile with dynamic shapes: a new longest row or number of tokens does not recompile. Images compile with
     `fixed_shapes`, once for each number of rows: the code is faster, and convolutions compile in seconds instead of
-    minutes. Texts with --fixed_shapes compile once for each of a few lengths. In all cases a resumed run uses the same
-    code as an uninterrupted one.
+    minutes. In both cases a resumed run uses the same code as an uninterrupted one.
 
     CUDA graphs (torch's mode "reduce-overhead") are not used: with gradient accumulation their replay overwrites the
     gradients of the first micro-batch (pytorch#169545).

@@ -1,6 +1,5 @@
 """Reading CoNLL files: a line for each word, with its tag in the last column, and an empty line between sentences."""
 
-import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,14 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shared.datasets.files import CheckedText, opened
-from shared.datasets.readers import whole_lines
+from shared.datasets.files import blocks_of_lines
 from shared.errors import UserError, count_of
 from shared.tagging.tags import TAGS, WORDS
 
 KINDS = (".conll", ".txt", ".tsv", ".bio", ".iob", ".iob2")
 DOCUMENT = "-DOCSTART-"  # CoNLL-2003 begins each document with a line of this word, which is not part of the text
-READ_BYTES = 1 << 20  # of a file, at once
 TEXT = pa.large_string()
 
 
@@ -31,7 +28,7 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
     """
     width = lines_before = 0
     begun: list[pa.Table] = []  # words of a sentence that has not ended
-    for piece in _whole_lines(path, source):
+    for _, piece in blocks_of_lines(path, source):
         lines = pc.split_pattern(pa.array([piece.decode().removesuffix("\n")], TEXT), "\n").flatten()
         lines = pc.utf8_rtrim(lines, "\r")
         between = pc.or_(pc.equal(pc.utf8_trim_whitespace(lines), ""), pc.starts_with(lines, DOCUMENT))
@@ -52,15 +49,6 @@ def read_conll(path: Path, source: str, untagged: bool = False) -> Iterator[pa.T
     if not begun:
         raise UserError(f"{source} has no words")
     yield from _sentences(begun, np.zeros(0, np.int64))
-
-
-def _whole_lines(path: Path, source: str) -> Iterator[bytes]:
-    """The file in pieces of whole lines; UserError if it cannot be read or is not UTF-8."""
-    with opened(path, source) as file:
-        text = CheckedText(file, source)
-        pieces = iter(lambda: text.read(READ_BYTES), b"")
-        for place, lines in enumerate(whole_lines(pieces, source)):
-            yield lines if place else lines.removeprefix(codecs.BOM_UTF8)
 
 
 def _fields(lines: pa.Array) -> pa.ListArray:

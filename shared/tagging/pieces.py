@@ -54,9 +54,7 @@ def as_texts(table: pa.Table) -> pa.Table:
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
         return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))}), 0
 
-    if content_of(table):
-        return arrow_files.converted(table, convert, "texts", FORMAT)[0]
-    return convert(table)[0].replace_schema_metadata(table.schema.metadata)
+    return arrow_files.converted(table, convert, "texts", FORMAT)[0]
 
 
 def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
@@ -143,7 +141,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
 
     source = source_of(table)
     name = f"words-{_digest(settings, table)}"
-    folder = make_arrays(name, table.num_rows, make, PLACES, "tokenizing", source, delay=0, by_task=True)
+    folder = make_arrays(name, table.num_rows, make, PLACES, f"tokenizing {source}", delay=0, by_task=True)
     arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
     cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
     if not len(cut.pieces):

@@ -18,11 +18,9 @@ from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
 from shared.datasets.label_cells import class_names
 from shared.datasets.rows import (
-    CONTENT_KEY,
     FILL_IN,
     ROW_COLUMN,
     column_of,
-    content_of,
     is_text,
     named,
     numbered,
@@ -30,9 +28,10 @@ from shared.datasets.rows import (
     where,
 )
 from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
+from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, say
 from shared.pretrained.from_pretrained import label_order
-from shared.tagging import conll, demo_sources
+from shared.tagging import conll
 from shared.tagging.tags import OUTSIDE, TAGS, WORDS, Tags
 
 FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
@@ -80,7 +79,7 @@ def _read(config: Any, columns: tuple[str, str]) -> list[pa.Table]:
         return [read_files(names, flag) for flag, names in given.items() if names]
     if config.dataset_name:
         return [table for table in read_dataset(config, columns[1:]) if table is not None]
-    return [named(table, "the embedded sources") for table in demo_sources.load()]
+    return [named(table, "the embedded sources") for table in tagged_functions.load()]
 
 
 def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Table:
@@ -97,8 +96,8 @@ def read_files(given: Sequence[str], flag: str, untagged: bool = False) -> pa.Ta
             return conll.read_conll(path, source, untagged)
         return readers.blocks(path, source)
 
-    reader = f"tagged texts, format {FORMAT}, {untagged=}", read
-    return arrow_files.load(find_files(given, flag, KINDS), flag, f"{flag} {' '.join(given)}", reader=reader)
+    how = f"tagged texts, format {FORMAT}, {untagged=}"
+    return arrow_files.load(find_files(given, flag, KINDS), flag, f"{flag} {' '.join(given)}", read, how)
 
 
 def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
@@ -116,13 +115,8 @@ def tagged(table: pa.Table, text_column: str, label_column: str) -> pa.Table:
         result = pa.table({WORDS: words, TAGS: tags, ROW_COLUMN: numbered(block)[ROW_COLUMN]})
         return result.filter(pa.array(have_words(words))), widened
 
-    if content_of(table):
-        names = class_names(table, label_column) if label_column in table.column_names else ()
-        result, widened = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
-    else:
-        result, widened = convert(table)
-        metadata = {**(table.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
-        result = result.replace_schema_metadata(metadata)
+    names = class_names(table, label_column) if label_column in table.column_names else ()
+    result, widened = arrow_files.converted(table, convert, "tagged", FORMAT, text_column, label_column, names)
     if widened:
         say(
             f"{source_of(table)}: {widened:,} spans in the column {label_column} begin or end inside a word and are "

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shared.cache.blocks import Blocks
-from shared.cache.prepared import Arrays, arrays_writer, read_array
+from shared.cache.division import Division, parts_of
+from shared.cache.prepared import Arrays
 
 SMALLEST_BLOCK = 4096  # texts; the default data are one block
 BATCH_TEXTS = 1000
@@ -22,43 +22,13 @@ def make_arrays(
     texts: int,
     make: Callable[[range], Iterator[Arrays]],
     places: Mapping[str, str],
-    verb: str,
-    source: str,
+    title: str,
     delay: float = 5,
     by_task: bool = False,
 ) -> Path:
-    """The folder `name` of the cache with a .npy file for each array, made by all processes that call this.
-
-    The files are the same for any number of processes.
-
-    Args:
-        name: contains a digest of everything that the arrays depend on.
-        texts: the number of texts.
-        make: yields arrays [n] for consecutive batches of a range of texts. Places in an array count from the
-            beginning of the batch.
-        places: {array of places: the array in which they are places}.
-        verb: of the progress bar: "tokenizing".
-        source: where the texts come from, in messages.
-        delay: seconds until the progress bar is shown.
-        by_task: whether the tasks of a job array divide the work (see `Blocks`).
-
-    Raises:
-        UserError: the cache cannot be written, or `make` raises it.
-        Unfinished: the share of this task is complete, and that of another task is not.
-    """
-
-    def write(_: Path, folder: Path, block: range) -> None:
-        with arrays_writer(folder, places) as append:
-            for arrays in make(block):
-                append(arrays)
-
-    def join(_: Path, folder: Path, blocks: list[Path]) -> None:
-        with arrays_writer(folder, places) as append:
-            for block in blocks:
-                append({path.stem: read_array(path) for path in sorted(block.glob("*.npy"))})
-
-    arguments = name, texts, SMALLEST_BLOCK, write, join, verb, "texts", source
-    return Blocks(*arguments, delay=delay, most_threads=1, by_task=by_task).build()  # tokenizers have own threads
+    """The folder `name` of the cache with the arrays that `make` yields for batches of texts: see `Division`."""
+    parts = parts_of(texts, SMALLEST_BLOCK, make)
+    return Division(name, parts, title, places, delay=delay, by_task=by_task).build()  # tokenizers have own threads
 
 
 def batches_of(lists: pa.ChunkedArray, texts: range) -> Iterator[tuple[int, pa.LargeListArray]]:

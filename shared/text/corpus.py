@@ -1,16 +1,15 @@
 """The training and the validation corpus of a run as tokens: from its files, or prepared ahead."""
 
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
+from shared.cache.prepared import each_share
 from shared.datasets.documents import Documents, first_texts, load_documents
-from shared.errors import UserError
+from shared.errors import UserError, say
 from shared.options.data_options import DataOptions
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.text.pieces import Selection, held_out
 from shared.text.prepared_folder import FLAG, open_prepared, vocabulary_digest
-from shared.text.token_files import TokenizedCorpus, tokenize_corpora
+from shared.text.token_files import Corpus, tokenize_documents
 from shared.text.tokenized import train_tokenizer
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_BYTES = 1 << 26  # a new tokenizer is trained on this much text from the start of the data
 
-Part = tuple[TokenizedCorpus, Selection]  # a corpus and the documents of it that are used
+Part = tuple[Corpus, Selection]  # a corpus and the documents of it that are used
 
 
 def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
@@ -29,12 +28,8 @@ def load_corpus(config: Any) -> tuple[Part, Part, "PreTrainedTokenizerBase"]:
 
     Raises:
         UserError: the data do not exist or cannot be read, or a flag has no effect on them.
-        Unfinished: see `build_shards`.
+        Unfinished: see `Division.build`.
     """
-    if config.skip_incomplete_rows:
-        raise UserError(
-            "--skip_incomplete_rows has no effect here: documents without text are always skipped: remove the flag"
-        )
     if config.prepared_data:
         return load_prepared(config)
     parts = load_documents(config, config.text_column_name)
@@ -83,13 +78,12 @@ def tokenize_parts(
 ) -> tuple[Part, Part]:
     """The tokens of the training and the validation documents: see `select_parts`."""
     documents, validation = parts
-    file, *held = tokenize_corpora([documents, validation] if validation else [documents], tokenizer)
+    corpora = [documents, validation] if validation else [documents]
+    file, *held = each_share(lambda each: tokenize_documents(each, tokenizer), corpora)
     return select_parts(file, held[0] if held else None, documents.source, config)
 
 
-def select_parts(
-    corpus: TokenizedCorpus, validation: TokenizedCorpus | None, source: str, config: DataOptions
-) -> tuple[Part, Part]:
+def select_parts(corpus: Corpus, validation: Corpus | None, source: str, config: DataOptions) -> tuple[Part, Part]:
     """(corpus, selected documents) for training and for validation; `source` names the training corpus in messages.
 
     Without a validation corpus, --validation_split_percentage of the documents are held out: see `split_documents`.
@@ -103,12 +97,12 @@ def select_parts(
     return _limited(corpus, chosen, "max_train_samples", config), _limited(held, others, "max_eval_samples", config)
 
 
-def _limited(corpus: TokenizedCorpus, documents: Selection, name: str, config: DataOptions) -> Part:
+def _limited(corpus: Corpus, documents: Selection, name: str, config: DataOptions) -> Part:
     """A corpus and the documents that the limit `name` keeps."""
     return corpus, documents.limited(len(corpus.offsets) - 1, getattr(config, name), config.seed, f"--{name}")
 
 
-def split_documents(corpus: TokenizedCorpus, source: str, percentage: int, seed: int) -> tuple[Selection, Selection]:
+def split_documents(corpus: Corpus, source: str, percentage: int, seed: int) -> tuple[Selection, Selection]:
     """The training and the held-out documents, a function of (seed, document, count) alone.
 
     Raises:
@@ -119,10 +113,6 @@ def split_documents(corpus: TokenizedCorpus, source: str, percentage: int, seed:
         raise UserError(f"{source} has one document: add documents, to train and to validate on")
     held = min(max(1, round(count * percentage / 100)), count - 1)
     numbers = held_out(corpus.digest, count, held, seed)
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            f"{source} has no validation data: {held:,} of its documents ({percentage} %, chosen by --seed {seed}) "
-            "are held out",
-            file=sys.stderr,
-        )
+    chosen = f"{percentage} %, chosen by --seed {seed}"
+    say(f"{source} has no validation data: {held:,} of its documents ({chosen}) are held out")
     return Selection(numbers), Selection(numbers, excluded=False)

@@ -1,7 +1,6 @@
 """The pieces into which the documents of a token file are cut: memory-mapped arrays, made once per machine."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once, key_digest, shared_array
+from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array, shared_array
 from shared.datasets.tables import subset
 from shared.plan.hashing import Ints
 from shared.plan.splits import chosen_by_hash
 from shared.text.masking import Masking
 
-FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 BLOCK = 1 << 18  # documents that are cut at once; their pieces are about as many
 
 
@@ -53,10 +52,10 @@ def held_out(digest: str, documents: int, held: int, seed: int) -> Ints:
     """
 
     def build(folder: Path) -> None:
-        chosen_by_hash(documents, held, seed).tofile(folder / "documents")
+        np.save(folder / "documents.npy", chosen_by_hash(documents, held, seed))
 
     name = key_digest(FORMAT, digest, documents, held, seed)
-    return _mapped(build_once(f"held-out-{name}", build) / "documents", np.int64)
+    return read_array(build_once(f"held-out-{name}", build) / "documents.npy")
 
 
 @dataclass(frozen=True)
@@ -87,29 +86,21 @@ def cut_into_pieces(
     room = max_length - special
 
     def build(folder: Path) -> None:
-        longest = length = total = written = 0
-        with (
-            (folder / "starts").open("wb") as to_starts,
-            (folder / "lengths").open("wb") as to_lengths,
-            (folder / "masked").open("wb") as to_masked,
-        ):
+        with arrays_writer(folder, {}) as append:
             for first, last in _blocks(offsets, room):
                 starts, sizes = _cut(offsets, selection.between(first, last), room)
-                starts.tofile(to_starts)
-                (sizes + special).astype(np.int32).tofile(to_lengths)
-                masking.counts(sizes).astype(np.int32).tofile(to_masked)
-                if len(sizes) and sizes.max() > length:
-                    longest, length = written + int(sizes.argmax()), int(sizes.max())
-                written, total = written + len(sizes), total + int(sizes.sum()) + special * len(sizes)
-        (folder / "facts.json").write_text(json.dumps({"longest": longest, "total": total}))
+                counts = {"lengths": sizes + special, "masked": masking.counts(sizes)}
+                append({"starts": starts} | {name: values.astype(np.int32) for name, values in counts.items()})
+        lengths = read_array(folder / "lengths.npy")
+        np.save(folder / "facts.npy", [lengths.argmax() if len(lengths) else 0, lengths.sum(dtype=np.int64)])
 
     settings = (FORMAT, digest, len(offsets), int(offsets[-1]), selection.excluded, room, special, masking.probability)
     key = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     key.update(selection.numbers.data)
     folder = build_once(f"pieces-{key.hexdigest()}", build)
-    kinds = {"starts": np.int64, "lengths": np.int32, "masked": np.int32}
-    starts, lengths, masked = (_mapped(folder / name, kind) for name, kind in kinds.items())
-    return Pieces(starts, lengths, masked, **json.loads((folder / "facts.json").read_text()))
+    starts, lengths, masked = (read_array(folder / f"{name}.npy") for name in ("starts", "lengths", "masked"))
+    longest, total = read_array(folder / "facts.npy").tolist()
+    return Pieces(starts, lengths, masked, longest, total)
 
 
 def _blocks(offsets: Ints, room: int) -> Iterator[tuple[int, int]]:
@@ -129,8 +120,3 @@ def _cut(offsets: Ints, documents: Ints, room: int) -> tuple[Ints, Ints]:
     number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # of a piece in its document
     starts = np.repeat(begins, pieces) + number * room
     return starts, np.minimum(np.repeat(sizes, pieces) - number * room, room)
-
-
-def _mapped(path: Path, kind: type) -> NDArray:
-    # A plain array over the mapping, because slicing an np.memmap takes several times as long.
-    return np.memmap(path, kind, "r").view(np.ndarray)

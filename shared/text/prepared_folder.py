@@ -1,14 +1,14 @@
-"""A prepared corpus as a folder that can be copied anywhere: its tokens, its index and its tokenizer.
+"""A prepared corpus as a folder that can be copied anywhere: its tokens, its offsets and its tokenizer.
 
-    index.json                     the list of shards, and the size and digest of every other file
-    training/tokens-00000, ...     the shards: tokens of consecutive documents
-    training/offsets               where each document begins
-    validation/...                 the same for a separate validation corpus
-    blocks                         the digest of each block of the shards, in their order
-    tokenizer/                     the tokenizer of a new model
+    index.json                 the sizes of the files of tokens, and the size and digest of every other file
+    training/tokens.npy        the tokens of all documents
+    training/offsets.npy       where each document begins
+    validation/...             the same for a separate validation corpus
+    blocks.npy                 the digest of each block of the files of tokens, in their order
+    tokenizer/                 the tokenizer of a new model
 
 `python -m shared.prepare --to FOLDER` writes it. If it lies behind a URL, the first start copies all files except the
-shards to this machine.
+tokens to this machine.
 """
 
 import hashlib
@@ -25,50 +25,36 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from shared.cache.prepared import build_once, cache_dir
-from shared.disk import is_url, sync
+from shared.cache.prepared import build_once, cache_dir, read_array
+from shared.disk import is_url, remedy, sync
 from shared.errors import UserError
 from shared.text.object_store import PATIENCE_AT_START, RemoteFolder
 from shared.text.remote_tokens import RemoteBlocks, RemoteTokens, block_digest, hashes, reserve
-from shared.text.token_files import Ints, TokenFile, Tokens, mapped
+from shared.text.token_files import Corpus
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FLAG = "--prepared_data"
-FORMAT = 1  # of the folder; a reader knows one
+FORMAT = 2  # of the folder; a reader knows one
 BLOCK_BYTES = 1 << 16  # of new folders: about as long as the answer to a request takes anyway
 REQUEST_BYTES = 1 << 23  # of an index file that is copied from a URL
 DEFAULT_CACHE_GB = 16.0
-INDEX, BLOCKS, TOKENIZER = "index.json", "blocks", "tokenizer"
-
-
-@dataclass(frozen=True)
-class PreparedCorpus:
-    """One corpus of a prepared folder, with the attributes of a `TokenFile`."""
-
-    offsets_file: Path  # on this machine
-    tokens: Tokens
-    digest: str  # equal to that of the `TokenFile` it was made from
-
-    @property
-    def offsets(self) -> Ints:
-        """int64 [documents + 1], memory-mapped: where each document begins in `tokens`, and the end of `tokens`."""
-        return mapped(self.offsets_file, np.int64)
+INDEX, BLOCKS, TOKENIZER = "index.json", "blocks.npy", "tokenizer"
 
 
 @dataclass(frozen=True)
 class PreparedFolder:
     """An opened folder."""
 
-    corpora: dict[str, PreparedCorpus]  # training, and validation if it was prepared from files of its own
+    corpora: dict[str, Corpus]  # training, and validation if it was prepared from files of its own
     vocabulary: str  # the digest of the tokenizer's vocabulary
     trained: tuple[str, int] | None  # type and size of the vocabulary, if the tokenizer was trained for a new model
     tokenizer: Path  # its folder, on this machine
 
 
 def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """A digest of the tokens and their ids: token files are valid for any tokenizer with the same ones."""
+    """A digest of the tokens and their ids: tokens are valid for any tokenizer with the same ones."""
     return hashlib.blake2b(json.dumps(sorted(tokenizer.get_vocab().items())).encode(), digest_size=16).hexdigest()
 
 
@@ -77,7 +63,7 @@ def vocabulary_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
 
 def write_prepared(
     folder: Path,
-    corpora: Mapping[str, TokenFile],
+    corpora: Mapping[str, Corpus],
     tokenizer: "PreTrainedTokenizerBase",
     trained: tuple[str, int] | None,
 ) -> None:
@@ -96,14 +82,12 @@ def write_prepared(
     except Timeout:
         raise UserError(f"--to {folder}: another process writes to it: wait, or give another folder") from None
     except OSError as error:
-        raise UserError(
-            f"--to {folder} cannot be written ({error.strerror or error}): free space, or give another folder"
-        ) from None
+        raise UserError(f"--to {folder} cannot be written ({error.strerror or error}): {remedy(error)}") from None
 
 
 def _write(
     folder: Path,
-    corpora: Mapping[str, TokenFile],
+    corpora: Mapping[str, Corpus],
     tokenizer: "PreTrainedTokenizerBase",
     trained: tuple[str, int] | None,
 ) -> None:
@@ -111,22 +95,20 @@ def _write(
     if (folder / INDEX).exists():
         before = _parsed((folder / INDEX).read_bytes(), f"--to {folder}")
         known = {name: corpus["digest"] for name, corpus in before["corpora"].items()}
-        if before["vocabulary"] != vocabulary or known != {name: file.digest for name, file in corpora.items()}:
+        if before["vocabulary"] != vocabulary or known != {name: corpus.digest for name, corpus in corpora.items()}:
             raise UserError(f"--to {folder} holds other prepared data: give another folder, or remove it")
         (folder / INDEX).unlink()
     tokenizer.save_pretrained(folder / TOKENIZER)
     listed, digests = {}, []
-    for name, file in corpora.items():
+    for name, corpus in corpora.items():
         (folder / name).mkdir(exist_ok=True)
-        _copy(file.folder / "offsets", folder / name / "offsets")
-        tokens, shards = file.tokens, []
-        for number, shard in enumerate(tokens.files):
-            target = f"{name}/tokens-{number:05}"
-            digests.append(_copy(shard, folder / target))
-            shards.append((target, tokens.ends[number + 1] - tokens.ends[number]))
-        listed[name] = {"digest": file.digest, "dtype": tokens.dtype.name, "shards": shards}
-    np.concatenate(digests).tofile(folder / BLOCKS)
-    small = [folder / BLOCKS, *(folder / name / "offsets" for name in corpora), *(folder / TOKENIZER).iterdir()]
+        _copy(corpus.folder / "offsets.npy", folder / name / "offsets.npy")
+        digests.append(_copy(corpus.folder / "tokens.npy", folder / name / "tokens.npy"))
+        tokens, size = corpus.tokens, (folder / name / "tokens.npy").stat().st_size
+        counts = {"tokens": len(tokens), "bytes": size, "begin": size - len(tokens) * tokens.dtype.itemsize}
+        listed[name] = {"digest": corpus.digest, "dtype": tokens.dtype.name} | counts
+    np.save(folder / BLOCKS, np.concatenate(digests))
+    small = [folder / BLOCKS, *(folder / name / "offsets.npy" for name in corpora), *(folder / TOKENIZER).iterdir()]
     index = {
         "format": FORMAT,
         "vocabulary": vocabulary,
@@ -183,52 +165,52 @@ def open_prepared(where: str, cache_gb: float | None, samples: int, max_length: 
     Raises:
         UserError: a file is missing, damaged or cannot be read, or --cache_gb has no effect or is too small.
     """
-    if not is_url(where):
+    source = f"{FLAG} {where}"
+    blocks: RemoteBlocks | None = None
+    if is_url(where):
+        remote = RemoteFolder(where, FLAG)
+        index = _parsed(remote.read(INDEX, patience=PATIENCE_AT_START), source)
+        here = build_once(f"prepared-{index['digest']}", partial(_copy_small_files, remote, index["files"]))
+        blocks = _blocks(remote, index, here, cache_gb, samples, max_length)
+    else:
         if cache_gb is not None:
-            raise UserError(f"--cache_gb {cache_gb:g} has no effect on {FLAG} {where}, a folder here: remove it")
-        return _opened_here(Path(where))
-    remote = RemoteFolder(where, FLAG)
-    index = _parsed(remote.read(INDEX, patience=PATIENCE_AT_START), f"{FLAG} {where}")
-    here = build_once(f"prepared-{index['digest']}", partial(_copy_small_files, remote, index["files"]))
-    shards = [
-        (path, count * _width(corpus)) for corpus in index["corpora"].values() for path, count in corpus["shards"]
-    ]
-    blocks = sum(-(-size // index["block_bytes"]) for _, size in shards)
-    width = max(_width(corpus) for corpus in index["corpora"].values())
-    of_step = min(blocks, samples * most_blocks(max_length * width, index["block_bytes"]))
-    size = min(blocks, int((DEFAULT_CACHE_GB if cache_gb is None else cache_gb) * 1e9) // index["block_bytes"])
+            raise UserError(f"--cache_gb {cache_gb:g} has no effect on {source}, a folder here: remove it")
+        here = Path(where)
+        if not (here / INDEX).is_file():
+            raise UserError(
+                f"{source} has no {INDEX}: give the folder that python -m shared.prepare --to {where} RECIPE FLAGS "
+                "writes"
+            )
+        index = _parsed((here / INDEX).read_bytes(), source)
+        for name, problem in _problems(here, index):
+            raise UserError(f"{source}/{name} {problem}: prepare the data again, or copy the folder again")
+    corpora = {}
+    for number, (name, corpus) in enumerate(index["corpora"].items()):
+        place = number, corpus["begin"], corpus["tokens"], corpus["dtype"]
+        corpora[name] = Corpus(here / name, corpus["digest"], RemoteTokens(blocks, *place) if blocks else None)
+    trained = None if index["trained"] is None else (index["trained"][0], index["trained"][1])
+    return PreparedFolder(corpora, index["vocabulary"], trained, here / TOKENIZER)
+
+
+def _blocks(
+    remote: RemoteFolder, index: Mapping[str, Any], here: Path, cache_gb: float | None, samples: int, max_length: int
+) -> RemoteBlocks:
+    """The blocks of the tokens behind a URL, with a cache that has room for those of a step."""
+    corpora, length = index["corpora"], index["block_bytes"]
+    blocks = sum(-(-corpus["bytes"] // length) for corpus in corpora.values())
+    width = max(np.dtype(corpus["dtype"]).itemsize for corpus in corpora.values())
+    of_sample = 1 + -(-(max_length * width - 1) // length)  # the most that it may touch
+    of_step = min(blocks, samples * of_sample)
+    given = DEFAULT_CACHE_GB if cache_gb is None else cache_gb
+    size = min(blocks, int(given * 1e9) // length)
     if size < of_step:
-        least = _rounded_up(of_step * index["block_bytes"] / 1e9)
-        given = f"--cache_gb {DEFAULT_CACHE_GB if cache_gb is None else cache_gb:g}"
-        raise UserError(f"{given} is too small for the blocks of one step: give {least:g} or more")
+        unit = 10.0 ** (math.floor(math.log10(of_step * length / 1e9)) - 1)  # two digits
+        least = math.ceil(of_step * length / 1e9 / unit) * unit
+        raise UserError(f"--cache_gb {given:g} is too small for the blocks of one step: give {least:g} or more")
     cache = cache_dir() / f"blocks-{index['digest']}"
-    reserve(cache, size * index["block_bytes"], "--cache_gb")
-    everything = RemoteBlocks(remote, shards, index["block_bytes"], here / BLOCKS, cache)
-    corpora, first = {}, 0
-    for name, corpus in index["corpora"].items():
-        tokens = RemoteTokens(everything, first, [count for _, count in corpus["shards"]], corpus["dtype"])
-        corpora[name] = PreparedCorpus(here / name / "offsets", tokens, corpus["digest"])
-        first += len(corpus["shards"])
-    return PreparedFolder(corpora, index["vocabulary"], _trained(index), here / TOKENIZER)
-
-
-def most_blocks(size: int, block_bytes: int) -> int:
-    """The number of blocks that a span of `size` bytes may touch."""
-    return 1 + -(-(size - 1) // block_bytes)
-
-
-def _rounded_up(number: float) -> float:
-    """A number with two digits, not smaller."""
-    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
-    return math.ceil(number / unit) * unit
-
-
-def _width(corpus: Mapping[str, Any]) -> int:
-    return int(np.dtype(corpus["dtype"]).itemsize)
-
-
-def _trained(index: Mapping[str, Any]) -> tuple[str, int] | None:
-    return None if index["trained"] is None else (index["trained"][0], index["trained"][1])
+    reserve(cache, size * length, "--cache_gb")
+    files = [(f"{name}/tokens.npy", corpus["bytes"]) for name, corpus in corpora.items()]
+    return RemoteBlocks(remote, files, length, here / BLOCKS, cache)
 
 
 def _parsed(content: bytes, source: str) -> dict[str, Any]:
@@ -241,7 +223,7 @@ def _parsed(content: bytes, source: str) -> dict[str, Any]:
         index: dict[str, Any] = json.loads(content)
         number, expected = index["format"], index.pop("digest")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{source}/{INDEX} is no index of prepared data: copy the prepared folder again") from None
+        raise UserError(f"{source}/{INDEX} is damaged: copy the prepared folder again") from None
     if number != FORMAT:
         raise UserError(
             f"{source}/{INDEX} has format {number}, and this version reads {FORMAT}: prepare the data again"
@@ -264,46 +246,22 @@ def _copy_small_files(remote: RemoteFolder, files: Mapping[str, tuple[int, str]]
             raise UserError(f"{FLAG} {remote.url}/{name} differs from its index: copy the prepared folder there again")
 
 
-def _opened_here(folder: Path) -> PreparedFolder:
-    """A folder on this machine: the digests of its small files, and of both ends of each shard, are compared."""
-    source = f"{FLAG} {folder}"
-    if not (folder / INDEX).is_file():
-        raise UserError(
-            f"{source} has no {INDEX}: give the folder that python -m shared.prepare --to {folder} RECIPE FLAGS writes"
-        )
-    index = _parsed((folder / INDEX).read_bytes(), source)
-    for name, problem in _problems(folder, index):
-        raise UserError(f"{source}/{name} {problem}: prepare the data again, or copy the folder again")
-    corpora = {}
-    for name, corpus in index["corpora"].items():
-        files, counts = [folder / path for path, _ in corpus["shards"]], [count for _, count in corpus["shards"]]
-        tokens = Tokens(files, counts, corpus["dtype"])
-        corpora[name] = PreparedCorpus(folder / name / "offsets", tokens, corpus["digest"])
-    return PreparedFolder(corpora, index["vocabulary"], _trained(index), folder / TOKENIZER)
-
-
 def _problems(folder: Path, index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (file, what is wrong with it)."""
-    for name, (size, expected) in index["files"].items():
+    """Yield (file, what is wrong with it). Of the tokens, only both ends are read."""
+    tokens = {f"{name}/tokens.npy": (corpus["bytes"], None) for name, corpus in index["corpora"].items()}
+    for name, (size, expected) in (index["files"] | tokens).items():
         if not (folder / name).is_file():
             yield name, "is missing"
-        elif (folder / name).stat().st_size != size or _digest(folder / name) != expected:
+        elif (folder / name).stat().st_size != size:
+            yield name, "is longer or shorter than the index says"
+        elif expected and _digest(folder / name) != expected:
             yield name, "differs from the index"
-    digests, first, length = mapped(folder / BLOCKS, np.uint64), 0, index["block_bytes"]
-    for corpus in index["corpora"].values():
-        for name, count in corpus["shards"]:
-            size = count * _width(corpus)
-            blocks = -(-size // length)
-            if not (folder / name).is_file():
-                yield name, "is missing"
-            elif (folder / name).stat().st_size != size:
-                yield name, "is longer or shorter than the index says"
-            elif blocks:
-                with (folder / name).open("rb") as file:
-                    ends = []
-                    for block in (0, blocks - 1):
-                        file.seek(block * length)
-                        ends.append(block_digest(file.read(length)))
-                if ends != [digests[first], digests[first + blocks - 1]]:
+    digests, first, length = read_array(folder / BLOCKS), 0, index["block_bytes"]
+    for name, (size, _) in tokens.items():
+        last = -(-size // length) - 1
+        with (folder / name).open("rb") as file:
+            for block in (0, last):
+                file.seek(block * length)
+                if block_digest(file.read(length)) != digests[first + block]:
                     yield name, "differs from the index"
-            first += blocks
+        first += last + 1

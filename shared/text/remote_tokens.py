@@ -1,6 +1,6 @@
 """The tokens of a prepared corpus behind a URL: read in blocks, ahead of the step that needs them, through a cache.
 
-The shards are cut into blocks of equal size, and a block is one request. The index has a digest of each block.
+The files of tokens are cut into blocks of equal size, and a block is one request. The index has a digest of each block.
 
 The cache is a file of a fixed size, which the processes of a machine share. Block b belongs into slot b modulo the
 number of slots. Whatever a process reads from a slot is compared with the digest of the block. Therefore the cache has
@@ -10,7 +10,6 @@ samples are read in random order.
 """
 
 import bisect
-import errno
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.cache.prepared import read_array
+from shared.disk import NO_SPACE, remedy
 from shared.errors import UserError
 from shared.text.object_store import RemoteFolder
-from shared.text.token_files import Ints, Tokens, mapped
 
 THREADS = 32  # requests of a process at once: at 50 ms each, 640 blocks per second
 SAMPLES_AHEAD = 512  # how many samples a process begins to read before the one that is needed
@@ -72,8 +72,8 @@ def reserve(file: Path, size: int, flag: str) -> None:
         elif before < size:
             os.truncate(file, before)
         raise UserError(
-            f"{flag}: {file.parent} has no room for {size / 1e9:,.3g} GB ({error.strerror or error}): lower it, free "
-            "space, or set ACCELERATE_RECIPES_CACHE to another folder"
+            f"{flag}: {file.parent} has no room for {size / 1e9:,.3g} GB ({error.strerror or error}): lower it, "
+            f"{remedy(error)}, or set ACCELERATE_RECIPES_CACHE to another folder"
         ) from None
 
 
@@ -82,19 +82,19 @@ class RemoteBlocks:
 
     Args:
         folder: the prepared folder.
-        shards: the path and the size in bytes of each shard; blocks are counted through all of them.
-        block_bytes: size of a block; the last one of a shard is shorter.
-        digests: a file on this machine, uint64: the digest of each block.
+        files: the path and the size in bytes of each file; blocks are counted through all of them.
+        block_bytes: size of a block; the last one of a file is shorter.
+        digests: a .npy file on this machine, uint64: the digest of each block.
         cache: the file of the cache, which exists.
     """
 
     def __init__(
-        self, folder: RemoteFolder, shards: Sequence[tuple[str, int]], block_bytes: int, digests: Path, cache: Path
+        self, folder: RemoteFolder, files: Sequence[tuple[str, int]], block_bytes: int, digests: Path, cache: Path
     ) -> None:
-        self.arguments = (folder, shards, block_bytes, digests, cache)
-        self.folder, self.shards, self.block_bytes, self.cache = folder, shards, block_bytes, cache
-        self.digests = mapped(digests, np.uint64)
-        self.first_blocks = np.cumsum([0, *(-(-size // block_bytes) for _, size in shards)]).tolist()  # of each shard
+        self.arguments = (folder, files, block_bytes, digests, cache)
+        self.folder, self.files, self.block_bytes, self.cache = folder, files, block_bytes, cache
+        self.digests = read_array(digests)
+        self.first_blocks = np.cumsum([0, *(-(-size // block_bytes) for _, size in files)]).tolist()  # of each file
         assert len(self.digests) == self.first_blocks[-1]
         self.slots = cache.stat().st_size // block_bytes
         self._process = 0  # threads and open files belong to one process
@@ -136,9 +136,9 @@ class RemoteBlocks:
 
     def _load(self, block: int) -> bytes:
         """A block from the cache, or else from the URL."""
-        shard = bisect.bisect_right(self.first_blocks, block) - 1
-        name, size = self.shards[shard]
-        start = (block - self.first_blocks[shard]) * self.block_bytes
+        file = bisect.bisect_right(self.first_blocks, block) - 1
+        name, size = self.files[file]
+        start = (block - self.first_blocks[file]) * self.block_bytes
         span = range(start, min(start + self.block_bytes, size))
         expected, place = int(self.digests[block]), block % self.slots * self.block_bytes
         content = os.pread(self._file, len(span), place)
@@ -148,45 +148,51 @@ class RemoteBlocks:
         try:
             os.pwrite(self._file, content, place)
         except OSError as error:  # on a file system that writes changed blocks to another place
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_SPACE:
                 raise
-            raise UserError(f"{self.cache} cannot be written ({error.strerror}): free space and start again") from None
+            raise UserError(f"{self.cache} cannot be written ({error.strerror}): {remedy(error)}") from None
         return content
 
 
-class RemoteTokens(Tokens):
-    """The tokens of one corpus of a prepared folder behind a URL.
+class RemoteTokens:
+    """The tokens of one corpus of a prepared folder behind a URL: a one-dimensional array of which slices are read.
 
     Args:
         blocks: of the folder.
-        first_shard: of the corpus, in the folder's list of shards.
-        counts: the number of tokens in each shard of the corpus.
+        file: the number of the corpus's file in the list of files.
+        begin: where the tokens begin in the file, in bytes.
+        count: the number of tokens.
         dtype: of a token.
     """
 
     samples_ahead = SAMPLES_AHEAD
 
-    def __init__(self, blocks: RemoteBlocks, first_shard: int, counts: Sequence[int], dtype: Any) -> None:
-        super().__init__([], counts, dtype)
-        self.blocks, self.first_shard = blocks, first_shard
-        assert blocks.block_bytes % self.dtype.itemsize == 0
+    def __init__(self, blocks: RemoteBlocks, file: int, begin: int, count: int, dtype: Any) -> None:
+        self.blocks, self.begin, self.count, self.dtype = blocks, begin, count, np.dtype(dtype)
+        self.first_block = blocks.first_blocks[file]
 
-    def prefetch(self, starts: Ints, sizes: Ints) -> None:
-        """Begin to read spans of tokens, each within a document."""
-        shards = np.searchsorted(self.ends, starts, side="right") - 1
-        firsts, lasts = self._blocks(shards, starts - np.take(self.ends, shards), sizes)
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, span: slice) -> NDArray[np.integer]:
+        """The tokens of a slice without a step."""
+        start, stop, _ = span.indices(self.count)
+        if start >= stop:
+            return np.empty(0, self.dtype)
+        first, last = self._blocks(start, stop - start)
+        content = b"".join([self.blocks.read(self.first_block + block) for block in range(first, last + 1)])
+        before = self.begin + start * self.dtype.itemsize - first * self.blocks.block_bytes
+        return np.frombuffer(content, self.dtype, stop - start, before)
+
+    def prefetch(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Begin to read spans of tokens."""
+        firsts, lasts = self._blocks(starts, sizes)
         spans = lasts - firsts + 1
         inside = np.arange(spans.sum()) - np.repeat(np.cumsum(spans) - spans, spans)
-        self.blocks.prefetch([*dict.fromkeys((np.repeat(firsts, spans) + inside).tolist())])  # each once, in order
+        found = self.first_block + np.repeat(firsts, spans) + inside
+        self.blocks.prefetch([*dict.fromkeys(found.tolist())])  # each once, in order
 
-    def _blocks(self, shards: Any, firsts: Any, sizes: Any) -> tuple[Any, Any]:
-        """The first and the last block of spans that begin at the tokens `firsts` of shards."""
+    def _blocks(self, starts: Any, sizes: Any) -> tuple[Any, Any]:
+        """The first and the last block of spans of tokens, counted from the beginning of the file."""
         width, size = self.dtype.itemsize, self.blocks.block_bytes
-        before = np.take(self.blocks.first_blocks, shards + self.first_shard)
-        return before + firsts * width // size, before + ((firsts + sizes) * width - 1) // size
-
-    def _within(self, shard: int, first: int, end: int) -> NDArray[np.integer]:
-        begin, last = map(int, self._blocks(shard, first, end - first))
-        content = b"".join([self.blocks.read(block) for block in range(begin, last + 1)])
-        before = (begin - self.blocks.first_blocks[shard + self.first_shard]) * self.blocks.block_bytes
-        return np.frombuffer(content, self.dtype, end - first, first * self.dtype.itemsize - before)
+        return (self.begin + starts * width) // size, (self.begin + (starts + sizes) * width - 1) // size

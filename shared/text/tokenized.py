@@ -1,7 +1,7 @@
 """Tables of texts as flat arrays of tokens, cached on disk; padding of batches; training of new tokenizers."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import build_once, cache_dir, each_share, mapped_file, read_array, text_once
-from shared.datasets.rows import source_of
+from shared.cache.division import Division, parts_of
+from shared.cache.prepared import Arrays, build_once, cache_dir, each_share, mapped_file, read_array, text_once
+from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
+from shared.text.encoder import Encoder
 from shared.text.table_texts import (
-    UNDIVIDED_ROWS,
-    Encoder,
-    TableTokens,
+    batches_of,
     columns_in_batches,
     digest_of,
+    empty_rows,
     refuse_empty,
     texts_of,
     with_progress,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FORMAT = 3  # part of the names of tokenizers in the cache: increase it when training gives another tokenizer
+BLOCK_ROWS = 1 << 12  # of a table: 0.2 s of one core for texts of 150 characters
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -164,25 +166,50 @@ def tokenize(
 ) -> TokenizedText:
     """The tokens of one text column, or of the text pairs in two columns, truncated to `max_length` by the tokenizer.
 
-    All processes that call this divide the rows (see `blocks.py`). If there are at most UNDIVIDED_ROWS, the first
-    process of a machine tokenizes them; the others wait and read. The cache is keyed by texts, tokenizer and
+    All processes that call this divide the rows (see `division.py`). The cache is keyed by texts, tokenizer and
     `max_length`.
 
     Raises:
         UserError: a column does not exist or is not text, a row has no text or no tokens, all words are unknown, or
             `max_length` leaves no room for text.
-        Unfinished: see `Blocks.build`.
+        Unfinished: see `Division.build`.
     """
     columns = texts_of(table, text_columns)
     special = tokenizer.num_special_tokens_to_add(pair=len(text_columns) == 2)
     if max_length <= special:
         raise UserError(f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it")
-    tokens = TableTokens(table, columns, Encoder(tokenizer, max_length), special)
-    name = f"tokens-{digest_of(tokens.encoder.identity, table, columns)}"
-    divided = table.num_rows > UNDIVIDED_ROWS
-    data = TokenizedText(tokens.write_divided(name) if divided else build_once(name, tokens.write_all))
-    check_unknown(source_of(table), *map(int, (data.folder / "unknown").read_text().split()))
+    encoder = Encoder(tokenizer, max_length)
+
+    def make(rows: range) -> Iterator[Arrays]:
+        part = columns.slice(rows.start, len(rows))
+        if any(len(empty_rows(column)) for column in part.columns):
+            refuse_empty(table, columns)
+        for batch in batches_of(part):
+            ids, lengths, types = encoder.encode(batch)
+            if not lengths.all():
+                raise _without_tokens(table, columns.slice(0, rows.stop), encoder)
+            unknown = np.array([np.count_nonzero(ids == encoder.unknown)])
+            arrays = {"input_ids": ids, "offsets": np.cumsum(lengths), "lengths": lengths.astype(np.int32)}
+            yield arrays | {"unknown": unknown} | ({"token_type_ids": types} if encoder.with_types else {})
+
+    division = Division(
+        f"tokens-{digest_of(encoder.identity, table, columns)}",
+        parts_of(table.num_rows, BLOCK_ROWS, make),
+        f"tokenizing {source_of(table)}",
+        places={"offsets": "input_ids"},
+        first={"input_ids": np.empty(0, encoder.id_type), "offsets": np.zeros(1, np.int64)},
+        threads=encoder.threads,
+    )
+    data = TokenizedText(division.build())
+    unknown = int(read_array(data.folder / "unknown.npy").sum())
+    check_unknown(source_of(table), unknown, len(data.input_ids) - special * len(data))
     return data
+
+
+def _without_tokens(table: pa.Table, columns: pa.Table, encoder: Encoder) -> UserError:
+    """The error for the first row without tokens: the same one, whichever such row a process meets."""
+    lengths = np.concatenate([encoder.encode(batch)[1] for batch in batches_of(columns)])
+    return UserError(f"{where(table, int(lengths.argmin()))} has a text without tokens: remove the row")
 
 
 def tokenize_tables(

@@ -21,7 +21,7 @@ from benchmarks import gpu, predictions
 from benchmarks.harness import encoder_and_texts
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, PREDICTIONS
 from shared import predict
-from shared.datasets import demo_texts
+from shared.demo_data import texts as demo_texts
 from shared.speed.first_token import shorten_last_layer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="at toy size on a CPU only")
@@ -49,9 +49,9 @@ def measured(tmp_path_factory, threads):
         called.append((pipeline.model.dtype, given["batch_size"], given["num_workers"]))
         return call(pipeline, texts, **given)
 
-    def predict_and_note(settings):
-        found = predict_file(settings)
-        predicted.append((pq.read_metadata(settings.predictions_file).num_rows, settings))
+    def predict_and_note(request):
+        found = predict_file(request)
+        predicted.append((pq.read_metadata(request.output).num_rows, request.config))
         return found
 
     flags = [*gpu.script_flags(BENCHMARKS["predictions"]), "--rounds", "2", "--output_dir", str(folder)]

@@ -1,5 +1,7 @@
 """Damaged prepared data is rebuilt, with one message, after any kind of damage."""
 
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,9 +12,9 @@ from runs import flip_a_bit, truncate
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file, shared_array
-from shared.datasets import demo_texts
 from shared.datasets.documents import of_table
 from shared.datasets.rows import named
+from shared.demo_data import texts as demo_texts
 from shared.images.cache import build, corrupt_images, read
 from shared.images.decoding import Square
 from shared.images.sources import class_folders
@@ -66,7 +68,7 @@ def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage
     right = prepare(tmp_path / "images")
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
-    folders = [path for path in prepared.cache_dir().iterdir() if path.is_dir()]
+    folders = [path for path in prepared.cache_dir().iterdir() if path.is_dir() and any(path.iterdir())]
     files = [path for folder in folders for path in folder.iterdir() if path.stat().st_size]
     assert len(files) >= 3
     for file in files:
@@ -78,9 +80,8 @@ def test_damaged_data_is_rebuilt_with_a_message(tmp_path, capfd, prepare, damage
     assert output.count("building it again") == len(folders)
     assert prepare(tmp_path / "images") == right
     assert "is damaged" not in capfd.readouterr().err
-    assert {path.name for path in prepared.cache_dir().iterdir() if path.is_dir()} == {
-        folder.name for folder in folders
-    }
+    left = [path for path in prepared.cache_dir().iterdir() if path.is_dir() and any(path.iterdir())]
+    assert {*left} == {*folders}
 
 
 def test_damaged_embedded_texts_are_rebuilt(capfd, monkeypatch):
@@ -100,6 +101,47 @@ def test_a_process_that_has_mapped_the_old_data_can_still_read_it():
     mapped = np.load(prepared.build_once("x", fill) / "a.npy", mmap_mode="r")
     (prepared.cache_dir() / "x/complete.json").unlink()
     assert np.load(prepared.build_once("x", fill) / "a.npy").tolist() == mapped.tolist() == list(range(9))
+
+
+def test_files_of_a_killed_build_are_removed_and_a_build_is_synced_before_it_gets_its_name(monkeypatch):
+    here = prepared.cache_dir()
+    for name in ("corpus-a.partial-killed", "corpus-b.partial-under-way"):
+        (here / name).mkdir(parents=True)
+        (here / name / "tokens").write_text("half")
+    order = []
+    monkeypatch.setattr(prepared, "sync", lambda path: order.append((path.name, (here / "corpus-a").exists())))
+    built = prepared.build_once("corpus-a", lambda folder: (folder / "tokens").write_text("whole"))
+    assert (built / "tokens").read_text() == "whole"
+    assert [path.name for path in here.iterdir() if "partial" in path.name] == ["corpus-b.partial-under-way"]
+    assert sorted(order[:2]) == [("complete.json", False), ("tokens", False)]
+    (folder, as_early), (parent, late) = order[2:]
+    assert (as_early, parent, late) == (False, here.name, True)
+    assert folder.startswith("corpus-a.partial-")
+
+
+def test_without_locks_between_machines_the_first_to_finish_wins(monkeypatch):
+    class NoLock:
+        """A lock of a file system that does not know those of other machines."""
+
+        def __init__(self, _):
+            pass
+
+        def acquire(self, blocking):
+            return contextlib.nullcontext()
+
+    calls = []
+
+    def build(folder):
+        calls.append(folder)
+        if len(calls) == 1:
+            prepared.build_once("x", build)
+        (folder / "a").write_text("content")
+
+    monkeypatch.setattr(prepared, "FileLock", NoLock)
+    monkeypatch.setattr(prepared.glob, "escape", lambda _: "none")  # the files of a killed build
+    assert (prepared.build_once("x", build) / "a").read_text() == "content"
+    assert len(calls) == 2
+    assert [path.name for path in prepared.cache_dir().iterdir()] == ["x"]
 
 
 @given(st.lists(st.lists(st.integers(0, 200), max_size=5), max_size=5), st.sampled_from(["int64", "uint8", "float32"]))

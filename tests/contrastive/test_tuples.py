@@ -100,7 +100,7 @@ def test_the_cost_of_a_sample_is_what_its_texts_take_in_a_batch(data):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, pooling):
-    train, validation, tokenizer = data
+    train, _, tokenizer = data
     config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=16)
     accelerator = SimpleNamespace(device=torch.device("cpu"))
     texts = [ids.astype(np.int64) for i in range(4) for ids, _, _ in train[i]]
@@ -111,7 +111,7 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
     for config.packing, batches in ((True, PackedTexts), (False, Padding)):
         model = bert(tokenizer)
         add_pooling(model, pooling)
-        collate, described = pack_or_pad_tuples(model, train, validation, tokenizer, accelerator, config)
+        collate, described = pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
         assert isinstance(collate.of_texts, batches)
         assert ("packed" in described) == config.packing
         rows = np.array(list(map(len, texts))), np.concatenate(texts), None, None
@@ -120,41 +120,15 @@ def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, po
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_micro_batches_of_fixed_shapes_have_the_same_embeddings_and_one_shape(data, pooling):
-    train, validation, tokenizer = data
-    config = SimpleNamespace(
-        **{"activation_dtype": None, "mixed_precision": "no", "max_length": 16, "packing": True, "fixed_shapes": True},
-        **{"auto_micro_batch": False, "global_batch_size": 8, "per_device_train_batch_size": None},
-        max_tokens_per_micro_batch=200,
-    )
-    accelerator, shapes = SimpleNamespace(device=torch.device("cpu")), set()
-    model = bert(tokenizer)
-    add_pooling(model, pooling)
-    collate, described = pack_or_pad_tuples(model, train, validation, tokenizer, accelerator, config)
-    assert "filled up to 200 tokens" in described
-    for samples in ([0, 1, 2], [3], [4, 5]):
-        rows = train.read_micro_batch(np.array(samples), np.array(samples))
-        batch = collate(rows)
-        shapes.add((batch["input_ids"].shape, batch["cu_seq_lens_q"].shape))
-        digests = batch.pop("digests")
-        assert digests.shape == (3, len(samples))
-        with torch.no_grad():
-            found, expected = model(**batch).logits, model(**PackedTexts.for_model(model.config)(rows)).logits
-        assert found.shape == (digests.numel(), 16)
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert len(shapes) == 1
-
-
 def test_a_model_that_cannot_be_packed_gets_one_text_per_row(data):
     from transformers import FNetConfig, FNetModel
 
-    train, validation, tokenizer = data
+    train, _, tokenizer = data
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 16}
     model = FNetModel(FNetConfig(vocab_size=len(tokenizer), **sizes))
     add_pooling(model, "mean")
     config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=16, packing=True)
-    collate, described = pack_or_pad_tuples(model, train, validation, tokenizer, SimpleNamespace(), config)
+    collate, described = pack_or_pad_tuples(model, train, tokenizer, SimpleNamespace(), config)
     assert isinstance(collate.of_texts, Padding)
     assert described.startswith("; one text per row, because a FNetModel cannot be packed exactly; each padded to")
 

@@ -5,7 +5,6 @@ import gzip
 import json
 import lzma
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -92,8 +91,7 @@ def test_a_compressed_file_that_is_cut_off_or_not_compressed_is_refused_by_name(
     for content in (whole[: len(whole) // 2], b"text,label\na,1\n"):
         path.write_bytes(content)
         for message in refusals([str(path)]):
-            assert message.startswith(f"--train_file {path} is malformed (")
-            assert message.endswith("): is the file complete?")
+            assert message.startswith(f"--train_file {path}: ")
 
 
 @pytest.mark.parametrize("kind", ["csv", "csv.gz", "jsonl.zst", "parquet"])
@@ -136,24 +134,25 @@ def test_files_with_different_columns_or_types_are_refused_with_their_names(tmp_
     write(one, ROWS)
     other.write_text("words,label,id\na,1,2\n")
     message = refusal(read_file, [str(one), str(other)], "--train_file")
-    assert message.startswith(
-        f"--train_file {other} has other columns than --train_file {one} (only in the former: words, id; "
+    assert message == (
+        f"--train_file {other} has other columns than --train_file {one}: only one of them has id, text, words"
     )
-    assert "only in the latter: text)" in message
     other.write_text("label,text\n1,a\n")  # the order of the columns may differ
     assert read_file([str(one), str(other)], "--train_file").num_rows == 10
     for name, label in (("a.jsonl", 1), ("b.jsonl", "x")):
         write(tmp_path / name, [("text", label)])
     message = refusal(read_file, [f"{tmp_path}/*.jsonl"], "--train_file")
-    assert message.startswith(f"--train_file {tmp_path / 'b.jsonl'} has columns of other types than ")
-    assert "label" in message
+    assert message.startswith(f"--train_file {tmp_path / 'b.jsonl'}: ")
+    assert "Field label has incompatible types" in message
+    message = refusal(read_file, [str(one), f"{tmp_path}/a.jsonl"], "--train_file")
+    assert "Field label has incompatible types" in message
 
 
 def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):
     path = write(tmp_path / "data/a.csv", ROWS)
     for given, expected in (
         ([f"{tmp_path}/*.csv"], f"--train_file {tmp_path}/*.csv: no file matches this pattern"),
-        ([path, f"{tmp_path}/data"], f"--train_file {path} is given twice: name each file once"),
+        ([path, f"{tmp_path}/data"], f"--train_file {path} and {path} are the same data: name each file once"),
         ([str(tmp_path)], f"--train_file {tmp_path} is a folder without data files (.csv"),
         ([f"{tmp_path}/b.csv"], f"--train_file {tmp_path}/b.csv: no such file"),
     ):
@@ -161,7 +160,7 @@ def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):
     write(tmp_path / "data/a.csv.gz", ROWS)
     assert "are the same data: name each file once" in refusal(read_file, [f"{tmp_path}/data"], "--train_file")
     write(tmp_path / "data/b.jsonl", ROWS)
-    assert "files of several kinds (.csv, .jsonl): select one kind" in refusal(
+    assert "files of several kinds (.csv, .jsonl): select one, such as '*.csv'" in refusal(
         read_file, [f"{tmp_path}/data"], "--train_file"
     )
     (tmp_path / "saved").mkdir()
@@ -172,13 +171,12 @@ def test_flags_that_name_no_file_or_a_file_twice_are_refused(tmp_path):
 # Delimiters and names of columns
 
 
-@pytest.mark.parametrize(("delimiter", "flag"), [(";", "';'"), ("\t", r"'\t'"), ("|", "'|'")])
-def test_another_delimiter_is_named_in_the_error_and_works_with_the_flag(tmp_path, delimiter, flag):
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_another_delimiter_is_set_by_the_flag(tmp_path, delimiter):
     path = tmp_path / "a.csv"
     path.write_text("text;label\na, b;1\nc;2\n".replace(";", delimiter))
     for message in refusals([str(path)]):
-        assert message.startswith(f"--train_file {path} has no ',' in its header, but {delimiter!r} (first line: ")
-        assert message.endswith(f": use --csv_delimiter {flag}")
+        assert message.endswith(": see --csv_delimiter")
     value = delimiter.replace("\t", r"\t")
     config = DataOptions(train_file=(str(path),), validation_file=(str(path),), csv_delimiter=value)
     options.check(config)
@@ -225,24 +223,7 @@ def test_one_file_may_be_a_plain_string_in_python_and_in_the_config_of_an_older_
     assert "--train_file a.csv b.csv exclude each other" in refusal(options.check, both)
 
 
-# Messages
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("a.json", '{"version": "1.1", "data": [{"text": "a"}, {"text": "b"}]}', "one object with 2 rows in 'data'"),
-        ("a.json", '{\n "data": [\n  {"text": "a"}\n ]\n}\n', "one object with 1 rows in 'data': save only this list"),
-        ("a.json", '{"words": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 2}}', "is one object of columns, not rows"),
-        ("a.jsonl", '{"text": "a"}\n{"text": "b \\ud83d"}\n', r"in line 2: it contains '\ud83d', a lone surrogate"),
-        ("a.json", '[{"text": "a"}, {"text": "\\ude00 b"}]', r"in element 2: it contains '\ude00', a lone surrogate"),
-    ],
-)
-def test_json_that_does_not_hold_rows_is_refused_with_a_description(tmp_path, name, content, expected):
-    (tmp_path / name).write_text(content)
-    for message in refusals([str(tmp_path / name)]):
-        assert expected in message
-        assert message.startswith(f"--train_file {tmp_path / name} ")
+# Documents
 
 
 def test_a_line_without_the_column_is_named(tmp_path):
@@ -256,14 +237,5 @@ def test_quotation_marks_that_swallow_rows_are_refused_in_a_corpus(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("text\tid\n" + "".join(f"{'' if i % 5 else chr(34)}row {i}\t{i}\n" for i in range(1, 15)))
     documents = of_files([str(path)], "--train_file", "text")
-    message = refusal(documents.content)
-    assert "a quotation mark is opened in line 6 and closed in the middle of a field in line 11" in message
-
-
-def test_text_of_a_parquet_file_that_is_not_utf8_is_refused(tmp_path):
-    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32).tobytes())
-    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a \xff ")])
-    pq.write_table(pa.table({"text": broken}), tmp_path / "a.parquet")
-    for message in refusals([str(tmp_path)]):
-        assert message.startswith(f"--train_file {tmp_path / 'a.parquet'} is malformed: ")
-        assert "Invalid UTF8" in message
+    message = refusal(texts_of, documents)
+    assert "the quotation mark in line 6 is closed inside of line 11" in message

@@ -50,7 +50,9 @@ def test_numbers_without_names_are_matched_to_the_names_of_the_other_part_with_a
         "v has numbers in label where training has names: read as 0 is bad, 1 is so-so, 2 is good\n"
     )
     assert "has no label in label" in refused(labels.encode, table_of([2, -1], source="v"))
-    assert "v has numbers in label (2, 3) where the training" in refused(labels.encode, table_of([2, 3], source="v"))
+    assert "v has the labels 2, 3 in label, and the training data has bad" in refused(
+        labels.encode, table_of([2, 3], source="v")
+    )
     labels = Labels.from_table(table_of([0, 1, 2]), "label")
     assert labels.encode(class_labels(table_of([2, 0], source="v"), NAMES)).tolist() == [2, 0]
     err = capsys.readouterr().err
@@ -67,9 +69,9 @@ def test_numbers_that_may_be_names_are_refused_only_where_both_readings_fit():
 @pytest.mark.parametrize(
     ("training", "validation", "expected"),
     [
-        (["a", "b"], [0, 1], "v has numbers in label (0, 1) where the training data has names (a, b): write the same"),
-        ([0, 1], ["a", "b"], "v has names in label (a, b) where the training data has numbers (0, 1): write the same"),
-        ([True, False], [0, 1], "v has numbers in label (0, 1) where the training data has names (false, true): write"),
+        (["a", "b"], [0, 1], "v has the labels 0, 1 in label, and the training data has a, b: write numbers"),
+        ([0, 1], ["a", "b"], "v has the labels a, b in label, and the training data has 0, 1: write numbers"),
+        ([True, False], [0, 1], "v has the labels 0, 1 in label, and the training data has false, true: write"),
     ],
 )
 def test_numbers_in_one_part_and_names_in_the_other_are_refused(training, validation, expected):

@@ -83,14 +83,6 @@ def test_class_label_names_are_used_even_for_classes_without_a_row():
     assert labels.encode(table).tolist() == [2, 0, 2]
 
 
-@pytest.mark.parametrize("as_list", [{"_type": "List"}, {"length": -1, "_type": "Sequence"}])
-def test_lists_of_class_labels_have_their_names(as_list):
-    table = class_labels(table_of([[1], [0, 1]]), ["calm", "angry", "sad"], as_list)
-    labels = Labels.from_table(table, "label")
-    assert labels.names == ("calm", "angry", "sad")
-    assert labels.encode(table).tolist() == [[0, 1, 0], [1, 1, 0]]
-
-
 def test_the_names_that_the_package_datasets_writes_are_found():
     datasets = pytest.importorskip("datasets")
     features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
@@ -100,9 +92,7 @@ def test_the_names_that_the_package_datasets_writes_are_found():
 
 def test_minus_one_among_class_labels_is_a_missing_label():
     table = class_labels(table_of([0, 1, -1, -1]), ["no", "yes"])
-    assert refused(Labels.from_table, table, "label").startswith(
-        "row 3 of --train_file a.csv has no label in label (2 such rows)"
-    )
+    assert refused(Labels.from_table, table, "label").startswith("row 3 of --train_file a.csv has no label in label")
 
 
 # --problem_type
@@ -148,17 +138,7 @@ def test_a_column_of_another_type_is_refused(type_, in_list):
     assert "labels are strings, numbers" in refused(Labels.from_table, table, "label")
 
 
-def test_lists_of_lists_are_refused():
-    table = table_of([None, None], pa.list_(pa.list_(pa.int64())))
-    assert "one label for each row" in refused(Labels.from_table, table, "label")
-
-
 # Invalid labels
-
-
-def test_a_missing_column_is_refused_and_the_error_lists_the_columns():
-    message = refused(Labels.from_table, table_of([1, 2]), "target")
-    assert message == "--label_column_name target: --train_file a.csv has no such column (columns: label)"
 
 
 @pytest.mark.parametrize(
@@ -206,9 +186,6 @@ def test_labels_that_training_does_not_have_are_listed_up_to_five():
     message = refused(labels.encode, validation)
     assert message.startswith("row 2 of --validation_file v.csv has a label in label that training does not have")
     assert "(unknown: z, y, x, w, v and 1 more; known: a, b)" in message
-
-
-def test_an_unknown_label_in_a_list_is_named_by_its_row():
     labels = Labels.from_table(table_of([["a"], ["b"]]), "label")
     assert refused(labels.encode, table_of([["a", "b"], [], ["b", "c"]])).startswith("row 3 of")
 
@@ -285,7 +262,7 @@ def test_columns_that_are_not_labels_are_refused():
         (["a", "c"], "row 2 of t has no label in c"),
         (["a", "e"], "--label_column_name e: t has no such column"),
         (["a", "d"], "--label_column_name d: t contains list<"),
-        (["a", "a"], "--label_column_name a a names a column twice"),
+        (["a", "a"], "--label_column_name a a: use different columns"),
     ):
         assert refused(Labels.from_table, table, columns).startswith(expected)
     assert "gives a row several labels, but --problem_type regression allows one" in refused(
@@ -307,9 +284,13 @@ def test_a_text_with_delimiters_is_several_labels():
     [
         (["a", "b"], ("label", None, ","), "--label_delimiter , is in no row of --train_file a.csv (label: a, b)"),
         (["a,a", "b"], ("label", None, ","), "row 1 of --train_file a.csv has the label a twice"),
-        (["a,b", "b"], ("label", None, ""), "--label_delimiter '' is empty: use"),
-        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x with --label_delimiter ,: use one"),
-        (["a,b", "b"], ("label", "regression", ","), "--label_delimiter , gives a row several labels, but"),
+        (["a,b", "b"], ("label", None, ""), "--label_column_name label --label_delimiter '': use"),
+        (["a,b", "b"], (["label", "x"], None, ","), "--label_column_name label x --label_delimiter ',': use"),
+        (
+            ["a,b", "b"],
+            ("label", "regression", ","),
+            "--label_column_name label --label_delimiter ',' gives a row several",
+        ),
         ([["a"], ["b"]], ("label", None, ","), "--label_delimiter ,: --train_file a.csv contains list<"),
     ],
 )

@@ -1,10 +1,9 @@
-"""Files of rows are read without changes; errors name the malformed line."""
+"""Files of rows are read without changes; what cannot be read is refused in one line with the name of the file."""
 
+import gzip
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,26 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_files import ROWS, refusal, values, write
 
-from shared.datasets import files, readers
-from shared.datasets.rows import source_of
+from shared.datasets import files
+from shared.datasets.files import blocks_of_lines
+from shared.datasets.rows import column_of, source_of
 from shared.datasets.tables import read_file
 from shared.errors import UserError
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """Drop the privileges of root, because root can read every file."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-# Valid files
 
 
 @pytest.mark.parametrize(
@@ -52,139 +36,128 @@ def test_the_same_rows_are_read_from_every_kind_of_text_file(tmp_path, name, con
     assert source_of(table) == f"--train_file {tmp_path / name}"
 
 
-def test_a_parquet_file_is_read(tmp_path):
-    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    assert read_file(str(tmp_path / "a.parquet"), "--train_file").to_pylist() == ROWS
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+def test_parquet_is_read_in_every_codec(tmp_path, codec):
+    table = pa.table({"text": [f"é {i}" for i in range(50)], "kind": pa.array(["a", "b"] * 25).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet", compression=codec, row_group_size=7)
+    (tmp_path / "b.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    for name in ("a.parquet", "b.parquet.gz"):
+        assert read_file(str(tmp_path / name), "--train_file").to_pylist() == table.to_pylist()
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 def test_types_are_inferred_from_the_whole_file_and_not_from_its_beginning(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     rows = [{"label": 1}] * 100 + [{"label": 2.5}]
     lines = [json.dumps(row) for row in rows] if name.endswith("jsonl") else ["label"] + [str(r["label"]) for r in rows]
     table = read_file(str(write(tmp_path / name, "\n".join(lines))), "--train_file")
     assert values(table) == rows
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+@pytest.mark.parametrize(
+    "texts", [["1", "02"], ["2020-01-01", "2020-01-02 10:00:00"], ["NA", "null"], ["true", "1.50"]]
+)
+def test_a_text_column_is_read_exactly_as_it_is_written(tmp_path, name, texts):
+    separator = "\t" if name.endswith("tsv") else ","
+    lines = ["text" + separator + "label", *(f"{text}{separator}x" for text in texts)]
+    if name.endswith("jsonl"):
+        lines = [json.dumps({"text": text, "label": "x"}) for text in texts]
+    table = read_file(str(write(tmp_path / name, "\n".join(lines) + "\n")), "--train_file")
+    assert column_of(table, "text", "--text_column_names", as_text=True).to_pylist() == texts
+
+
 # Invalid files
 
-
-def test_a_missing_file_is_refused(tmp_path):
-    assert refusal(tmp_path / "gone.csv") == ": no such file"
-
-
-def test_a_folder_without_data_is_refused(tmp_path):
-    for name in ("folder.csv", "folder"):
-        (tmp_path / name).mkdir()
-        assert refusal(tmp_path / name).startswith(" is a folder without data files (.csv, ")
-
-
-def test_an_unreadable_file_is_refused(tmp_path):
-    path = write(tmp_path / "secret.csv", "text,label\na,1\n")
-    path.chmod(0)
-    with without_privileges():
-        message = refusal(path)
-    assert message == " cannot be read: Permission denied"
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl", "a.parquet"])
-@pytest.mark.parametrize("content", ["", "\n \n"])
-def test_an_empty_file_is_refused(tmp_path, name, content):
-    assert refusal(write(tmp_path / name, content)) == " is empty"
-
-
-@pytest.mark.parametrize(("name", "content"), [("a.csv", "text,label\n"), ("a.json", "[]")])
-def test_a_file_without_rows_is_refused(tmp_path, name, content):
-    assert refusal(write(tmp_path / name, content)) == " has no rows"
-
-
-def test_a_parquet_file_without_rows_is_refused(tmp_path):
-    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "a.parquet")
-    assert refusal(tmp_path / "a.parquet") == " has no rows"
-
-
-def test_an_unknown_extension_is_refused_with_the_known_ones(tmp_path):
-    path = write(tmp_path / "a.xlsx", "text")
-    known = ".csv, .tsv, .json, .jsonl, .parquet, optionally compressed (.gz, .bz2, .xz, .zst)"
-    assert refusal(path) == f": unknown kind of file: use {known}"
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl"])
-def test_binary_garbage_is_refused(tmp_path, name):
-    assert "is not text (byte 4 is zero)" in refusal(write(tmp_path / name, b"\x89PNG\x00\xff\xfe\x01"))
-
-
-def test_a_file_that_is_not_parquet_is_refused(tmp_path):
-    assert "is malformed: " in refusal(write(tmp_path / "a.parquet", b"text,label\na,1\n"))
-
-
-def test_a_parquet_file_that_was_cut_off_is_refused(tmp_path):
-    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    content = (tmp_path / "a.parquet").read_bytes()
-    assert "is malformed: " in refusal(write(tmp_path / "a.parquet", content[: len(content) // 2]))
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
-def test_non_utf8_is_refused_with_byte_and_line(tmp_path, name):
-    path = write(tmp_path / name, "text,label\nvéry\n".encode() + "café,1\n".encode("latin-1"))
-    assert "is not UTF-8 (byte 20, line 3): convert it" in refusal(path)
-
-
-def test_utf16_is_named_in_the_error(tmp_path):
-    assert "is UTF-16" in refusal(write(tmp_path / "a.csv", "text,label\na,1\n".encode("utf-16")))
-
-
-@given(prefix=st.text(max_size=20), block=st.integers(1, 9))
-def test_the_first_byte_that_is_not_utf8_is_found_wherever_blocks_end(prefix, block):
-    good = prefix.replace("\0", "").encode()
-    line = good.count(b"\n") + 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "BLOCK_BYTES", block)
-        files.refuse_non_utf8(good, "x")
-        with pytest.raises(UserError, match=rf"\(byte {len(good)}, line {line}\)"):
-            files.refuse_non_utf8(good + b"\xff" + good, "x")
-
-
-def test_a_row_of_a_csv_file_with_too_many_fields_is_named(tmp_path):
-    path = write(tmp_path / "a.csv", "text,label\nab,1\nde,2,3\n")
-    assert "is malformed: CSV parse error: Row #3: Expected 2 columns, got 3" in refusal(path)
-
-
-def test_a_quotation_mark_that_is_never_closed_is_refused(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.csv", 'text,label\n"ab,1\n' + "de,2\n" * 50)
-    assert "is malformed: " in refusal(path)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
-    assert "quotation mark" in refusal(path)
-    with (
-        path.open("rb") as file,
-        pytest.raises(UserError, match="here is malformed: the row from line 2 is longer than"),
-    ):
-        readers.check_quotes(file, ",", "here")
+LATIN = "text,label\nvéry\n".encode() + "café,1\n".encode("latin-1")
+LINES = b'{"text": "a", "label": 1}\n\n'
 
 
 @pytest.mark.parametrize(
-    ("bad", "reason"),
+    ("name", "content", "expected"),
     [
-        ('{"text": "b" "label": 2}', "Expecting ',' delimiter at column 14"),
-        ('{"text": "b', "Unterminated string starting at at column 10"),
-        ("[1]", "not an object: "),
-        ("1", "not an object: "),
+        ("a.csv", None, ": no such file"),
+        ("a.xlsx", b"text", ": unknown kind of file: use .csv, .tsv, .json, .jsonl, .parquet, optionally compressed"),
+        ("a.csv", b"", ": Empty CSV file"),
+        ("a.jsonl", b"\n \n", " has no rows"),
+        ("a.csv", b"text,label\n", " has no rows"),
+        ("a.json", b"[]", " has no rows"),
+        ("a.parquet", b"text,label\na,1\n", ": "),
+        ("a.csv", b"\x89PNG\x00\xff\xfe\x01", ": "),
+        ("a.jsonl", b"\x89PNG\x00\xff\xfe\x01", " is not UTF-8 (line 1): convert it"),
+        ("a.csv", LATIN, ": "),
+        ("a.jsonl", LATIN, " is not UTF-8 (line 3): convert it"),
+        ("a.csv", "text,label\na,1\n".encode("utf-16"), ": "),
+        ("a.csv", b"text,label\nab,1\nde,2,3\n", ": CSV parse error: Row #3: Expected 2 columns, got 3"),
+        ("a.csv", b'text,label\n"ab,1\n' + b"de,2\n" * 50, ": CSV parse error: "),
+        ("a.csv", b"text,text\na,b\n", " has two columns with the name text"),
+        ("a.csv", b"text;label\na, b;1\n", " has no ',' in its first line, 'text;label': see --csv_delimiter"),
+        ("a.jsonl", LINES + b'{"text": "b" "label": 2}\n', " is malformed in line 3: Expecting ',' delimiter"),
+        ("a.jsonl", LINES + b'{"text": "b', " is malformed in line 3: Unterminated string"),
+        ("a.jsonl", LINES + b"[1]\n", " is malformed in line 3: not an object"),
+        (
+            "a.jsonl",
+            LINES + b'{"text": "\\ud83d"}\n',
+            " is malformed after line 0: JSON parse error: The surrogate",
+        ),
+        (
+            "a.jsonl",
+            LINES + b'{"label": "x"}\n',
+            " is malformed after line 0: JSON parse error: Column(/label)",
+        ),
+        ("a.json", b'[{"a": 1}, 2]', ": "),
+        ("a.json", b'[{"a": 1}, {"a"', ": "),
     ],
 )
-def test_a_broken_line_of_json_is_named(tmp_path, bad, reason):
-    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n\n' + bad + '\n{"text": "c", "label": 1}\n')
-    assert f" is malformed in line 3: {reason}" in refusal(path)
+def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path, name, content, expected):
+    if content is not None:
+        write(tmp_path / name, content)
+    assert refusal(tmp_path / name).startswith(expected)
 
 
-def test_json_rows_that_disagree_about_a_type_are_refused_with_the_column(tmp_path):
-    path = write(tmp_path / "a.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n')
-    assert refusal(path).endswith("Column(/label) changed from number to string")
+@given(st.lists(st.text("aé\n", max_size=9)), st.integers(1, 9))
+def test_the_first_line_that_is_not_utf8_is_found_wherever_blocks_end(tmp_path_factory, words, block):
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    good = "".join(words).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "BLOCK_BYTES", block)
+        path.write_bytes(good)
+        assert b"".join(lines for _, lines in blocks_of_lines(path, "x")) == good
+        path.write_bytes(good + b"\xff" + good)
+        with pytest.raises(UserError, match=rf"x is not UTF-8 \(line {good.count(10) + 1}\)"):
+            list(blocks_of_lines(path, "x"))
 
 
-@pytest.mark.parametrize(("content", "reason"), [('[{"a": 1}, 2]', "element 2 "), ('[{"a": 1}, {"a"', "element 2 ")])
-def test_a_broken_json_array_is_refused(tmp_path, content, reason):
-    assert reason in refusal(write(tmp_path / "a.json", content))
+def test_text_of_a_parquet_file_that_is_not_utf8_is_refused(tmp_path):
+    offsets = pa.py_buffer(np.array([0, 2, 4], np.int32).tobytes())
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a \xff ")])
+    pq.write_table(pa.table({"text": broken}), tmp_path / "a.parquet")
+    assert "Invalid UTF8" in refusal(tmp_path / "a.parquet")
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    assert "two columns with the name text" in refusal(write(tmp_path / "a.csv", "text,text\na,b\n"))
+# Quotation marks
+
+STRAY = ["text\tlabel", *(f"row {i}\t{i % 2}" for i in range(200))]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "name"),
+    [('"row', '"row', "a.tsv"), ('"row', 'row"', "a.tsv"), ('"row', '"row', "a.csv"), ('"row 18', 'row 91"', "a.tsv")],
+)
+def test_quotation_marks_that_swallow_rows_are_refused_with_their_lines(tmp_path, first, last, name):
+    lines = [*STRAY]
+    lines[19] = lines[19].replace(first.strip('"'), first)
+    lines[92] = lines[92].replace(last.strip('"'), last)
+    content = "\n".join(lines).replace("\t", "\t" if name.endswith("tsv") else ",") + "\n"
+    assert "the quotation mark in line 20 is closed inside of line 93" in refusal(write(tmp_path / name, content))
+
+
+def test_a_quoted_field_of_a_csv_file_that_looks_like_rows_is_reported(tmp_path, capsys):
+    lines = [*STRAY]
+    lines[19], lines[92] = lines[19].replace("row", '"row'), lines[92].replace("row 91", 'row 91"')
+    path = write(tmp_path / "a.csv", "\n".join(lines).replace("\t", ",") + "\n")
+    assert read_file(str(path), "--train_file").num_rows == 127
+    assert "begins in line 20 continues to line 93 and contains lines that look like rows" in capsys.readouterr().err
+    write(path, 'text,label\n"a poem\nof three lines\nwithout them",1\n"say ""hi"", twice\nor so",2\n')
+    assert read_file(str(path), "--train_file").num_rows == 2
+    assert not capsys.readouterr().err

@@ -25,7 +25,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 from shared.config import options
 from shared.config.command_line import field_types
-from shared.predictions.settings import EmbeddingSettings, ImageSettings, TagSettings, TextSettings
+from shared.predictions.request import Flags
 
 PAGES = [runs.ROOT / "README.md", *sorted(runs.ROOT.glob("docs/**/*.md")), runs.ROOT / "accelerate_configs/README.md"]
 PROGRAMS = "accelerate|torchrun|python3?|make|pip|cp|cd|source|export|wait|sbatch|kubectl|docker|sh|bash"
@@ -207,8 +207,7 @@ def prepared(command, folder):
         assert not {word for word in words[words.index(script) :] if word.startswith("--")} - known
         return None
     if module and module[1] == "shared.predict" and not (folder / words[words.index("shared.predict") + 1]).exists():
-        settings = (TextSettings, TagSettings, EmbeddingSettings, ImageSettings)
-        known = {f"--{name}" for of_task in settings for name in field_types(of_task)}
+        known = {*(f"--{name}" for name in field_types(Flags)), *flags_of_recipes()}
         assert not {word for word in words if word.startswith("--")} - known
         print(f"only checked, because it needs the folder of a run: {command}")
         return None

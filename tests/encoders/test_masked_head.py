@@ -9,22 +9,20 @@ import numpy as np
 import pytest
 import runs
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, BertForMaskedLM
+from transformers import AttentionInterface, AutoModelForMaskedLM, AutoModelForTokenClassification, BertForMaskedLM
 
 sys.path.insert(0, str(runs.ROOT))
+
 
 from shared.compat import of_torch
 from shared.encoders import masked_head
 from shared.encoders.adapters import adapted_layers
-from shared.encoders.attention_choice import set_attention
 from shared.encoders.masked_head import compute_only_masked, predict_only_masked
-from shared.encoders.packing import OnePerRow, Packing, pack_or_pad, use_packed_attention
+from shared.encoders.packing import OnePerRow, Packing, padded_attention, use_packed_attention
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
-from shared.extras.flops import FlopCounter, attention_flops
 from shared.models.layers import is_short
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
-from shared.speed.first_token import MASKED, MASKED_ENDS, MOST_MASKED
 
 MLM, TAGS = AutoModelForMaskedLM, AutoModelForTokenClassification
 CPU = torch.device("cpu")
@@ -74,8 +72,8 @@ def documents(lengths=LENGTHS, counts=COUNTS):
 
 
 def packed(model, read=None):
-    """A batch with the boundaries of the masked tokens."""
-    batch = Packing.for_model(model.config, only_masked=True)(read or documents())
+    """A batch without labels."""
+    batch = Packing.for_model(model.config)(read or documents())
     del batch["labels"]
     return batch
 
@@ -135,8 +133,9 @@ def test_a_local_last_layer_is_whole_only_if_the_kernel_does_not_know_the_places
     window = short.model.layers[-1].attn.sliding_window
     assert max(LENGTHS) > window
     wide, narrow = packed(short), packed(short, documents((window, 5), (3, 2)))
-    for kernel, computed in {"padded": sum(COUNTS), "documents": sum(LENGTHS)}.items():
-        set_attention(short, (kernel,))
+    AttentionInterface.register("another", padded_attention)
+    for kernel, computed in {"packed_padded": sum(COUNTS), "another": sum(LENGTHS)}.items():
+        short.set_attn_implementation(kernel)
         assert rows_of_last_layer(short, wide) == computed
         assert rows_of_last_layer(short, narrow) == 5
         check_equal(whole, short, wide)
@@ -144,7 +143,7 @@ def test_a_local_last_layer_is_whole_only_if_the_kernel_does_not_know_the_places
 
 
 @pytest.mark.parametrize("kind", ["BERT", "ModernBERT"])
-@pytest.mark.parametrize("how", ["recomputed", "attention by documents", "adapters", "bf16"])
+@pytest.mark.parametrize("how", ["recomputed", "adapters", "bf16"])
 def test_it_works_with_the_flags_of_a_run(how, kind):
     flags = {"adapters": {"model_name_or_path": "base", "lora_rank": 4}, "bf16": {"activation_dtype": "bf16"}}
     flags = flags.get(how, {})
@@ -159,8 +158,6 @@ def test_it_works_with_the_flags_of_a_run(how, kind):
     assert (is_short(whole), is_short(short)) == (False, True)
     if how == "recomputed":
         checkpoint_activations(short)
-    if how == "attention by documents":
-        set_attention(short, ("documents",))
     check_equal(whole, short, most=0.05 if how == "bf16" else 1e-5)
     assert rows_of_last_layer(short, packed(short)) == sum(COUNTS)
 
@@ -176,18 +173,6 @@ def test_compiled_layers_do_not_compile_again_for_another_number_of_masked_token
         check_equal(whole, short, packed(short, documents(counts=counts)))
         graphs.append(of_torch.compiled_graphs())
     assert graphs[1] == graphs[-1]
-
-
-def test_dropout_is_drawn_for_each_call_and_only_in_training():
-    model = tiny(attention_probs_dropout_prob=0.5)
-    adapt_to_device(accelerator(), settings(), model)
-    use_packed_attention(model, CPU, "no")
-    assert is_short(model)
-    model.eval().base_model.encoder.layer[-1].train()
-    batch = packed(model)
-    assert not torch.equal(model(**batch).logits, model(**batch).logits)
-    model.eval()
-    assert torch.equal(model(**batch).logits, model(**batch).logits)
 
 
 def test_rows_with_padding_are_computed_as_before():
@@ -211,13 +196,12 @@ class OwnForMaskedLM(BertForMaskedLM):
     ("make", "flags"),
     [
         (tiny, {"packing": False}),
-        (tiny, {"fixed_shapes": True}),
         (partial(tiny, attn_implementation="eager"), {}),
         (partial(families.tiny, MLM, "BERT", 60), {}),
         (partial(tiny, "ALBERT"), {}),
         (partial(tiny, "BERT", SimpleNamespace(from_config=OwnForMaskedLM)), {}),
     ],
-    ids=["rows", "fixed shapes", "eager", "a dense head", "layers that are one", "a class of one's own"],
+    ids=["rows", "eager", "a dense head", "layers that are one", "a class of one's own"],
 )
 def test_other_models_and_runs_compute_the_whole_layer(make, flags):
     model = make()
@@ -236,7 +220,8 @@ def test_a_layer_that_changes_logits_or_gradients_is_undone_with_one_line(change
         if change == "gone":
             raise AttributeError("'BertLayer' has no 'attention'")
         if change == "other places":
-            more |= {MASKED: more[MASKED].flip(0)}
+            masked = more["documents"].masked
+            more["documents"] = more["documents"]._replace(masked=masked._replace(places=masked.places.flip(0)))
         out = forward(*args, **more)
         return out.detach() if change == "detached" else out
 
@@ -252,40 +237,14 @@ def test_a_layer_that_changes_logits_or_gradients_is_undone_with_one_line(change
     assert rows_of_last_layer(model, packed(model)) == sum(LENGTHS)
 
 
-def test_a_check_that_passes_changes_no_state_and_prints_nothing(capsys):
-    model = tiny()
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    before = torch.get_rng_state()
-    compute_only_masked(settings(), model)
-    assert is_short(model)
-    assert capsys.readouterr() == ("", "")
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_batch_has_the_boundaries_of_masked_tokens_only_if_the_last_layer_needs_them():
-    whole, short = tiny(), tiny()
-    adapt_to_device(accelerator(), settings(), short)
-    data = [np.arange(5, 5 + length) for length in (11, 7)]
-    for model, needed in ((whole, False), (short, True)):
-        collate, _ = pack_or_pad(model, data, SimpleNamespace(pad_token_id=0), accelerator(), settings())
-        assert collate.only_masked == needed
-        batch = collate(documents())
-        assert (MASKED_ENDS in batch) == (MOST_MASKED in batch) == needed
-    assert batch[MASKED_ENDS].dtype == torch.int32
-    assert batch[MASKED_ENDS].tolist() == np.cumsum([0, *COUNTS]).tolist()
-    assert batch[MOST_MASKED] == max(COUNTS)
-    tokens, lengths, none, _ = documents(counts=(0,) * 5)
-    assert MASKED_ENDS not in collate((tokens, lengths, none, none)), "nothing to compute: the whole layer"
-
-
-def test_operations_that_are_not_computed_are_not_counted():
-    counted = []
-    for model in whole_and_short():
-        counter = FlopCounter(model)
-        model(**packed(model))
-        counted.append(counter.stop())
-    of_a_token = 2 * (2 * 16 * 16 + 2 * 16 * 32)  # query, output and the feed-forward network
-    assert counted[0] - counted[1] == (sum(LENGTHS) - sum(COUNTS)) * of_a_token
-    assert attention_flops(model) == 12 * 1 * 16
+def test_a_batch_has_the_boundaries_of_its_masked_tokens_of_which_there_may_be_none():
+    tokens, lengths, masked, _ = documents()
+    found = Packing()(documents())["documents"].masked
+    assert found.ends.dtype == torch.int32
+    assert found.ends.tolist() == np.cumsum([0, *COUNTS]).tolist()
+    assert found.longest == max(COUNTS)
+    assert found.places.tolist() == masked.tolist()
+    whole, short = whole_and_short()
+    none = packed(short, (tokens, lengths, masked[:0], masked[:0]))
+    assert rows_of_last_layer(short, none) == len(tokens)
+    assert short(**none).logits.shape == whole(**none).logits.shape == (0, 60)

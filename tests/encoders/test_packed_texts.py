@@ -105,7 +105,7 @@ def packed(model, precision="no"):
     """What `pack_or_pad_texts` gives for the texts of `items`."""
     data, tokenizer = items(model), SimpleNamespace(pad_token_id=0)
     config = SimpleNamespace(packing=True, mixed_precision=precision, activation_dtype=None, max_length=48)
-    return pack_or_pad_texts(model, data, data, tokenizer, SimpleNamespace(device=CPU), config)
+    return pack_or_pad_texts(model, data, tokenizer, SimpleNamespace(device=CPU), config)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,7 @@ def test_a_model_that_cannot_be_packed_gets_padded_rows_and_that_is_said(name, m
 def test_a_model_that_does_not_tell_its_attention_where_texts_end_is_not_packed():
     model = tiny("BERT")
     forward = model.bert.encoder.forward
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    model.bert.encoder.forward = lambda *args, **more: forward(
-        *args, **{name: value for name, value in more.items() if name not in names}
-    )
+    model.bert.encoder.forward = lambda *args, **more: forward(*args, **more | {"documents": None})
     assert not unpack_before_head(model)
 
 
@@ -167,8 +164,8 @@ def test_a_batch_has_the_tokens_positions_types_and_labels_of_its_texts():
     assert batch["token_type_ids"].tolist() == [np.concatenate([types for _, types, _ in texts]).tolist()]
     assert batch["labels"].tolist() == [label for *_, label in texts]
     assert batch["position_ids"].tolist() == [[2, 3, 4, 5, 2, 3, 2]]
-    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 4, 6, 7]
-    assert batch["max_length_q"] == batch["max_length_k"] == 4
+    assert batch["documents"].ends.tolist() == [0, 4, 6, 7]
+    assert batch["documents"].longest == 4
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
     assert PackedTexts(2).padded_lengths(np.array([4, 2, 1])).tolist() == [4, 2, 1]
 

@@ -18,6 +18,7 @@ from shared.encoders.packing import (
     use_packed_attention,
     varlen_attention,
 )
+from shared.speed.documents import Documents
 from shared.text.tokenized import Padding
 
 CPU = torch.device("cpu")
@@ -164,7 +165,7 @@ def test_dropout_of_attention_acts_in_packed_attention():
     use_packed_attention(model, CPU, "no")
     tokens, lengths, masked, labels = read([9, 4, 2])
     batch = Packing()((tokens, lengths, masked, labels))
-    batch.pop("labels"), batch.pop("masked")
+    batch.pop("labels")
     torch.manual_seed(0)
     one, other = model(**batch).logits, model(**batch).logits
     assert not torch.allclose(one, other)
@@ -219,7 +220,7 @@ def test_varlen_is_called_with_the_ends_of_documents_and_the_window(monkeypatch)
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
     value = torch.arange(24.0).view(1, 2, 4, 3)
     ends = torch.tensor([0, 3, 4], dtype=torch.int32)
-    given = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 3, "max_length_k": 3, "scaling": 0.5}
+    given = {"documents": Documents(ends, 3), "scaling": 0.5}
     for window in (None, 9):
         out, _ = varlen_attention(None, value, value, value, None, **given, sliding_window=window)
         assert torch.equal(out, value.transpose(1, 2))
@@ -235,7 +236,7 @@ def test_documents_are_packed_only_if_they_do_not_see_each_other(kind, packed):
     more |= {"embedding_size": 64, "intra_bottleneck_size": 64} if kind == "mobilebert" else {}
     model = tiny(kind, **more)
     before = model.config._attn_implementation
-    assert packing_is_exact(model, [np.arange(5, 5 + n) for n in (11, 7, 16)]) == packed
+    assert packing_is_exact(model) == packed
     assert model.config._attn_implementation == before
     data = [np.arange(5, 25), np.arange(5, 9)]
     config = SimpleNamespace(packing=True, mixed_precision="no", activation_dtype=None, max_length=60)

@@ -84,7 +84,8 @@ def test_the_search_finds_the_largest_fitting_budget_in_few_trials(most, limit):
 )
 def test_the_search_is_refused_on_a_cpu_and_under_fsdp(monkeypatch, on_cpu, environment, reason):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", environment)
-    monkeypatch.setenv("FSDP_VERSION", "2")
+    if not on_cpu:
+        monkeypatch.setenv("FSDP_VERSION", "2")
     with pytest.raises(UserError, match=f"--auto_micro_batch needs GPUs and DDP .*{reason}.*set the budget"):
         starting.check_environment(ExtraOptions(auto_micro_batch=True), on_cpu)
 

@@ -1,5 +1,6 @@
 """Images are checked and decoded to the same bytes by any number of processes, after any kill."""
 
+import errno
 import io
 import os
 import signal
@@ -10,8 +11,9 @@ import runs
 from PIL import Image
 from small_images import EIGHT, config, folders
 
-from shared.cache import blocks, prepared
+from shared.cache import division, prepared
 from shared.cache.prepared import Unfinished, only_task
+from shared.errors import UserError
 from shared.images import cache as image_cache
 from shared.images import checks
 from shared.images.decoding import CorruptImage, Square, decode, inspect
@@ -43,7 +45,7 @@ def load(photos):
 def content():
     """{path: bytes} of the folders of images in the cache; there is nothing unfinished beside them."""
     here = prepared.cache_dir()
-    assert not [*here.glob("*.blocks-*"), *here.glob("*.partial-*")]
+    assert not [*here.glob("*.blocks"), *here.glob("*.partial-*")]
     files = [path for kind in ("images-*/*", "checked-*/*") for path in here.glob(kind)]
     return {str(path.relative_to(here)): path.read_bytes() for path in files}
 
@@ -120,28 +122,19 @@ def test_any_number_of_processes_write_the_same_bytes(photos, alone, tmp_path, m
     )
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
     assert content() == alone
-    assert {path.split("/")[1] for path in alone} >= {"pixels.npy", "aspects.npy", "prints.npy", "remarks.json"}
+    names = {path.split("/")[1] for path in alone}
+    assert names >= {"pixels.npy", "aspects.npy", "corrupt.npy", "prints.npy", "remarks.npy"}
 
 
 def in_one_of_several_launches(_, photos, cache, environment):
     in_another_process(0, photos, cache, {"WORLD_SIZE": "1"})
 
 
-def test_the_processes_of_a_machine_share_its_cores(monkeypatch):
-    workers = []
-
-    class Pool(blocks.ThreadPoolExecutor):
-        def __init__(self, count):
-            workers.append(count)
-            super().__init__(count)
-
-    monkeypatch.setattr(blocks, "ThreadPoolExecutor", Pool)
+@pytest.mark.parametrize(("processes", "cores"), [(1, 16), (4, 4), (64, 1)])
+def test_the_processes_of_a_machine_share_its_cores(monkeypatch, processes, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    for number, processes in enumerate((1, 4, 64)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
-        words = "decoding", "images", "here"
-        blocks.Blocks(f"x{number}", 9, 3, *(lambda *_: None,) * 2, *words, threads_per_core=2).build()
-    assert workers == [32, 8, 2]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert division.cores_of_process() == cores
 
 
 # Interruptions
@@ -152,22 +145,21 @@ def test_after_a_kill_only_the_missing_blocks_are_decoded(photos, alone, tmp_pat
     context.processes[0].join(60)
     assert context.processes[0].exitcode == -signal.SIGKILL
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
-    (unfinished,) = tmp_path.glob("images-*.blocks-*")
-    assert len([path for path in unfinished.glob("?" * blocks.DIGITS) if prepared.is_complete(path)]) == 3
+    assert len([*tmp_path.glob("images-*.blocks/*/complete.json")]) == 3
     load(photos)
     assert len(decoded) == TRAINING + VALIDATION - 3 * 3
     assert content() == alone
 
 
 def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monkeypatch, decoded):
-    move_or_link = image_cache.move_or_link
+    move_or_link = division.move_or_link
 
     def interrupted(*args):
         move_or_link(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(image_cache, "move_or_link", interrupted)
+        patch.setattr(division, "move_or_link", interrupted)
         with pytest.raises(KeyboardInterrupt):
             load(photos)
     assert len(decoded) == TRAINING
@@ -179,7 +171,7 @@ def test_after_an_interrupted_join_no_image_is_decoded_again(photos, alone, monk
 @pytest.mark.parametrize("step", [0, 1], ids=["check", "decoding"])
 def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(photos, alone, monkeypatch, decoded, step):
     """Between its list of the missing blocks and its first block, another process does all the work."""
-    until_complete, calls, inspected = blocks.until_complete, [], []
+    until_complete, calls, inspected = division.until_complete, [], []
     monkeypatch.setattr(checks, "inspect", lambda stored: inspected.append(stored) or inspect(stored))
 
     def after_all_others(*args):
@@ -188,16 +180,40 @@ def test_a_process_finds_the_folder_that_others_have_joined_in_the_meantime(phot
             load(photos)
         until_complete(*args)
 
-    monkeypatch.setattr(blocks, "until_complete", after_all_others)
+    monkeypatch.setattr(division, "until_complete", after_all_others)
     load(photos)
     assert len(decoded) == len(inspected) == TRAINING + VALIDATION
     assert content() == alone
 
 
+def test_after_a_full_disk_only_the_missing_blocks_are_decoded(photos, alone, monkeypatch, decoded):
+    load_images(config(train_dir=str(photos), skip_corrupt_images=True), EIGHT)  # checks the headers
+    decoded.clear()
+    fsync, calls = os.fsync, []
+
+    def fill_up(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", "1000")
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(UserError, match=r"cannot write prepared data to .* \(No space left on device\): set ACC"):
+            load(photos)
+    complete = [*prepared.cache_dir().glob("images-*.blocks/*/complete.json")]
+    assert complete
+    decoded.clear()
+    load(photos)
+    assert len(decoded) == TRAINING + VALIDATION - 3 * len(complete)
+    assert {path: data for path, data in content().items() if path in alone} == alone
+
+
 def test_without_the_file_of_all_pixels_the_blocks_are_decoded_again(photos, alone, decoded):
     with only_task(0, 3), pytest.raises(Unfinished):
         load(photos)
-    for file in prepared.cache_dir().glob("images-*.blocks-*/pixels.npy"):
+    for file in prepared.cache_dir().glob("images-*.blocks/pixels.npy"):
         file.unlink()
     decoded.clear()
     load(photos)
@@ -209,27 +225,11 @@ def test_without_the_file_of_all_pixels_the_blocks_are_decoded_again(photos, alo
 
 
 def test_tasks_decode_their_blocks_and_the_last_one_joins_them(photos, alone, decoded):
-    left = rf"\d+ of {TRAINING} images of --train_dir {photos} are left to other tasks"
+    left = rf"decoding --train_dir {photos}: \d+ of 9 parts are left to other tasks"
     for task in range(2):
         with only_task(task, 3), pytest.raises(Unfinished, match=left):
             load(photos)
-    with only_task(2, 3) as tasks:
+    with only_task(2, 3):
         load(photos)
-    assert tasks.divided
     assert content() == alone
     assert len(decoded) == TRAINING + VALIDATION
-    with only_task(1, 3) as tasks:
-        load(photos)
-    assert tasks.divided, "also if everything is decoded"
-
-
-def test_pixels_stay_in_memory_unless_they_are_decoded_ahead_of_training(photos, monkeypatch):
-    advised = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *advice: advised.append(advice))
-    load(photos)
-    assert not advised
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(prepared.cache_dir() / "other"))
-    with only_task(0, 1):
-        load(photos)
-    blocks_of_pixels = -(-TRAINING // 3) - (-VALIDATION // 3)
-    assert advised == [(0, 0, os.POSIX_FADV_DONTNEED)] * blocks_of_pixels

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from shared.config import options
-from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 LONGEST = 48
@@ -147,16 +146,3 @@ def table():
 
 def test_the_page_names_the_tested_version():
     assert f"transformers {transformers.__version__}" in (runs.ROOT / "docs/models.md").read_text()
-
-
-def test_texts_with_two_end_tokens_are_refused_for_an_encoder_decoder(corpus, tmp_path):
-    _, tokenizer, _ = corpus
-    nlp = runs.load_recipe("nlp")
-    folder = write(tmp_path / "model", AutoModelForSequenceClassification, "T5", tokenizer)
-    (tmp_path / "train.csv").write_text("text,label\nends early [SEP] and late,x\nends late,y\nlate as well,x\n")
-    given = ["--train_file", tmp_path / "train.csv", "--validation_file", tmp_path / "train.csv", *FLAGS]
-    given += ["--model_name_or_path", folder, "--output_dir", tmp_path / "run"]
-    with pytest.raises(
-        UserError, match=r"^--model_name_or_path: a T5\w+ reads the end-of-sequence token .*row 0 has 2"
-    ):
-        nlp.main(options.parse(nlp.Config, [*map(str, given)]))

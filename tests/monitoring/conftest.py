@@ -3,7 +3,6 @@
 import pytest
 from accelerate import Accelerator
 
-from shared.monitoring import monitor
 from shared.monitoring.log import Log, cut_metrics
 
 
@@ -21,11 +20,3 @@ def start(accelerator, tmp_path):
         return Log(accelerator, tmp_path, step, 1000)
 
     return start
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock in seconds that only the test advances."""
-    now = [100.0]
-    monkeypatch.setattr(monitor.time, "perf_counter", lambda: now[0])
-    return now

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from monitored_steps import LENGTHS, SKIPPED, WENT_WELL, monitor, plan, run_step
 
 from shared.errors import UserError
-from shared.monitoring import monitor as monitoring
 from shared.plan.batches import MicroBatch
 
 
@@ -301,18 +300,3 @@ def test_monitoring_changes_no_bit_of_the_weights_and_three_processes_read_the_s
     communication, computation, _ = found[0][1]
     assert 0 < communication < 1
     assert 0 < computation < 1
-
-
-def test_a_gpu_that_does_not_report_its_utilization_has_no_such_figure(monkeypatch):
-    """For a part of a GPU (MIG), pynvml raises an error."""
-
-    def raise_it(device):
-        raise NotImplementedError("NVMLError_NotSupported")
-
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(monitoring.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
-    assert monitoring.utilization(cuda) == 0.4
-    monkeypatch.setattr(torch.cuda, "utilization", raise_it)
-    assert math.isnan(monitoring.utilization(cuda))
-    assert math.isnan(monitoring.utilization(torch.device("cpu")))

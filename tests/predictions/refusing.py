@@ -1,9 +1,15 @@
-"""Helper for tests of error messages."""
+"""Helpers of the tests of predictions: predict a file, and the messages of errors."""
 
 import pytest
 
+from shared import predict
 from shared.errors import UserError
 from shared.processes import folder_lock
+
+
+def predict_file(*words):
+    """The scores of `python -m shared.predict` with these words."""
+    return predict.predict(predict.parse([str(word) for word in words]))
 
 
 def message_of(function, *words):

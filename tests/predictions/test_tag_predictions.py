@@ -10,12 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of
+from refusing import message_of, predict_file
 
-from shared import predict
 from shared.config import options
 from shared.encoders import packing
-from shared.predictions import parts
 
 ARTICLES = ("the", "a", "an")  # an article and the next word are an entity
 DROPPED = "\u200b"  # a word without tokens
@@ -67,10 +65,6 @@ def trained(texts, rows, tmp_path_factory):
         return folder / "run", recipe.main(options.parse(recipe.Config, [*map(str, flags)]))
 
 
-def predict_file(*words):
-    return predict.predict(predict.parse([str(word) for word in words]))
-
-
 def write(file, rows, *columns):
     file.write_text("".join(json.dumps({name: row[name] for name in columns if name in row}) + "\n" for row in rows))
     return file
@@ -88,6 +82,13 @@ def test_without_a_file_the_scores_are_those_of_the_runs_evaluation(trained, row
     assert [(row["tokens"], row["tags"]) for row in found] == [(row["tokens"], row["tags"]) for row in rows]
     hits = [a == b for row in found for a, b in zip(row["tags"], row["prediction"], strict=True)]
     assert sum(hits) / len(hits) == pytest.approx(reported["eval_accuracy"])
+    # the same rows as a file, in parts that two processes compute
+    file = write(tmp_path / "new.jsonl", rows, "tokens", "tags")
+    flags = [run, file, "--max_tokens_per_micro_batch", 48, "--predictions_file"]
+    codes, output = runs.run_forked(2, "shared/predict.py", [*flags, tmp_path / "two.parquet"], tmp_path)
+    assert codes == [0, 0], output
+    assert predict_file(*flags, tmp_path / "one.parquet") == pytest.approx(reported, rel=1e-6)
+    assert (tmp_path / "two.parquet").read_bytes() == (tmp_path / "one.parquet").read_bytes()
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -141,30 +142,6 @@ def test_the_tags_are_those_of_transformers_in_the_order_of_the_input(trained, r
     scored = [row for row in found if row["tags"]]
     hits = [a == b for row in scored for a, b in zip(row["tags"], row["prediction"], strict=True)]
     assert scores["eval_accuracy"] == pytest.approx(sum(hits) / len(hits))
-
-
-def test_a_killed_prediction_resumes_on_two_processes_and_its_bytes_are_the_same(trained, rows, tmp_path, monkeypatch):
-    file = write(tmp_path / "new.jsonl", rows, "tokens", "tags")
-    flags = [trained[0], file, "--max_tokens_per_micro_batch", 48, "--predictions_file"]
-    whole, resumed = tmp_path / "whole.parquet", tmp_path / "resumed.parquet"
-    scores = predict_file(*flags, whole)
-    write_part = parts.Parts.write
-
-    def write_five(self, part, outputs):
-        if part == 5:
-            raise KeyboardInterrupt
-        write_part(self, part, outputs)
-
-    monkeypatch.setattr(parts.Parts, "write", write_five)
-    with pytest.raises(KeyboardInterrupt):
-        predict_file(*flags, resumed)
-    monkeypatch.undo()
-    assert len(list((tmp_path / "resumed.parquet.parts").glob("part_*"))) == 5
-    codes, output = runs.run_forked(2, "shared/predict.py", [*flags, resumed], tmp_path)
-    assert codes == [0, 0], output
-    assert "of which 5 are computed already" in output
-    assert resumed.read_bytes() == whole.read_bytes()
-    assert json.loads((tmp_path / "resumed.parquet.json").read_text())["scores"] == scores
 
 
 def test_a_text_has_the_tags_of_its_words_and_entities_in_the_form_of_its_spans(trained, rows, tmp_path):
@@ -238,13 +215,8 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
         ("gap", [], "--skip_incomplete_rows"),
         ("unequal", [], "2 words in tokens and 1 tags in tags"),
         ("empty", [], "has no words in tokens"),
-        ("words", ["--predictions_file", "x.csv"], "must end in .jsonl, .parquet, the possible formats for a model of"),
-        ("words", ["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on a model of token classification"),
-        ("words", ["--text_column_names", "x"], "--text_column_names x has no effect"),
-        ("words", ["--label_column_name", "a", "b"], "needs one column of labels"),
+        ("words", ["--predictions_file", "x.csv"], "must end in .jsonl, .parquet, the possible formats of"),
         ("words", ["--label_column_name", "a"], "--label_column_name a: FILE"),
-        ("words", ["--stride", 30], "not more than --stride 30"),
-        ("words", ["--max_length", 2], "--max_length 2 leaves room for 0 tokens"),
     ):
         assert expected in message_of(predict_file, run, tmp_path / f"{name}.jsonl", *flags), (name, flags)
     assert "has a column prediction" in message_of(predict_file, run, tmp_path / "collides.parquet")

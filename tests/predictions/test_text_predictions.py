@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from refusing import message_of
+from refusing import message_of, predict_file
 from sklearn.metrics import f1_score
 
 from shared import predict
@@ -32,10 +32,6 @@ def rows(texts):
     """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
     with texts[3].open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def predict_file(*words):
-    return predict.predict(predict.parse([str(word) for word in words]))
 
 
 def read_csv(path):
@@ -237,13 +233,11 @@ def inputs(alone, texts, tmp_path_factory):
     """Files and folders that cannot be predicted."""
     folder = tmp_path_factory.mktemp("inputs")
     (folder / "empty.csv").touch()
-    (folder / "file.docx").write_text("text")
     (folder / "taken.csv").write_text("mine")
     for name, header, row in (
         ("other", "body,label", "a,b"),
         ("collides", "text,prediction", "a text,b"),
         ("labels", "text,label", "a text,unheard"),
-        ("missing", "text,label", ",asyncio"),
     ):
         (folder / f"{name}.csv").write_text(f"{header}\n{row}\n")
     (folder / "lists.jsonl").write_text('{"text": "a text", "more": [1, 2]}\n')
@@ -263,25 +257,24 @@ def inputs(alone, texts, tmp_path_factory):
     [
         (["missing_run", "labels.csv"], "no such folder"),
         (["unfinished", "labels.csv"], "unfinished has no model/"),
-        (["own", "labels.csv"], "model has no config.json"),
-        (["mlm", "labels.csv"], "is a masked language model"),
-        (["bare", "labels.csv"], "is a BertModel: predictions need"),
+        (["own", "labels.csv"], "model has no config.json and no model.safetensors"),
+        (["mlm", "labels.csv"], "mlm.py has no function predict_batch"),
+        (["bare", "labels.csv"], "is a BertModel, which no recipe of this project trains"),
         (["RUN", "missing_file.csv"], "missing_file.csv: no such file"),
-        (["RUN", "empty.csv"], "empty.csv is empty"),
-        (["RUN", "file.docx"], "unknown kind of file"),
+        (["RUN", "empty.csv"], "empty.csv: Empty CSV file"),
         (["RUN", "other.csv"], "--text_column_names text: FILE"),
         (["RUN", "labels.csv", "--label_column_name", "stars"], "--label_column_name stars: FILE"),
         (["RUN", "collides.csv"], "has a column prediction, as the predictions have"),
         (["RUN", "labels.csv"], "unheard; known: asyncio"),
-        (["RUN", "missing.csv"], "--skip_incomplete_rows"),
         (["RUN", "lists.jsonl", "--predictions_file", "new.csv"], "csv cannot hold the column more"),
-        (["RUN", "labels.csv", "--predictions_file", "taken.csv"], "taken.csv exists: remove it"),
+        (
+            ["RUN", "labels.csv", "--no_scores", "--predictions_file", "taken.csv"],
+            "taken.csv exists with other content",
+        ),
         (["RUN", "labels.csv", "--predictions_file", "new.txt"], "must end in .csv, .jsonl, .parquet"),
-        (["RUN", "labels.csv", "--image_column_name", "x"], "--image_column_name x has no effect on a text"),
+        (["RUN", "labels.csv", "--image_column_name", "x"], "unknown flag --image_column_name"),
         (["RUN", "labels.csv", "--max_length", "0"], "--max_length 0: must be at least 1"),
-        (["RUN", "labels.csv", "--epochs", "2"], "unknown flag --epochs"),
         (["RUN", "*.csv"], "name the output with --predictions_file"),
-        (["RUN", "labels.csv", "more.csv"], "expected a folder and at most one file"),
         (["MODEL"], "is not the folder of a run"),
     ],
 )

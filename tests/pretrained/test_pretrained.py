@@ -88,9 +88,7 @@ def test_checkpointing_uses_the_older_method_where_transformers_lacks_the_newer_
 
 def test_a_model_without_activation_checkpointing_is_refused():
     model = ResNetForImageClassification(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
-    with pytest.raises(
-        UserError, match="--gradient_checkpointing: a ResNetForImageClassification does not support it: remove"
-    ):
+    with pytest.raises(UserError, match=r"^--gradient_checkpointing: ResNet.* does not support \w+ checkpointing"):
         checkpoint_activations(model)
 
 

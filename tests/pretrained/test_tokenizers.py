@@ -24,10 +24,7 @@ END = "<|endoftext|>"
 # Models without tokenizer files, for which transformers makes up a tokenizer without words
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "xlm-roberta", "camembert", "gpt2", "t5"],
-)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "albert", "deberta-v2", "xlm-roberta", "gpt2", "t5"])
 def test_a_model_without_tokenizer_files_is_refused(tmp_path, kind):
     AutoConfig.for_model(kind).save_pretrained(tmp_path)
     assert len(AutoTokenizer.from_pretrained(tmp_path)) < 110, (
@@ -63,10 +60,8 @@ def train(recipe, output, *flags):
     module.main(options.parse(module.Config, [*map(str, (*runs.TINY, *flags)), "--output_dir", str(output)]))
 
 
-def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_path, monkeypatch):
+def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_path):
     import sentencepiece
-
-    from shared.pretrained import from_pretrained
 
     with texts[1].open(newline="") as stream:
         sentences = iter([row["text"] for row in csv.DictReader(stream)])
@@ -78,9 +73,6 @@ def test_a_model_with_only_a_sentencepiece_file_loads_its_tokenizer(texts, tmp_p
     AutoConfig.for_model("deberta-v2").save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     assert tokenizer.unk_token_id not in tokenizer("the test of a message")["input_ids"]
-    monkeypatch.setattr(from_pretrained, "find_spec", lambda name: None)
-    error = ValueError("`tiktoken` is required to read a `tiktoken` file. Install it with `pip install tiktoken`.")
-    assert from_pretrained.reason(error) == "sentencepiece is not installed: pip install -r requirements.txt"
 
 
 def test_the_revision_is_passed_to_the_hub_and_to_every_loader(monkeypatch):

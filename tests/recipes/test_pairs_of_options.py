@@ -58,7 +58,6 @@ VALUES = {  # flags of each option that is neither a switch nor a choice
     "expect_processes": ["--expect_processes 1"],
     "intermediate_size": ["--intermediate_size 40"],
     "rope_theta": ["--rope_theta 500"],
-    "attention": ["--attention padded", "--attention documents"],
     "lora_rank": ["--lora_rank 2", "--lora_rank 2 --lora_targets query --lora_alpha 2 --lora_dropout 0.1"],
     "stride": ["--stride 8"],
     "matryoshka_dims": ["--matryoshka_dims 16 8"],
@@ -81,7 +80,7 @@ VALUES = {  # flags of each option that is neither a switch nor a choice
     "resize_size": ["--resize_size 20"],
 }
 # Switches that need a GPU or the network, or compile for minutes; and those that the flags of others contain.
-NOT_HERE = {"auto_micro_batch", "torch_compile", "fixed_shapes", "push_to_hub", "sync_batchnorm", "cudnn_benchmark"}
+NOT_HERE = {"auto_micro_batch", "torch_compile", "push_to_hub", "sync_batchnorm", "cudnn_benchmark"}
 NOT_HERE |= {"dry_run", "report_to", "load_best_model_at_end", "greater_is_better", "problem_type"}
 SIZES = [*runs.TINY[:10], "--max_tokens_per_micro_batch", "200", "--global_batch_size", "12"]
 IMAGES = [*runs.TINY_IMAGES[:9], "--per_device_train_batch_size", "12"]

@@ -12,14 +12,13 @@ from shared import prepare
 from shared.config import options
 from shared.errors import UserError
 from shared.text import object_store, prepared_folder
-from shared.text import shards as shards_module
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
 MLM = runs.ROOT / "recipes/mlm.py"
 STEPS = [*runs.TINY, "--checkpointing_steps", 4]
 SMALL_CACHE = ["--cache_gb", "0.00001"]  # 10 kB of 23; a step needs a few
-SHARD = "training/tokens-00003"
+TOKENS = "training/tokens.npy"
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +28,13 @@ def mlm():
 
 @pytest.fixture(scope="module")
 def folder(texts, tmp_path_factory):
-    """The prepared texts, in many shards and small blocks."""
+    """The prepared texts, in small blocks."""
     target = tmp_path_factory.mktemp("prepared") / "data"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(shards_module, "BLOCK_CHARACTERS", 4000)
         patch.setattr(prepared_folder, "BLOCK_BYTES", 128)
         prepare.prepare(MLM, [*map(str, texts), *runs.TINY], (0, 1), target)
-    assert (target / SHARD).exists()
+    assert (target / TOKENS).exists()
     return target
 
 
@@ -65,7 +63,7 @@ def test_a_run_from_a_url_resumes_one_from_a_folder_and_ends_with_the_bytes_of_o
     with RangeServer(folder, answer=lambda path, count: 503 if "tokens" in path and count < 2 else None) as server:
         url = ["--prepared_data", server.url, *SMALL_CACHE]
         assert train(mlm, tmp_path / "url", *STEPS, *url, "--resume_from_checkpoint", middle) == expected
-        assert server.requests[SHARD] > 2
+        assert server.requests[TOKENS] > 2
     last = [runs.training_lines(tmp_path / name)[-1] for name in ("files", "folder", "url")]
     assert len({line["samples"] for line in last}) == 1
 
@@ -75,7 +73,6 @@ def test_flags_without_effect_on_prepared_data_and_another_tokenizer_are_refused
         (["--vocab_size", 500], f"--vocab_size 500: --prepared_data {folder} was prepared with 400: give that"),
         (["--tokenizer_type", "bpe"], "--tokenizer_type bpe: .* was prepared with wordpiece: give that"),
         (["--text_column_name", "body"], "--text_column_name body has no effect on --prepared_data"),
-        (["--skip_incomplete_rows"], "--skip_incomplete_rows has no effect here"),
         (["--cache_gb", 1], "--cache_gb 1 has no effect on --prepared_data .*, a folder here: remove it"),
         (texts[:2], "--prepared_data .* and --train_file .* exclude each other"),
         (["--dataset_name", "x"], "--prepared_data .* and --dataset_name x exclude each other"),
@@ -154,19 +151,19 @@ def errors_of_two_processes(folder, tmp_path, answer):
 def test_a_server_that_denies_access_ends_every_process_with_one_line(folder, tmp_path):
     (error,) = errors_of_two_processes(folder, tmp_path, lambda path, _: 403 if "training/tokens" in path else None)
     assert re.fullmatch(
-        r"error: --prepared_data URL/training/tokens-0000\d: access is denied \(HTTP 403\): check the credentials and "
-        r"their rights",
+        r"error: --prepared_data URL/training/tokens\.npy: cannot be read \(HTTP 403\): check the URL, the "
+        r"credentials and the network",
         error,
     )
 
 
 @pytest.mark.docs
-def test_a_missing_shard_that_one_process_needs_ends_all(folder, tmp_path):
-    found = errors_of_two_processes(folder, tmp_path, lambda path, _: 404 if path == SHARD else None)
+def test_a_missing_file_that_one_process_needs_ends_all(folder, tmp_path):
+    found = errors_of_two_processes(folder, tmp_path, lambda path, _: 404 if path == TOKENS else None)
     assert found
     for error in found:
         fix = "check the URL, or copy the prepared folder there again"
-        assert error.endswith(f"--prepared_data URL/{SHARD} does not exist: {fix}")
+        assert error.endswith(f"--prepared_data URL/{TOKENS} does not exist: {fix}")
 
 
 @pytest.mark.docs
@@ -221,8 +218,8 @@ def test_runs_from_an_s3_bucket_end_with_the_bytes_of_files(folder, expected, tm
     on_cpu = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     runs.succeed(runs.torchrun(2, MLM, *flags, *workers), **environment, **on_cpu)
     assert weights(tmp_path / "workers") == expected[2]
-    client.delete_object(Bucket="corpus", Key=f"a/{SHARD}")
-    for url, name in (("s3://corpus/a", SHARD), ("s3://nowhere/a", "index.json")):
+    client.delete_object(Bucket="corpus", Key=f"a/{TOKENS}")
+    for url, name in (("s3://corpus/a", TOKENS), ("s3://nowhere/a", "index.json")):
         codes, text = runs.run_forked(
             2, MLM, [*STEPS, "--prepared_data", url, "--output_dir", tmp_path / "missing"], tmp_path, **environment
         )

@@ -188,15 +188,3 @@ def test_under_ddp_all_processes_freeze_the_same_parameters_and_can_train(tmp_pa
     first, second = runs.in_group(in_two_processes, 2, tmp_path)
     assert first[0] == ["forgotten.weight", "forgotten.bias"]
     assert first == second
-
-
-def test_the_search_takes_single_samples_where_micro_batches_are_filled_up_to_their_budget():
-    model, seen = nn.Linear(4, 1), []
-    plan = SimpleNamespace(num_samples=8, fixed_shapes=True)
-
-    def loss_of(micro_batch):
-        seen.append(len(micro_batch.samples))
-        return model.weight.sum()  # the bias is not used, so all samples are tried
-
-    assert freeze_unreached(Accelerator(cpu=True), model, plan, loss_of) == ["bias"]
-    assert seen == [1] * 8

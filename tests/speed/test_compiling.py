@@ -129,7 +129,7 @@ def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(acc
         compile_layers(accelerator, CONFIG, bert())
 
 
-# The whole runs take long. tests/plan/test_fixed_shapes.py has a compiled run in `make test`.
+# The whole runs take long.
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,16 @@ from shared import prepare
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.config import options
-from shared.datasets import arrow_files, readers, rows
+from shared.datasets import arrow_files, files, rows
 from shared.errors import UserError
-from shared.tagging import conll, text_blocks, windows
+from shared.tagging import text_blocks, windows
 
 RECIPE = runs.ROOT / "recipes/token_classification.py"
 FLAGS = ["--max_length", "12", "--stride", "4", "--vocab_size", "400"]
 LARGE = {  # tables of any size are memory-mapped, and all blocks are small
     (arrow_files, "IN_MEMORY"): -1,
-    (readers, "BLOCK_BYTES"): 2000,
+    (files, "BLOCK_BYTES"): 300,
     (rows, "BLOCK_ROWS"): 23,
-    (conll, "READ_BYTES"): 300,
     (prepared, "IN_MEMORY"): -1,
     (text_blocks, "SMALLEST_BLOCK"): 16,
     (text_blocks, "BATCH_TEXTS"): 5,
@@ -151,7 +150,7 @@ def test_unknown_tags_are_refused_with_the_line_of_small_texts(tmp_path):
 def content():
     """{path: bytes} of the cache; there is nothing unfinished in it."""
     here = prepared.cache_dir()
-    assert not [*here.glob("*.blocks-*"), *here.glob("*.partial-*")]
+    assert not [*here.glob("*.blocks"), *here.glob("*.partial-*")]
     kinds = ("words-*/*", "array-*/*")
     return {str(path.relative_to(here)): path.read_bytes() for kind in kinds for path in here.glob(kind)}
 
@@ -178,8 +177,8 @@ def test_the_tasks_of_an_array_tokenize_together_ahead_of_training(flags, large,
     prepare.prepare(RECIPE, flags, (0, 2))
     captured = capsys.readouterr()
     assert re.search(
-        r"--shard 0/2: prepared in \d+ s; 32 of 70 texts of --train_file .* are left to other tasks; 14 of 30 texts of "
-        "--validation_file .* are left to other tasks, or to this command without --shard$",
+        r"--shard 0/2: prepared in \d+ s; tokenizing --train_file .*: 2 of 5 parts are left to other tasks; tokenizing "
+        "--validation_file .*: 1 of 2 parts are left to other tasks, or to this command without --shard$",
         captured.err,
         re.MULTILINE,
     )

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from shared.config import options
-from shared.datasets import arrow_files, readers
+from shared.datasets import arrow_files, files, readers
 from shared.losses.losses import shape_of_run
 from shared.plan import splits
 from shared.plan.batches import Plan
@@ -49,7 +49,7 @@ def main(limit: int, flags: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:  # starts the threads of Arrow, whose stacks are not measured
         for name, content in (("a.jsonl", '{"text": "a"}\n'), ("a.csv", "text\na\n")):
             (Path(folder) / name).write_text(content)
-            arrow_files.in_memory(readers.blocks(Path(folder) / name, name), name)
+            list(readers.blocks(Path(folder) / name, name))
     start, peak, done = memory_in_use(), [0], threading.Event()
 
     def watch() -> None:
@@ -69,7 +69,8 @@ def main(limit: int, flags: list[str]) -> None:
     print(len(train), len(validation), np.bincount(train.targets).tolist(), digest, (peak[0] - start) >> 20)
 
 
-readers.BLOCK_BYTES = arrow_files.IN_MEMORY = SMALL
+files.BLOCK_BYTES = SMALL // 4
+arrow_files.IN_MEMORY = SMALL
 table_texts.BATCH_BYTES = SMALL // 8
 splits.BLOCK = splits.SORTED = 1 << 12
 main(int(sys.argv[1]), sys.argv[2:])

@@ -9,7 +9,7 @@ import pytest
 import runs
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, label_cells, readers, rows
+from shared.datasets import arrow_files, files, label_cells, readers, rows
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
@@ -49,7 +49,7 @@ def large(monkeypatch, tmp_path):
     """A memory-mapped table of 50 texts, and its cache."""
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 256)
     path = tmp_path / "a.csv"
     path.write_text("text,label\n" + "".join(f"text {i},{i % 3}\n" for i in range(50)))
     return path
@@ -69,11 +69,10 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
     digests = [part.digest() for part in first]
     for module, name in (
         *((arrow_files, "_write"), (label_cells, "_keys"), (rows, "reading_of")),
-        *((table_texts, "batches_of"), (tokenized.TokenizedText, "_digest")),
+        *((tokenized, "batches_of"), (tokenized.TokenizedText, "_digest")),
     ):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("read again"))
-    # The first block of a file shows that the file is large.
-    monkeypatch.setattr(readers, "blocks", lambda *_: iter([pa.table({"text": ["more than nothing"]})]))
+    monkeypatch.setattr(readers, "blocks", lambda *_, **__: pytest.fail("read again"))
     second = prepared(large)
     assert [part.digest() for part in second] == digests
     for one, other in zip(first, second, strict=True):
@@ -82,10 +81,10 @@ def test_a_second_start_reads_no_row(large, monkeypatch):
 
 
 def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
-    """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 32 kB."""
+    """Peak of Arrow and of Python together, for files of 0.5 and 2 MB in blocks of 8 kB."""
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(arrow_files, "IN_MEMORY", -1)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 13)
     monkeypatch.setattr(table_texts, "BATCH_BYTES", 1 << 13)
     monkeypatch.setattr(splits, "BLOCK", 1 << 7)
     monkeypatch.setattr(splits, "SORTED", 1 << 7)
@@ -116,6 +115,7 @@ def test_the_memory_does_not_grow_with_the_rows(monkeypatch, tmp_path):
 def test_tokens_and_digests_do_not_depend_on_where_the_table_is(large, monkeypatch):
     mapped = prepared(large)
     monkeypatch.setattr(arrow_files, "IN_MEMORY", 1 << 24)
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(large.parent / "other"))
     in_memory = prepared(large)
     assert content_of(read_file(str(large), "--train_file")) is None
     for one, other in zip(mapped, in_memory, strict=True):

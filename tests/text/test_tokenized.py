@@ -1,7 +1,5 @@
 """Texts are tokenized once per machine, exactly as by the tokenizer itself; tokenizers of new models are trained."""
 
-import contextlib
-import functools
 import os
 import pickle
 from itertools import chain
@@ -10,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import runs
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +26,7 @@ from transformers import (
 from shared.datasets.rows import FILL_IN
 from shared.datasets.tables import named, split_off
 from shared.errors import UserError
-from shared.text import table_texts, tokenized
+from shared.text import encoder, table_texts, tokenized
 from shared.text.tokenized import Padding, TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 
 SENTENCES = [
@@ -92,6 +89,7 @@ KINDS = ["wordpiece", "bpe", "with types", "left", "special tokens in the text a
 @pytest.mark.parametrize("max_length", [7, 512])
 def test_tokens_are_those_of_the_tokenizer_itself(tokenizers, monkeypatch, kind, columns, max_length):
     monkeypatch.setattr(table_texts, "BATCH_ROWS", 4)
+    monkeypatch.setattr(tokenized, "BLOCK_ROWS", 6)
     data = tokenize(PAIRS, columns, tokenizers[kind], max_length)
     texts = [PAIRS[column].to_pylist() for column in columns]
     expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)
@@ -114,7 +112,7 @@ def test_tokens_of_any_text_are_those_of_the_tokenizer_itself(tokenizers, data, 
     single = [row for row in rows if isinstance(row, str)]
     texts = [single] if single else list(map(list, zip(*rows, strict=True)))
     expected = tokenizers[kind](*texts, truncation=True, max_length=max_length)
-    ids, lengths, types = table_texts.Encoder(tokenizers[kind], max_length).encode(rows)
+    ids, lengths, types = encoder.Encoder(tokenizers[kind], max_length).encode(rows)
     assert ids.tolist() == list(chain.from_iterable(expected["input_ids"]))
     assert lengths.tolist() == list(map(len, expected["input_ids"]))
     assert types.tolist() == list(chain.from_iterable(expected.get("token_type_ids", [])))
@@ -149,7 +147,7 @@ def test_every_type_of_text_column_is_read(tokenizers, type_):
 
 def test_equal_content_is_tokenized_once_however_it_is_chunked(tokenizers, monkeypatch):
     first = tokenize(PAIRS, ["text"], tokenizers["bpe"], 20)
-    monkeypatch.setattr(table_texts.Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
+    monkeypatch.setattr(encoder.Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
     chunked = pa.concat_tables([PAIRS.slice(0, 1), PAIRS.slice(1, 6), PAIRS.slice(7)])
     renamed = pa.table({"sentence": chunked["text"], "more": chunked["other"]})
     assert tokenize(renamed, ["sentence"], tokenizers["bpe"], 20).folder == first.folder
@@ -176,25 +174,6 @@ def test_other_content_is_tokenized_again(tokenizers):
     ]
     folders = {tokenize(*variant).folder for variant in variants}
     assert len(folders) == len(variants)
-
-
-def tokenize_in_a_process(rank, folder):
-    """Train a tokenizer and tokenize; write the number of tokens and all that is printed to `folder`."""
-    os.environ["ACCELERATE_RECIPES_CACHE"] = str(folder / "cache")
-    # The forked processes of the tests print no progress bars otherwise.
-    table_texts.tqdm = functools.partial(table_texts.tqdm, disable=False)
-    table = pa.table({"text": ["a b c", "d e f"] * 500})
-    with (folder / f"printed-{rank}").open("w") as printed, contextlib.redirect_stderr(printed):
-        data = tokenize(table, ["text"], train_tokenizer(table, ["text"], "bpe", 300, 9), 9)
-    (folder / f"tokens-{rank}").write_text(str(data.lengths.sum()))
-
-
-def test_only_one_of_two_processes_tokenizes_and_prints_it(tmp_path):
-    runs.fork(tokenize_in_a_process, (tmp_path,), 2)
-    tokens, printed = ([(tmp_path / f"{name}-{rank}").read_text() for rank in (0, 1)] for name in ("tokens", "printed"))
-    assert tokens == ["5000", "5000"]
-    assert sum("tokenizing" in text for text in printed) == 1
-    assert sum("training the tokenizer" in text for text in printed) == 1
 
 
 def test_a_pickle_holds_no_tokens_and_reads_the_same(tokenizers):
@@ -295,26 +274,25 @@ def texts_of(values, type_=None) -> pa.Table:
     return named(pa.table({"text": pa.array(values, type_), "label": [0] * len(values)}), "--train_file a.csv")
 
 
-def test_a_missing_column_is_refused_and_the_error_lists_the_columns(tokenizers):
-    message = refused(tokenize, texts_of(["a"]), ["sentence"], tokenizers["bpe"], 9)
-    assert message == "--text_column_names sentence: --train_file a.csv has no such column (columns: text, label)"
-
-
-@pytest.mark.parametrize("columns", [[], ["text", "text", "text"]])
-def test_no_column_and_more_than_two_columns_are_refused(tokenizers, columns):
-    assert "one column, or two columns for text pairs" in refused(
-        tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9
-    )
-
-
-def test_a_column_that_is_not_text_is_refused(tokenizers):
-    message = refused(tokenize, texts_of(["a"]), ["label"], tokenizers["bpe"], 9)
-    assert message == "--text_column_names label: this column of --train_file a.csv contains int64, not text"
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["sentence"], "--text_column_names sentence: --train_file a.csv has no such column (columns: text, label)"),
+        ([], "--text_column_names : use one column, or two columns for text pairs"),
+        (["text"] * 3, "--text_column_names text text text: use one column, or two columns for text pairs"),
+        (["label"], "--text_column_names label: this column of --train_file a.csv contains int64, not text"),
+    ],
+)
+def test_other_columns_than_one_or_two_of_text_are_refused(tokenizers, columns, message):
+    assert refused(tokenize, texts_of(["a"]), columns, tokenizers["bpe"], 9) == message
 
 
 @pytest.mark.parametrize("bad", [None, "", " \n\t"])
 @pytest.mark.parametrize("columns", [["text"], ["label_text", "text"]])
-def test_a_missing_or_empty_text_is_named_by_its_row(tokenizers, bad, columns):
+def test_the_first_row_without_text_is_named_whichever_block_is_written_first(tokenizers, monkeypatch, bad, columns):
+    monkeypatch.setattr(tokenized, "BLOCK_ROWS", 2)
+    monkeypatch.setenv("RANK", "1")  # begins with later blocks
+    monkeypatch.setenv("WORLD_SIZE", "2")
     table = texts_of(["a", "b", bad, "c", bad]).append_column("label_text", pa.array(["x"] * 5))
     for function in (
         lambda: tokenize(table, columns, tokenizers["bpe"], 9),
@@ -323,21 +301,33 @@ def test_a_missing_or_empty_text_is_named_by_its_row(tokenizers, bad, columns):
         assert refused(function) == f"row 3 of --train_file a.csv has no text in text (2 such rows): {FILL_IN}"
 
 
-def test_a_column_without_any_text_is_refused(tokenizers):
-    assert refused(tokenize, texts_of([None, None]), ["text"], tokenizers["bpe"], 9).startswith("row 1 of")
-
-
 def test_after_a_split_an_error_names_the_row_of_the_file(tokenizers):
     parts = split_off(texts_of(["a"] * 20 + [""]), 50, 0)
     (part,) = (part for part in parts if "" in part["text"].to_pylist())
     assert refused(tokenize, part, ["text"], tokenizers["bpe"], 9).startswith("row 21 of --train_file a.csv")
 
 
-def test_a_text_that_gives_no_token_is_refused_and_nothing_is_cached(cache):
-    backend = Tokenizer(models.BPE({"a": 0}, []))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    assert refused(tokenize, texts_of(["a", "b"]), ["text"], tokenizer, 9).startswith("row 2 of --train_file a.csv")
-    assert not [path for path in cache.iterdir() if path.is_dir()]
+def test_the_first_text_without_tokens_is_named_and_nothing_is_joined(cache, monkeypatch):
+    monkeypatch.setattr(tokenized, "BLOCK_ROWS", 2)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, [])))
+    message = "row 2 of --train_file a.csv has a text without tokens: remove the row"
+    assert refused(tokenize, texts_of(["a", "b", "a", "b"]), ["text"], tokenizer, 9) == message
+    assert not [*cache.glob("tokens-*/*.npy")]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "processes", "threads", "of_library"),
+    [("true", 1, 2, None), ("true", 4, 2, "4"), ("true", 64, 1, "1"), ("false", 1, 1, None), ("false", 4, 1, "4")],
+)
+def test_the_processes_of_a_machine_share_its_cores(tokenizers, monkeypatch, parallel, processes, threads, of_library):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    assert encoder.Encoder(tokenizers["bpe"], 9).threads == threads
+    assert os.environ.get("RAYON_NUM_THREADS") == of_library
 
 
 @pytest.mark.parametrize(("columns", "special"), [(["text"], 2), (["text", "text"], 3)])

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from shared.tagging import demo_sources
+from shared.demo_data import tagged_functions
 
 SOURCE = '''
 """A module."""
@@ -36,12 +36,12 @@ def short():
 
 def tagged(source):
     """The words with a tag other than O of each function, as "word/tag word/tag ..."."""
-    found = demo_sources.tagged_functions(textwrap.dedent(source).encode())
+    found = tagged_functions.tagged_functions(textwrap.dedent(source).encode())
     return [" ".join(f"{w}/{t}" for w, t in zip(words, tags, strict=True) if t != "O") for words, tags in found]
 
 
 def test_each_name_has_the_role_of_what_it_refers_to(monkeypatch):
-    monkeypatch.setattr(demo_sources, "MIN_WORDS", 7)  # "short" has six
+    monkeypatch.setattr(tagged_functions, "MIN_WORDS", 7)  # "short" has six
     method, outer = tagged(SOURCE)
     assert method.split() == [
         *("method/B-function", "self/B-argument", "rows/B-argument", "list/B-class", "axis/B-argument"),
@@ -61,7 +61,7 @@ def test_each_name_has_the_role_of_what_it_refers_to(monkeypatch):
 
 
 def test_comments_docstrings_and_the_content_of_strings_are_left_out():
-    words, tags = demo_sources.tagged_functions(SOURCE.encode())[0]
+    words, tags = tagged_functions.tagged_functions(SOURCE.encode())[0]
     text = " ".join(words)
     assert len(words) == len(tags)
     assert text.startswith(
@@ -74,25 +74,18 @@ def test_comments_docstrings_and_the_content_of_strings_are_left_out():
 
 @pytest.mark.parametrize("source", ["def f(:\n", "def f():\n    return 'é'\n", "x = 1\x00"])
 def test_a_file_that_cannot_be_read_has_no_functions(source):
-    assert demo_sources.tagged_functions(source.encode()) == []
+    assert tagged_functions.tagged_functions(source.encode()) == []
 
 
 def test_all_functions_of_a_file_are_in_the_same_table_and_duplicates_are_kept_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(demo_sources, "MIN_WORDS", 5)
+    monkeypatch.setattr(tagged_functions, "MIN_WORDS", 5)
     for number in range(30):
         functions = [f"def f{number}_{i}(x):\n    return x + {number}\n" for i in range(2)]
         (tmp_path / f"m{number}.py").write_text("\n".join([*functions, "def same(x):\n    return x\n"]))
-    train, validation = demo_sources.gather({"planted": tmp_path})
+    train, validation = tagged_functions.gather({"planted": tmp_path})
     files = [set(part["file"].to_pylist()) for part in (train, validation)]
     assert not files[0] & files[1]
     assert min(map(len, files)) > 0
     texts = [" ".join(words) for part in (train, validation) for words in part["tokens"].to_pylist()]
     assert len(texts) == len(set(texts)) == 61
-    assert demo_sources.gather({"planted": tmp_path})[0].equals(train)
-
-
-def test_the_baseline_gives_a_word_its_most_frequent_tag():
-    import pyarrow as pa
-
-    table = pa.table({"tokens": [["a", "b"], ["a", "a"]], "tags": [["O", "B-x"], ["B-y", "B-y"]]})
-    assert demo_sources.most_frequent_tags(table) == {"a": "B-y", "b": "B-x"}
+    assert tagged_functions.gather({"planted": tmp_path})[0].equals(train)

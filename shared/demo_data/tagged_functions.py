@@ -1,27 +1,21 @@
-"""The embedded tagged texts: functions of installed Python libraries, with the role of each name as its tag.
+"""The default tagged texts: functions of installed Python libraries, with the role of each name as its tag.
 
 The words are the tokens of a function, without comments and docstring. The tags are IOB2: what a name refers to is a
 class, a function, an argument, an attribute or a module; all other words, such as local variables, have the tag O.
-`python -m shared.tagging.demo_sources` prints the sizes and the scores of a baseline.
 """
 
 import ast
 import builtins
-import hashlib
 import io
-import json
-import sys
 import token
 import tokenize
 import warnings
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.cache.prepared import build_once
-from shared.datasets import demo_texts
+from shared.demo_data import libraries
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,31 +33,21 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[int, int]  # line from 1, column from 0
 
 
-def load(progress: bool = True) -> "tuple[pa.Table, pa.Table]":
+def load() -> "tuple[pa.Table, pa.Table]":
     """Training and validation tables with the columns tokens and tags (lists of strings) and file.
 
-    A text is a function, cut after MAX_WORDS words. All functions of a source file are in the same table. The tables
-    are the same in every process for the same library versions. The first call on a machine reads the sources, which
-    takes some seconds; with `progress`, that process reports it on stderr.
+    A text is a function, cut after MAX_WORDS words. All functions of a source file are in the same table.
 
     Raises:
         UserError: too few of the libraries are installed.
     """
-    import pyarrow.parquet as pq
+    roots, versions = libraries.required()
 
-    roots, versions, _ = demo_texts.required()
+    def make() -> "dict[str, pa.Table]":
+        return dict(zip(("train", "validation"), gather(roots), strict=True))
 
-    def build(folder: Path) -> None:
-        if progress:
-            names = ", ".join(f"{package} {version}" for package, version in versions.items())
-            print(f"reading Python sources, once per machine, from {names}", file=sys.stderr, flush=True)
-        for name, table in zip(("train", "validation"), gather(roots), strict=True):
-            pq.write_table(table, folder / f"{name}.parquet")
-
-    content = json.dumps([FORMAT, sys.version_info[:2], versions])  # the Python version determines what can be parsed
-    folder = build_once(f"sources-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}", build)
-    train, validation = (pq.ParquetFile(folder / f"{name}.parquet").read() for name in ("train", "validation"))
-    return train, validation
+    found = libraries.cached_tables("sources", FORMAT, "Python sources", versions, make)
+    return found["train"], found["validation"]
 
 
 def gather(roots: Mapping[str, Path]) -> "tuple[pa.Table, pa.Table]":
@@ -75,12 +59,12 @@ def gather(roots: Mapping[str, Path]) -> "tuple[pa.Table, pa.Table]":
 
     found: dict[str, dict[str, Any]] = {}
     for library, root in roots.items():
-        for name, path in demo_texts.sample_files(library, root, FILES_PER_LIBRARY):
+        for name, path in libraries.sample_files(library, root, FILES_PER_LIBRARY):
             if path.stat().st_size <= MAX_BYTES:
                 for words, tags in tagged_functions(path.read_bytes()):
                     found.setdefault(" ".join(words), {"tokens": words, "tags": tags, "file": name})
-    order = sorted(found, key=lambda text: (demo_texts.uniform_hash("order", text), text))
-    held_out = [demo_texts.in_validation(found[text]["file"]) for text in order]
+    order = sorted(found, key=lambda text: (libraries.uniform_hash("order", text), text))
+    held_out = [libraries.in_validation(found[text]["file"]) for text in order]
     parts = []
     for validation, most in ((False, TRAIN_TEXTS), (True, VALIDATION_TEXTS)):
         rows = [found[text] for text, held in zip(order, held_out, strict=True) if held == validation][:most]
@@ -284,36 +268,3 @@ def _is_capitalized(name: str) -> bool:
     """Whether a name is written like that of a class, such as Tensor or _LRScheduler."""
     bare = name.lstrip("_")
     return bare[:1].isupper() and not bare.isupper()
-
-
-def most_frequent_tags(train: "pa.Table") -> dict[str, str]:
-    """The most frequent tag of each word in training: the baseline, which gives unknown words the tag O."""
-    counts: dict[str, Counter[str]] = {}
-    for words, tags in zip(train["tokens"].to_pylist(), train["tags"].to_pylist(), strict=True):
-        for word, tag in zip(words, tags, strict=True):
-            counts.setdefault(word, Counter())[tag] += 1
-    return {word: max(sorted(found), key=found.__getitem__) for word, found in counts.items()}
-
-
-def _report() -> None:
-    """Print the sizes of the data and the scores of the baseline, which the README compares with the recipe."""
-    import pyarrow as pa
-
-    from shared.tagging.scores import tagging_scores
-    from shared.tagging.tags import Tags, first_words
-
-    parts = dict(zip(("train", "validation"), load(), strict=True))
-    for name, part in parts.items():
-        words = [word for words in part["tokens"].to_pylist() for word in words]
-        counts = Counter(tag for tags in part["tags"].to_pylist() for tag in tags)
-        print(f"{name}: {part.num_rows:,} functions, {len(words):,} words, {len(set(words)):,} different ones")
-        print("  " + ", ".join(f"{tag} {count / len(words):.1%}" for tag, count in counts.most_common()))
-    tags, usual, validation = Tags.of(parts["train"]), most_frequent_tags(parts["train"]), parts["validation"]
-    guesses = [[usual.get(word, "O") for word in words] for words in validation["tokens"].to_pylist()]
-    guessed = pa.table({"tokens": validation["tokens"], "tags": pa.array(guesses, validation["tags"].type)})
-    scores = tagging_scores(tags, tags.encode(guessed), tags.encode(validation), first_words(validation))
-    print("baseline: " + ", ".join(f"{name} {value:.3f}" for name, value in scores.items()))
-
-
-if __name__ == "__main__":
-    _report()

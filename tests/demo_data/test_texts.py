@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.datasets import demo_texts
+from shared.demo_data import libraries, texts
 from shared.errors import UserError
 
 LIBRARIES = ["planted_a", "planted_b", "planted_c", "planted_d"]
-ROOT = Path(demo_texts.__file__).parents[2]
+ROOT = Path(texts.__file__).parents[2]
 
 
 def sentence(library: str, number: int) -> str:
@@ -47,7 +47,7 @@ def site(tmp_path, monkeypatch):
     for library in LIBRARIES:
         plant(site, library)
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setattr(demo_texts, "LIBRARIES", {name: name for name in LIBRARIES})
+    monkeypatch.setattr(libraries, "LIBRARIES", {name: name for name in LIBRARIES})
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
     return site
 
@@ -81,20 +81,20 @@ finally:
         def k(): "In with."
 '''
     expected = {"Module.", "Class.\n\nIndented.", "Method.", "Inner.", "In else.", "In except.", "In with."}
-    assert {text for text in demo_texts.docstrings(source) if text} == expected
+    assert {text for text in texts.docstrings(source) if text} == expected
 
 
 @pytest.mark.parametrize("source", [b"print 'Python 2'", b"x = '\0'", b"\xff\xfe", b"# coding: nonsense\n", b""])
 def test_a_file_that_cannot_be_parsed_or_is_empty_has_no_docstrings(source):
-    assert not any(demo_texts.docstrings(source))
+    assert not any(texts.docstrings(source))
 
 
 def test_a_docstring_that_is_not_valid_unicode_loses_only_the_invalid_part():
-    assert demo_texts.docstrings(rb'"""a\ud800b\xe9"""') == ["abé"]
+    assert texts.docstrings(rb'"""a\ud800b\xe9"""') == ["abé"]
 
 
 def test_load_reads_the_libraries_without_importing_them(site):
-    train, validation = demo_texts.load(progress=False)
+    train, validation = texts.load()
     assert train.column_names == validation.column_names == ["text", "label", "file"]
     rows = train.to_pylist() + validation.to_pylist()
     assert Counter(row["label"] for row in rows) == dict.fromkeys(LIBRARIES, 12)
@@ -104,20 +104,20 @@ def test_load_reads_the_libraries_without_importing_them(site):
 
 
 def test_the_rows_and_their_order_do_not_depend_on_the_order_of_the_files(site, monkeypatch):
-    first = demo_texts.gather(roots(site))
+    first = texts.gather(roots(site))
     real = Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(real(self, pattern))))
-    monkeypatch.setattr(demo_texts, "FILES_PER_PROCESS", 5)
-    second = demo_texts.gather(dict(reversed(roots(site).items())))
+    monkeypatch.setattr(libraries, "FILES_PER_PROCESS", 5)
+    second = texts.gather(dict(reversed(roots(site).items())))
     assert second.equals(first)
     assert first["label"].to_pylist() != sorted(first["label"].to_pylist())  # shuffled: the first rows are a sample
 
 
 def test_a_source_file_is_in_one_split_and_stays_there_when_files_are_added(site):
-    before = {row["file"]: row["split"] for row in demo_texts.gather(roots(site)).to_pylist()}
+    before = {row["file"]: row["split"] for row in texts.gather(roots(site)).to_pylist()}
     for number in range(100, 140):
         (site / "planted_a" / f"m{number}.py").write_text(f'"""{sentence("planted_a", number)}"""')
-    rows = demo_texts.gather(roots(site)).to_pylist()
+    rows = texts.gather(roots(site)).to_pylist()
     after = {(row["file"], row["split"]) for row in rows}
     assert len(after) == len({row["file"] for row in rows}) == len(before) + 40
     assert before.items() <= after
@@ -126,13 +126,13 @@ def test_a_source_file_is_in_one_split_and_stays_there_when_files_are_added(site
 
 @given(st.integers(0, 10**9))
 def test_the_share_of_validation_files_is_the_constant(salt):
-    share = sum(demo_texts.in_validation(f"library{salt}/m{number}.py") for number in range(2000)) / 2000
-    assert abs(share - demo_texts.VALIDATION_SHARE) < 0.05  # six standard deviations
+    share = sum(libraries.in_validation(f"library{salt}/m{number}.py") for number in range(2000)) / 2000
+    assert abs(share - libraries.VALIDATION_SHARE) < 0.05  # six standard deviations
 
 
 def test_the_split_never_changes():
     files = [f"library/module{number}.py" for number in range(20)]
-    assert [number for number, file in enumerate(files) if demo_texts.in_validation(file)] == [4, 10, 13, 17, 18]
+    assert [number for number, file in enumerate(files) if libraries.in_validation(file)] == [4, 10, 13, 17, 18]
 
 
 def test_duplicates_are_kept_once_and_texts_that_two_libraries_share_are_dropped(site):
@@ -140,7 +140,7 @@ def test_duplicates_are_kept_once_and_texts_that_two_libraries_share_are_dropped
     shared = "A sentence that two of the libraries have, so that nobody can tell from which of the two it comes."
     (site / "planted_a" / "again.py").write_text(f'"""{again}"""\nclass A:\n    """{shared}"""')
     (site / "planted_b" / "again.py").write_text(f'"""{shared}\n"""\nclass A:\n    """Too short to say much."""')
-    rows = demo_texts.gather(roots(site)).to_pylist()
+    rows = texts.gather(roots(site)).to_pylist()
     keys = Counter(" ".join(row["text"].split()) for row in rows)
     assert keys == dict.fromkeys(planted(), 1)
 
@@ -148,20 +148,20 @@ def test_duplicates_are_kept_once_and_texts_that_two_libraries_share_are_dropped
 def test_the_number_of_files_per_library_is_limited_and_its_tests_are_left_out(site, monkeypatch):
     (site / "planted_a" / "tests").mkdir()
     (site / "planted_a" / "tests" / "test_a.py").write_text(f'"""{sentence("planted_a", 77)}"""')
-    everything = demo_texts.gather(roots(site)).to_pylist()
+    everything = texts.gather(roots(site)).to_pylist()
     assert not any("tests" in row["file"] for row in everything)
-    monkeypatch.setattr(demo_texts, "FILES_PER_LIBRARY", 4)
-    some = demo_texts.gather(roots(site)).to_pylist()
+    monkeypatch.setattr(libraries, "FILES_PER_LIBRARY", 4)
+    some = texts.gather(roots(site)).to_pylist()
     assert all(3 <= count <= 4 for count in Counter(file.split("/")[0] for file in {r["file"] for r in some}).values())
     assert [row for row in everything if row["file"] in {r["file"] for r in some}] == some
 
 
 def test_load_limits_the_texts_per_library_and_documents_does_not(site, monkeypatch):
-    monkeypatch.setattr(demo_texts, "TEXTS_PER_LIBRARY", 5)
-    train, validation = demo_texts.load(progress=False)
+    monkeypatch.setattr(texts, "TEXTS_PER_LIBRARY", 5)
+    train, validation = texts.load()
     labels = train["label"].to_pylist() + validation["label"].to_pylist()
     assert Counter(labels) == dict.fromkeys(LIBRARIES, 5)
-    everything = demo_texts.documents(progress=False)
+    everything = texts.documents()
     assert everything.column_names == ["text", "file", "split"]
     assert everything.num_rows == 12 * len(LIBRARIES)
     sides = dict(zip(everything["file"].to_pylist(), everything["split"].to_pylist(), strict=True))
@@ -169,42 +169,41 @@ def test_load_limits_the_texts_per_library_and_documents_does_not(site, monkeypa
     assert {sides[file] for file in validation["file"].to_pylist()} <= {"validation"}
 
 
-def test_a_missing_library_is_reported_and_replaced_by_the_next(site, monkeypatch, capfd):
-    monkeypatch.setattr(demo_texts, "LIBRARIES", {"no_such": "no-such", **{name: name for name in LIBRARIES}})
-    train, _ = demo_texts.load()
+def test_a_missing_library_is_replaced_by_the_next(site, monkeypatch, capfd):
+    monkeypatch.setattr(libraries, "LIBRARIES", {"no_such": "no-such", **{name: name for name in LIBRARIES}})
+    train, _ = texts.load()
     assert set(train["label"].to_pylist()) == set(LIBRARIES)
-    line, bar = capfd.readouterr().err.split("\n", 1)
-    assert line.startswith("reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, ")
-    assert line.endswith("(no-such not installed)")
-    assert "reading sources" in bar
+    printed = capfd.readouterr().err
+    assert printed.startswith("reading docstrings, once per machine, from planted_a 1.0, planted_b 1.0, ")
+    assert "reading sources" in printed
 
 
 def test_only_the_first_libraries_are_read(site, monkeypatch):
-    monkeypatch.setattr(demo_texts, "MAX_LIBRARIES", 4)
+    monkeypatch.setattr(libraries, "MAX_LIBRARIES", 4)
     plant(site, "planted_e")
-    monkeypatch.setattr(demo_texts, "LIBRARIES", {name: name for name in [*LIBRARIES, "planted_e"]})
-    assert set(demo_texts.load(progress=False)[0]["label"].to_pylist()) == set(LIBRARIES)
+    monkeypatch.setattr(libraries, "LIBRARIES", {name: name for name in [*LIBRARIES, "planted_e"]})
+    assert set(texts.load()[0]["label"].to_pylist()) == set(LIBRARIES)
 
 
 def test_with_fewer_than_four_libraries_the_error_names_the_missing_ones_and_the_remedies(site, monkeypatch):
     names = [*LIBRARIES[:3], "no_such"]
-    monkeypatch.setattr(demo_texts, "LIBRARIES", dict(zip(names, [*LIBRARIES[:3], "no-such"], strict=True)))
+    monkeypatch.setattr(libraries, "LIBRARIES", dict(zip(names, [*LIBRARIES[:3], "no-such"], strict=True)))
     with pytest.raises(UserError, match=r"no-such not installed.*requirements\.txt.*--train_file"):
-        demo_texts.load()
+        texts.load()
 
 
 def test_a_folder_with_the_name_of_a_library_does_not_count_as_the_library(site, monkeypatch):
     (site / "planted_e").mkdir()
-    monkeypatch.setattr(demo_texts, "LIBRARIES", {"planted_e": "planted-e", **{name: name for name in LIBRARIES}})
-    assert "planted_e" not in demo_texts.load(progress=False)[0]["label"].to_pylist()
+    monkeypatch.setattr(libraries, "LIBRARIES", {"planted_e": "planted-e", **{name: name for name in LIBRARIES}})
+    assert "planted_e" not in texts.load()[0]["label"].to_pylist()
 
 
 def test_a_new_version_of_a_library_is_read_again(site):
-    before = demo_texts.documents(progress=False)
+    before = texts.documents()
     (site / "planted_a" / "new.py").write_text(f'"""{sentence("planted_a", 5000)}"""')
-    assert demo_texts.documents(progress=False).equals(before)
+    assert texts.documents().equals(before)
     (site / "planted_a-1.0.dist-info" / "METADATA").write_text("Name: planted_a\nVersion: 1.1\n")
-    assert demo_texts.documents(progress=False).num_rows == before.num_rows + 1
+    assert texts.documents().num_rows == before.num_rows + 1
 
 
 def test_the_parsing_processes_import_no_module_from_the_working_folder(site, tmp_path, monkeypatch):
@@ -212,7 +211,7 @@ def test_the_parsing_processes_import_no_module_from_the_working_folder(site, tm
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "__init__.py").write_text("raise RuntimeError")
     monkeypatch.chdir(tmp_path)
-    assert demo_texts.gather(roots(site)).num_rows == 12 * len(LIBRARIES)
+    assert texts.gather(roots(site)).num_rows == 12 * len(LIBRARIES)
 
 
 # There is no guard on __name__ and a thread is running: importing the script again would fail, and forking is unsafe.
@@ -221,20 +220,20 @@ import sys, threading, time
 from pathlib import Path
 site, me, here = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 sys.path[:0] = [site, {root!r}]
-from shared.datasets import demo_texts
-demo_texts.LIBRARIES = dict.fromkeys({libraries!r})
-demo_texts.LIBRARIES.update((name, name) for name in demo_texts.LIBRARIES)
-gather = demo_texts.gather
+from shared.demo_data import libraries, texts
+libraries.LIBRARIES = dict.fromkeys({libraries!r})
+libraries.LIBRARIES.update((name, name) for name in libraries.LIBRARIES)
+gather = texts.gather
 def counted(*arguments):
     (here / ("gathered" + me)).touch(exist_ok=False)
     time.sleep(0.5)
     return gather(*arguments)
-demo_texts.gather = counted
+texts.gather = counted
 threading.Thread(target=time.sleep, args=(0.5,)).start()
 (here / ("ready" + me)).touch(exist_ok=False)
 while len(list(here.glob("ready*"))) < 2:
     time.sleep(0.01)
-train, validation = demo_texts.load(progress=False)
+train, validation = texts.load()
 print(hash(str(train.to_pylist() + validation.to_pylist())))
 """
 
@@ -255,16 +254,17 @@ def test_two_concurrent_processes_build_the_data_once_and_read_the_same(site, tm
 
 
 def test_prepared_data_is_read_and_not_gathered_again(site, monkeypatch, capfd):
-    first = demo_texts.load(progress=False)
-    monkeypatch.setattr(demo_texts, "gather", lambda *_: pytest.fail("gathered again"))
-    second = demo_texts.load()
+    first = texts.load()
+    capfd.readouterr()
+    monkeypatch.setattr(texts, "gather", lambda *_: pytest.fail("gathered again"))
+    second = texts.load()
     assert all(a.equals(b) for a, b in zip(first, second, strict=True))
     assert capfd.readouterr() == ("", "")
 
 
 def test_the_installed_libraries_give_enough_balanced_text():
     """This takes up to 20 s if the user's cache has no data for the installed versions."""
-    train, validation = demo_texts.load()
+    train, validation = texts.load()
     rows = train.to_pylist() + validation.to_pylist()
     assert len(rows) >= 8000
     labels = Counter(row["label"] for row in rows)
@@ -276,8 +276,8 @@ def test_the_installed_libraries_give_enough_balanced_text():
     assert len({" ".join(row["text"].split()) for row in rows}) == len(rows)
     for row in random.Random(0).sample(rows, 50):
         package = Path(importlib.util.find_spec(row["label"]).origin).parent
-        assert row["text"] in demo_texts.docstrings((package.parent / row["file"]).read_bytes())
+        assert row["text"] in texts.docstrings((package.parent / row["file"]).read_bytes())
 
-    everything = demo_texts.documents()
+    everything = texts.documents()
     assert sum(len(text.encode()) for text in everything["text"].to_pylist()) > 5_000_000
     assert {row["text"] for row in rows} <= set(everything["text"].to_pylist())

@@ -4,10 +4,10 @@ import pytest
 import torch
 from monitored_steps import WENT_WELL, monitor, plan
 
+from shared.extras import costs as extras_costs
+from shared.extras.step_timer import Stopwatch
 from shared.extras.time_report import breakdown
-from shared.monitoring import monitor as monitoring
 from shared.monitoring.monitor import Monitor
-from shared.monitoring.step_timer import Stopwatch
 
 HOST = 1.0  # seconds that the host takes for each part of a step
 
@@ -40,7 +40,7 @@ def gpu(clock, monkeypatch):
 
     monkeypatch.setattr(Monitor, "_sum_up", wait_and_sum_up)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(monitoring, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
+    monkeypatch.setattr(extras_costs, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
     return seconds
 
 

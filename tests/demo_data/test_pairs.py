@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.contrastive import demo_pairs
+from shared.demo_data import pairs
 
 BODY = "    total = sum(values)\n    for value in values:\n        total -= value * len(values)\n    return total"
 
@@ -36,7 +36,7 @@ if True:
         "In one line."
         return "é" + a
 '''
-    assert dict(demo_pairs.functions(source.encode())) == {
+    assert dict(pairs.functions(source.encode())) == {
         "Docstring of the method.\n\nIndented.": (
             'def method(self):\n    def inner():\n        """Stays in the source of the method."""\n'
             "    return 1  # a comment stays"
@@ -47,7 +47,7 @@ if True:
 
 @pytest.mark.parametrize("source", [b"print 'Python 2'", b"x = '\0'", b"\xff\xfe", b""])
 def test_a_file_that_cannot_be_parsed_has_no_functions(source):
-    assert demo_pairs.functions(source) == []
+    assert pairs.functions(source) == []
 
 
 def test_each_text_is_used_once_and_short_ones_are_left_out(tmp_path):
@@ -62,7 +62,7 @@ def test_each_text_is_used_once_and_short_ones_are_left_out(tmp_path):
     (tmp_path / "lib").mkdir()
     for name, content in code.items():
         (tmp_path / "lib" / name).write_text(content)
-    rows = demo_pairs.gather({"lib": tmp_path / "lib"}).to_pylist()
+    rows = pairs.gather({"lib": tmp_path / "lib"}).to_pylist()
     anchors, sources = ([row[name] for row in rows] for name in ("anchor", "positive"))
     assert len(set(anchors)) == len(set(sources)) == len(rows) == 2
     assert set(anchors) <= set(texts)

@@ -5,8 +5,6 @@ a GPU it records an event in the current stream; the events are read when the ho
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 
 PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
 
-BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps
 COMPUTED = ("forward_backward", "communication", "optimizer")  # parts in which a GPU should have work waiting for it
 CAUGHT_UP = 1e-3  # seconds; a GPU that is less than this behind the host has run out of work
 TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of the time that passes
@@ -46,13 +43,6 @@ class Stopwatch:
             now = time.perf_counter()
             self.seconds[part] += now - self.last
             self.last = now
-
-    @contextmanager
-    def time(self, part: str) -> Iterator[None]:
-        """Count the time inside as `part`, and the time since the last mark as `rest`."""
-        self.mark("rest")
-        yield
-        self.mark(part)
 
     def read(self) -> dict[str, float]:
         """Seconds of each part since the start. On a GPU this waits for the last mark.

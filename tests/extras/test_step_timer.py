@@ -1,15 +1,17 @@
 """The time of a step is split into parts; measuring them does not make the host wait for the device."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from monitored_steps import LENGTHS, WENT_WELL, Slow, monitor, plan, rows, run_step, timed_steps
 
+from shared.extras import costs as extras_costs
+from shared.extras import step_timer
+from shared.extras.costs import costs
+from shared.extras.step_timer import Stopwatch
 from shared.extras.time_report import seconds_by_part
-from shared.monitoring import monitor as monitoring
-from shared.monitoring import step_timer
-from shared.monitoring.monitor import costs
-from shared.monitoring.step_timer import Stopwatch
 
 
 def test_a_step_is_split_into_data_computation_and_update(accelerator, clock):
@@ -39,10 +41,10 @@ def test_the_rates_exclude_evaluation_and_checkpoints(accelerator, clock):
 
 def test_an_evaluation_of_the_same_model_adds_no_positions(accelerator, clock):
     watch = timed_steps(accelerator, clock)
-    before = watch.passes.positions
+    before = watch.hooks[1].passes.positions
     model = Slow(clock).eval()
-    watch.passes._begin(model, (torch.zeros(9, 9),), {})
-    assert watch.passes.positions == before
+    watch.hooks[1].passes._begin(model, (torch.zeros(9, 9),), {})
+    assert watch.hooks[1].passes.positions == before
 
 
 def test_padding_is_the_share_of_empty_positions_and_mfu_counts_real_tokens_only(accelerator, clock):
@@ -85,21 +87,20 @@ def test_the_first_reading_in_a_new_folder_counts_only_the_steps_after_the_resum
 
 
 def test_the_slowest_process_is_named_when_it_is_more_than_a_tenth_behind():
-    assert "slowest_process" not in costs(rows(forward_backward=[1.0, 1.29, 1.0]), 1)  # 3.29 against 3
-    figures = costs(rows(forward_backward=[1.0, 1.6, 1.0]), 1)
+    assert "slowest_process" not in costs(rows(forward_backward=[1.0, 1.29, 1.0]))  # 3.29 against 3
+    figures = costs(rows(forward_backward=[1.0, 1.6, 1.0]))
     assert figures["slowest_process"] == 1
     assert figures["slowest_process_behind"] == pytest.approx(0.2)
 
 
 def test_a_process_that_waits_for_others_is_not_named_as_slow():
-    assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]), 1)
+    assert "slowest_process" not in costs(rows(communication=[0.0, 9.0, 0.0]))
 
 
 def test_memory_is_the_maximum_over_processes_and_shares_are_means():
-    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6], utilization=[0.5, 0.6, 0.7]), 2)
+    figures = costs(rows(peak_memory=[1.0, 7.0, 2.0], data=[0.0, 0.3, 0.6], utilization=[0.5, 0.6, 0.7]))
     assert figures["peak_memory_bytes"] == 7
     assert figures["data_wait"] == pytest.approx(0.3)
-    assert figures["step_seconds"] == 0.5
     assert figures["gpu_utilization"] == pytest.approx(0.6)
 
 
@@ -149,7 +150,7 @@ def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monk
             return (later.at - self.at) * 1000.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(monitoring, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
+    monkeypatch.setattr(extras_costs, "Stopwatch", lambda _: Stopwatch(torch.device("cuda")))
     for steps in (1, 5):
         model = torch.nn.Linear(1, 1)
         watch = monitor(accelerator, waited=lambda: 1e6, model=model)
@@ -160,10 +161,10 @@ def test_with_a_gpu_the_host_waits_for_events_only_at_readings(accelerator, monk
                 watch.add(piece, torch.tensor(0.0))
             watch.end_step(WENT_WELL)
         assert Event.waits == 0
-        before = dict(watch.stopwatch.seconds)
+        before = dict(watch.hooks[1].stopwatch.seconds)
         watch.read()
         assert Event.waits == 2, "one wait for the figures, one for the start of the next ones"
-        passed = {part: seconds - before[part] for part, seconds in watch.stopwatch.seconds.items()}
+        passed = {part: seconds - before[part] for part, seconds in watch.hooks[1].stopwatch.seconds.items()}
         # One event before each pass, one after it, one after the update: each ends the part since the previous event.
         assert (passed["data"], passed["forward_backward"], passed["optimizer"]) == (2 * steps, 2 * steps, steps)
 
@@ -205,4 +206,19 @@ def test_a_gpu_that_has_caught_up_with_the_host_at_a_mark_counts_as_host_bound(
     parts = {name: np.array([read.get(name, 0.0)]) for name in (*step_timer.PARTS, "watched", "starved")}
     others = ("flops", "peak_memory", "reserved_memory", "tokens", "positions", "utilization")
     rows = parts | {name: np.zeros(1) for name in others} | {"seconds": np.ones(1), "peak_flops": np.ones(1)}
-    assert monitoring.costs(rows, 1).get("host_bound") == expected
+    assert costs(rows).get("host_bound") == expected
+
+
+def test_a_gpu_that_does_not_report_its_utilization_has_no_such_figure(monkeypatch):
+    """For a part of a GPU (MIG), pynvml raises an error."""
+
+    def raise_it(device):
+        raise NotImplementedError("NVMLError_NotSupported")
+
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(extras_costs.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 40)
+    assert extras_costs.utilization(cuda) == 0.4
+    monkeypatch.setattr(torch.cuda, "utilization", raise_it)
+    assert math.isnan(extras_costs.utilization(cuda))
+    assert math.isnan(extras_costs.utilization(torch.device("cpu")))

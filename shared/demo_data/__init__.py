@@ -1,0 +1,1 @@
+"""The default data of the recipes: texts, tagged words and pairs of texts, from the sources of installed libraries."""

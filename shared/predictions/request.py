@@ -1,0 +1,284 @@
+"""Predict a file with a trained model: python -m shared.predict OUTPUT_DIR [FILE] [FLAGS]
+
+The flags are those below and those of the recipe. Important ones are --text_column_names, --label_column_name,
+--image_column_name, --max_length, --max_tokens_per_micro_batch, --skip_incomplete_rows and --mixed_precision.
+"""
+
+import dataclasses
+import glob
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from shared.config import command_line, options
+from shared.config.meaning import Meaning, fields_with
+from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, stored_settings
+from shared.datasets.files import kind_of
+from shared.errors import UserError, about
+from shared.monitoring.log import read_metrics
+from shared.predictions.output import FORMATS, parts_folder
+from shared.run.command import load_recipe
+from shared.run.export import WEIGHTS
+from shared.run.run_folder import data_of
+
+Kind = Literal["texts", "tags", "embeddings", "images"]
+RECIPES = {  # of a folder that save_pretrained wrote, by the end of the name of the model's class
+    "ForSequenceClassification": "nlp",
+    "ForTokenClassification": "token_classification",
+    "ForImageClassification": "image_classification",
+    "ForMaskedLM": "mlm",
+}
+POSSIBLE_FORMATS: dict[Kind, tuple[str, ...]] = {"tags": (".jsonl", ".parquet"), "embeddings": (".parquet", ".jsonl")}
+# Settings of a run that predictions keep, besides those that the recipe itself declares.
+OF_RUN = (
+    *("image_column_name", "label_column_name", "deterministic", "metric_name", "positive_label"),
+    *("trust_remote_code", "csv_delimiter"),
+)
+OF_DATA = (
+    *("dataset_name", "dataset_config_name", "train_split_name", "validation_split_name", "train_file"),
+    *("validation_file", "train_dir", "validation_dir", "validation_split_percentage", "seed"),
+    *("skip_incomplete_rows", "skip_corrupt_images", "max_train_samples", "max_eval_samples"),
+)
+NOT_KEPT = {"sync_batchnorm", "max_tokens_per_micro_batch"}  # batch norm uses its running averages
+TOKENS, SAMPLES = "max_tokens_per_micro_batch", "per_device_eval_batch_size"
+USUAL_TOKENS, USUAL_IMAGES = 4096, 64  # in a forward pass of a model without a run
+NO_LIMIT = 1_000_000  # tokens in a text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The flags that only predictions have."""
+
+    recipe: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """Recipe of the model. None: the one that made the run, or the one of this project for such a model."""
+    predictions_file: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """File to write: .csv, .jsonl or .parquet. None: OUTPUT_DIR/predictions/NAME, in the format of FILE."""
+    scores: bool = True
+    """Compute scores if there are labels."""
+    per_device_eval_batch_size: int | None = None
+    """Maximum number of samples in a forward pass. None: twice that of the run's micro-batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is predicted, and how."""
+
+    recipe: ModuleType
+    """Has `Config`, `build_model` and `predict_batch`."""
+    kind: Kind
+    """What the recipe reads."""
+    config: Any
+    """The settings of the recipe, with `Flags`: those of the run, changed by the command line."""
+    model: Path
+    """The folder of the model."""
+    run: Path | None
+    """The output folder of the run; None for a model without its run."""
+    file: str | None
+    """The file or folder to predict. None: the validation data of the run."""
+    given: frozenset[str]
+    """The names of the given flags."""
+
+    @property
+    def output(self) -> Path:
+        """The file that is written."""
+        return Path(self.config.predictions_file)
+
+    @property
+    def limits(self) -> tuple[int | None, int | None]:
+        """Maximum number of tokens, padding included, and of samples in a forward pass."""
+        return getattr(self.config, TOKENS, None), self.config.per_device_eval_batch_size
+
+    @property
+    def digests_of_run(self) -> list[str]:
+        """The digests of the training and the validation data of the run; [] if it has not recorded them."""
+        file = self.run / "metrics.jsonl" if self.run else None
+        return (data_of(read_metrics(file)) or []) if file and file.is_file() else []
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
+        return not (self.model / "config.json").is_file()
+
+
+def parse(argv: Sequence[str]) -> Request:
+    """What a command line asks for: OUTPUT_DIR [FILE] [FLAGS].
+
+    Raises:
+        UserError: an argument is missing, unknown or wrong, or the folder has no model that can predict.
+    """
+    places = next((place for place, word in enumerate(argv) if word.startswith("-")), len(argv))
+    if {"-h", "--help"} & {*argv}:
+        next(command_line.layers(Flags, ["--help"]))
+    if places not in (1, 2):
+        raise UserError(
+            "expected a folder and at most one file, then the flags: python -m shared.predict OUTPUT_DIR [FILE] [FLAGS]"
+        )
+    folder, file, flags = Path(argv[0]), argv[1] if places == 2 else None, argv[places:]
+    model = model_folder(folder)
+    recipe = recipe_of(folder, model, flags)
+    # No setting needs another one here, because most settings of the run are left out.
+    names = {"NEEDS": (), "EXCLUDES": (), "__module__": recipe.__name__}
+    config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Config", (Flags, recipe.Config), names))
+    given: dict[str, Any] = {}
+    for layer in command_line.layers(config_class, flags):
+        given |= layer
+    stored = options.load(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
+    is_own = not (model / "config.json").is_file()
+    if not stored and (file is None or is_own):
+        raise UserError(f"{folder} is not the folder of a run, which has settings and validation data: give a FILE")
+    values = kept_settings(recipe.Config, stored, file is None or is_own, is_own)
+    if file is not None and kind_of(Path(file)) not in (".csv", ".tsv"):
+        values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
+    kind = kind_read_by(recipe.Config)
+    possible = POSSIBLE_FORMATS.get(kind, FORMATS)
+    output = Path(given.get("predictions_file") or default_output(folder, file, possible))
+    if output.suffix not in possible:
+        raise UserError(
+            f"--predictions_file {output}: the name must end in {', '.join(possible)}, the possible formats of "
+            f"{recipe.__file__}"
+        )
+    values |= settings_of_model(kind, model, {**values, **given}) | given
+    values |= {"predictions_file": str(output), "output_dir": str(parts_folder(output))}
+    if not is_own:
+        values["model_name_or_path"] = str(model)
+    known = {field.name for field in dataclasses.fields(config_class)}
+    config = config_class(**{name: value for name, value in values.items() if name in known})
+    options.check(config)
+    return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given))
+
+
+def model_folder(folder: Path) -> Path:
+    """The folder of the model: model/ in the folder of a run, or `folder` itself.
+
+    Raises:
+        UserError: there is no model.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: give the --output_dir of a run, or the folder of a model")
+    model = folder / "model" if (folder / "model").is_dir() or (folder / "config.yaml").is_file() else folder
+    if not model.is_dir():
+        raise UserError(f"{folder} has no model/, which a run writes at its end: let the run finish first")
+    if not ((model / "config.json").is_file() or (model / WEIGHTS).is_file()):
+        raise UserError(f"{model} has no config.json and no {WEIGHTS}: give the folder of a model")
+    return model
+
+
+def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
+    """The recipe of --recipe, or the one that made the run in `folder` or above `model`, or the one for such a model.
+
+    Raises:
+        UserError: it is unknown, does not exist, or does not predict.
+    """
+    runs = [folder, *([model.parent] if model.name == "model" else [])]
+    found = [options.recipe_of(run / "config.yaml") for run in runs if (run / "config.yaml").is_file()]
+    for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
+        if word == "--recipe" or word.startswith("--recipe="):
+            found = [Path(after if word == "--recipe" else word.removeprefix("--recipe="))]
+    path = found[0] if found and found[0] else options.PROJECT / f"recipes/{recipe_for(model)}.py"
+    if not path.is_file():
+        raise UserError(f"{path}, the recipe of {folder}, does not exist: name its place with --recipe")
+    recipe = load_recipe(path)
+    if not hasattr(recipe, "predict_batch"):
+        raise UserError(f"{model} has nothing to predict for a file: {path} has no function predict_batch")
+    return recipe
+
+
+def recipe_for(model: Path) -> str:
+    """The name of the recipe for a folder that `save_pretrained` wrote, by the class of its model.
+
+    Raises:
+        UserError: no recipe trains such a model.
+    """
+    with about(str(model / "config.json")):
+        name = str((json.loads((model / "config.json").read_text()).get("architectures") or ["no class"])[0])
+    if found := [recipe for end, recipe in RECIPES.items() if name.endswith(end)]:
+        return found[0]
+    if (model / MODULES_FILE).is_file():
+        return "embeddings"
+    raise UserError(f"{model} is a {name}, which no recipe of this project trains: name its recipe with --recipe")
+
+
+def kind_read_by(config_class: type) -> Kind:
+    """What a recipe reads, by the columns that its settings name."""
+    names = {field.name for field in dataclasses.fields(config_class)}
+    if "image_column_name" in names:
+        return "images"
+    if "text_column_names" not in names:
+        return "tags"
+    return "texts" if "label_column_name" in names else "embeddings"
+
+
+def kept_settings(config_class: type, stored: Mapping[str, Any], reads_data: bool, builds: bool) -> dict[str, Any]:
+    """The settings of a run that its predictions keep: those that the recipe declares, and those in `OF_RUN`.
+
+    Args:
+        config_class: of the recipe.
+        stored: all settings of the run.
+        reads_data: whether the predictions read the data of the run.
+        builds: whether they build the model as the run did.
+    """
+    kept = {*OF_RUN, *(OF_DATA if reads_data else ())}
+    if builds:
+        kept |= {"model_name_or_path", "revision"} | fields_with(config_class, Meaning.SIZE_OF_NEW_MODEL)
+    for each in config_class.__mro__:
+        if not each.__module__.startswith("shared."):
+            kept |= {*getattr(each, "__annotations__", ())}
+    found = {name: stored[name] for name in kept - NOT_KEPT if name in stored}
+    for name, limit in ((TOKENS, TOKENS), (SAMPLES, "per_device_train_batch_size")):
+        if stored.get(limit):
+            found[name] = 2 * stored[limit]  # as in the evaluation of the run
+    return found
+
+
+def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not `known` from the run or a flag, by the files of the model; always its pooling.
+
+    Raises:
+        UserError: nothing limits the length of a text, or the pooling is not supported; or see `stored_settings`.
+    """
+    if kind == "images":
+        return {SAMPLES: known.get(SAMPLES, USUAL_IMAGES)}
+    found: dict[str, Any] = {TOKENS: known.get(TOKENS, USUAL_TOKENS)}
+    longest = None
+    if kind == "embeddings" and (model / MODULES_FILE).is_file():
+        found["pooling"], longest = stored_settings(model)
+        if found["pooling"] not in POOLINGS:
+            raise UserError(f"{model}: its pooling is {found['pooling'] or 'unknown'}, not {' or '.join(POOLINGS)}")
+    found["max_length"] = known.get("max_length") or longest or longest_text(model)
+    return found
+
+
+def longest_text(model: Path) -> int:
+    """The maximum number of tokens of a text: the smaller limit of the model and its tokenizer.
+
+    Raises:
+        UserError: neither has a limit.
+    """
+    limits = [NO_LIMIT]  # a tokenizer without a limit has a larger one
+    for file, name in (("tokenizer_config.json", "model_max_length"), ("config.json", "max_position_embeddings")):
+        if (model / file).is_file():
+            limits.append(int(json.loads((model / file).read_text()).get(name) or NO_LIMIT))
+    if min(limits) == NO_LIMIT:
+        raise UserError(f"--max_length is needed: neither {model} nor its tokenizer limits the length of a text")
+    return min(limits)
+
+
+def default_output(folder: Path, file: str | None, possible: tuple[str, ...]) -> Path:
+    """OUTPUT_DIR/predictions/NAME in the format of FILE: CSV, JSON lines or Parquet.
+
+    Parquet for the validation data of a run, and otherwise the first `possible` format if that of FILE is not possible.
+
+    Raises:
+        UserError: FILE is a pattern, which gives no name.
+    """
+    if file is None:
+        return folder / "predictions" / "validation.parquet"
+    if glob.has_magic(file) and not Path(file).exists():
+        raise UserError(f"FILE {file} names several files: name the output with --predictions_file")
+    name = Path(file).resolve().name
+    kind = kind_of(Path(name))
+    stem = name[: name.lower().rindex(kind)] if kind else name
+    format_ = {".json": ".jsonl", ".tsv": ".csv"}.get(kind, kind)
+    return folder / "predictions" / (stem + (format_ if format_ in possible else possible[0]))

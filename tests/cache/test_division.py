@@ -1,0 +1,197 @@
+"""A folder of the cache that is made from blocks has the same bytes with any number of processes, after any kill."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import runs
+
+from shared.cache import division, prepared
+from shared.cache.division import Division, Part, parts_of
+from shared.cache.prepared import Unfinished, each_share, only_task
+from shared.errors import UserError
+
+COUNT, SIZE = 23, 4
+STREAM = 3  # the part that is read from its start: it has several blocks
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path / "cache"))
+
+
+def nothing(_):
+    """Called with each item that is read."""
+
+
+def make(items, note=nothing):
+    for item in items:
+        note(item)
+        yield {"squares": np.full(item % 3, item**2), "offsets": np.array([item % 3])}
+
+
+def blocks_of(items, note=nothing):
+    """The items of a stream in blocks of two; those of a block that is not read are skipped."""
+    remaining = list(items)
+    while remaining:
+        block, remaining = remaining[:2], remaining[2:]
+        yield make(block, note), lambda: not remaining  # noqa: B023  asked before the next block
+
+
+def squares(note=nothing, **changes):
+    parts = parts_of(COUNT, SIZE, partial(make, note=note))
+    parts[STREAM] = Part("stream", partial(blocks_of, range(STREAM * SIZE, (STREAM + 1) * SIZE), note), long=True)
+    first = {"offsets": np.zeros(1, np.int64)}
+    return replace(Division("squares", parts, "squaring numbers", {"offsets": "squares"}, first), **changes)
+
+
+def check_result(folder=None):
+    """The folder is complete, and nothing else is left."""
+    folder = folder or squares().build()
+    expected = [item**2 for item in range(COUNT) for _ in range(item % 3)]
+    assert prepared.read_array(folder / "squares.npy").tolist() == expected
+    offsets = prepared.read_array(folder / "offsets.npy").tolist()
+    assert offsets == [0, *np.cumsum([item % 3 for item in range(COUNT)])]
+    assert {path.name for path in prepared.cache_dir().iterdir() if path.suffix != ".lock"} == {folder.name}
+
+
+def in_another_process(rank, cache, processes, kill_at=None):
+    """Build in a forked process. The first one is killed by the item `kill_at`, after it wrote half of a block."""
+    os.environ |= {"ACCELERATE_RECIPES_CACHE": str(cache), "RANK": str(rank), "WORLD_SIZE": str(processes)}
+    while rank and kill_at is not None and not cache.with_name("dying").exists():
+        time.sleep(0.01)  # the first process has to get the block in which it is killed
+
+    def die(item):
+        if rank == 0 and item == kill_at:
+            cache.with_name("dying").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    squares(die).build()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_any_number_of_processes_write_the_same_arrays(processes):
+    runs.fork(in_another_process, (prepared.cache_dir(), processes), processes)
+    check_result()
+
+
+@pytest.mark.parametrize(("kill_at", "left"), [(9, range(8, COUNT)), (15, range(14, COUNT))], ids=["block", "stream"])
+def test_after_a_kill_only_the_missing_blocks_are_written(kill_at, left):
+    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 1, kill_at), 1)
+    context.processes[0].join(60)
+    assert context.processes[0].exitcode == -signal.SIGKILL
+    read = []
+    folder = squares(read.append).build()
+    assert sorted(read) == [*left]
+    check_result(folder)
+
+
+def test_the_other_processes_write_the_blocks_of_a_killed_one():
+    context = runs.begin_fork(in_another_process, (prepared.cache_dir(), 2, 1), 2)
+    for process in context.processes:
+        process.join(60)
+    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
+    check_result()
+
+
+def test_a_process_leaves_the_blocks_of_others_and_reads_a_stream_only_to_help(monkeypatch):
+    """A second process runs while the first one reads the first item of the stream: it writes all other blocks."""
+    read, streams = [], []
+
+    class Waits(Exception):
+        """The second process has nothing left to do."""
+
+    def wait(_):
+        raise Waits
+
+    helping = squares(lambda item: read.append(-item))
+    stream = helping.parts[STREAM]
+    helping.parts[STREAM] = replace(stream, blocks=lambda: streams.append(stream) or stream.blocks())
+
+    def second(item):
+        read.append(item)
+        if item == STREAM * SIZE:
+            with monkeypatch.context() as patch:
+                patch.setattr(prepared.time, "sleep", wait)
+                with pytest.raises(Waits):
+                    helping.build()
+
+    folder = squares(second).build()
+    assert sorted(map(abs, read)) == [*range(COUNT)], "each item once"
+    assert {-14, -15, -COUNT + 1} <= {*read}
+    assert len(streams) == 3, "two looks, and one pass to help"
+    check_result(folder)
+
+
+def test_blocks_are_joined_in_their_order_whatever_the_order_of_writing(monkeypatch):
+    """The last of several processes begins with the last blocks."""
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    read = []
+    folder = squares(read.append).build()
+    assert read == [*range(16, COUNT), *range(16)]
+    check_result(folder)
+
+
+@pytest.mark.parametrize("damage", ["removed", "cut short"])
+def test_a_damaged_block_is_written_again_and_no_other(damage):
+    def refuse(item):
+        if item == 20:
+            raise UserError("item 20 is bad")
+
+    with pytest.raises(UserError, match=r"^item 20 is bad$"):
+        squares(refuse).build()
+    block = prepared.cache_dir() / f"squares.blocks/{4:012}-{8:012}-0000"
+    if damage == "cut short":
+        runs.truncate(block / "squares.npy")
+    else:
+        prepared.shutil.rmtree(block)
+    read = []
+    folder = squares(read.append).build()
+    assert sorted(read) == [4, 5, 6, 7, 20, 21, 22]
+    check_result(folder)
+
+
+def test_after_the_correction_of_a_part_the_blocks_of_the_others_are_complete():
+    def refuse(item):
+        if item == 21:
+            raise UserError("item 21 is bad")
+
+    def named(note, **changes):
+        found = squares(note, blocks_in="numbers", **changes)
+        return replace(found, parts=[replace(part, name=part.name.replace("-", "")) for part in found.parts])
+
+    with pytest.raises(UserError):
+        named(refuse).build()
+    (prepared.cache_dir() / "numbers.blocks/other-0000").mkdir()
+    read = []
+    folder = named(read.append, name="corrected").build()
+    assert read == [20, 21, 22]
+    assert [path.name for path in (prepared.cache_dir() / "numbers.blocks").iterdir()] == ["other-0000"]
+    prepared.shutil.rmtree(prepared.cache_dir() / "numbers.blocks")
+    check_result(folder)
+
+
+def test_a_task_of_an_array_writes_its_share_of_several_folders():
+    both = [squares(), squares(name="others", title="again")]
+    for task in (0, 1):
+        with only_task(task, 3), pytest.raises(Unfinished) as unfinished:
+            each_share(Division.build, both)
+        left = f"{4 - 2 * task} of 6 parts are left to other tasks"
+        assert str(unfinished.value) == f"squaring numbers: {left}; again: {left}"
+    with only_task(2, 3):
+        assert each_share(Division.build, both) == [division.folder for division in both]
+    with only_task(500, 501), pytest.raises(Unfinished):
+        squares(name="third").build()
+
+
+def test_many_items_make_larger_parts():
+    most = division.MOST_PARTS
+    assert len(parts_of(SIZE * most, SIZE, make)) == most
+    many = parts_of(SIZE * most + 1, SIZE, make)
+    assert len(many) <= most
+    assert not {part.name for part in many} & {part.name for part in parts_of(SIZE * most, SIZE, make)}

@@ -1,0 +1,146 @@
+"""Documents are read from any source, and what cannot be read is refused in one line."""
+
+import json
+import os
+import time
+from collections import deque
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from shared.datasets import files
+from shared.datasets.documents import first_texts, load_documents, of_file, of_table
+from shared.errors import UserError
+from shared.options.data_options import DataOptions
+
+TEXTS = ["The first text.", "", "A second, longer one, with a comma\nand a line.", "   ", "Ünïcode — and [MASK] it is."]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def write(folder, kind):
+    """Write TEXTS as a file of a kind; in a text file, documents have no line breaks."""
+    path = folder / f"corpus.{kind}"
+    table = pa.table({"id": range(len(TEXTS)), "text": TEXTS})
+    if kind == "parquet":
+        pq.write_table(table, path)
+    elif kind in ("csv", "tsv"):
+        options = pa.csv.WriteOptions(delimiter="," if kind == "csv" else "\t")
+        pa.csv.write_csv(table, path, options)
+    elif kind == "jsonl":
+        path.write_text("\n".join(map(json.dumps, table.to_pylist())))
+    elif kind == "json":
+        path.write_text(json.dumps(table.to_pylist()))
+    else:
+        path.write_text("\n".join(text.replace("\n", " ") for text in TEXTS) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["txt", "csv", "tsv", "jsonl", "json", "parquet"])
+def test_every_kind_of_file_gives_its_texts(kind, tmp_path):
+    found = of_file(write(tmp_path, kind), "--train_file", "text")
+    expected = [text.replace("\n", " ") if kind == "txt" else text for text in TEXTS if text.strip()]
+    for _ in range(2):  # a source can be read several times
+        texts = [text for batch in found.batches() for text in batch]
+        assert [text for text in texts if text and text.strip()] == expected
+
+
+def test_the_end_of_a_line_is_not_part_of_a_document(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\tthree\nfour")
+    assert [*of_file(str(tmp_path / "corpus.txt"), "--train_file", "text").batches()] == [
+        ["one ", "", " two\tthree", "four"]
+    ]
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["written over", "put in its place"])
+def test_other_content_with_the_same_size_and_time_has_another_digest(tmp_path, replaced):
+    """rsync -t and cp -p write such files."""
+    path, other = tmp_path / "corpus.txt", tmp_path / "other.txt"
+    path.write_text("one\n")
+    before, digest = path.stat(), of_file(str(path), "--train_file", "text").content()
+    assert of_file(str(path), "--train_file", "text").content() == digest
+    time.sleep(0.05)  # the kernel's clock for file times has a resolution of a few milliseconds
+    other.write_text("two\n")
+    other.replace(path) if replaced else path.write_text("two\n")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert of_file(str(path), "--train_file", "text").content() != digest
+
+
+def test_other_columns_of_a_file_may_change_their_type(tmp_path, monkeypatch):
+    """A type inferred from the first block of a file need not hold for later blocks."""
+    monkeypatch.setattr(files, "BLOCK_BYTES", 200)
+    rows = [f"{i},text {i}" for i in range(200)] + ["x,last"]
+    (tmp_path / "corpus.csv").write_text("\n".join(["id,text", *rows]))
+    texts = [
+        text for batch in of_file(str(tmp_path / "corpus.csv"), "--train_file", "text").batches() for text in batch
+    ]
+    assert texts == [*(f"text {i}" for i in range(200)), "last"]
+
+
+def test_the_embedded_docstrings_are_over_five_megabytes_and_held_out_by_file(monkeypatch):
+    monkeypatch.undo()  # the user's cache: gathering takes a while, and other tests have done it
+    train, validation = load_documents(DataOptions(), "text")
+    sizes = [sum(len(text) for batch in part.batches() for text in batch) for part in (train, validation)]
+    assert sum(sizes) > 5e6
+    assert 0.05 < sizes[1] / sum(sizes) < 0.3
+
+
+def test_a_tokenizer_is_trained_on_the_first_texts_up_to_a_size():
+    documents = of_table(pa.table({"text": [f"text {i}" for i in range(5000)]}), "text")
+    assert first_texts(documents, 1 << 30).num_rows == 5000
+    found = first_texts(documents, 10_000)["text"].to_pylist()
+    assert sum(map(len, found[:-1])) < 10_000 <= sum(map(len, found))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("none.txt", None, "no such file"),
+        ("empty.txt", b"", "is empty"),
+        ("corpus.xyz", b"a", "unknown kind of file"),
+        ("latin.txt", b"good\n\xe9t\xe9\n", "not UTF-8 (line 2)"),
+        ("latin.jsonl", b'{"text": "\xe9"}\n', "not UTF-8 (line 1)"),
+        ("broken.jsonl", b'{"text": "a"}\n{"text": \n', "malformed in line 2: Expecting value"),
+        ("list.jsonl", b'{"text": "a"}\n[1]\n', "malformed in line 2: not an object"),
+        ("other.jsonl", b'{"words": "a"}\n', "no such column (columns: words)"),
+        ("other.csv", b"id,words\n1,a\n", "no such column (columns: id, words)"),
+        ("twice.csv", b"text,text\na,b\n", "two columns with the name text: rename one"),
+        ("twice.tsv", b"id\tid\ttext\n1\t2\ta\n", "two columns with the name id: rename one"),
+        ("ragged.csv", b"text,b\na,b\nc,d,e\n", "Expected 2 columns, got 3"),
+        ("fake.parquet", b"nothing of the kind", "not a parquet file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path, name, content, expected):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+
+    def read():
+        documents = of_file(str(tmp_path / name), "--train_file", "text")
+        documents.content()
+        deque(documents.batches(), 0)
+
+    with pytest.raises(UserError) as caught:
+        read()
+    message = str(caught.value)
+    assert expected in message
+    assert "\n" not in message
+    assert "--train_file" in message or "--text_column_name" in message
+
+
+def test_a_column_name_for_a_file_without_columns_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"--text_column_name words: .* has lines and no columns"):
+        of_file(write(tmp_path, "txt"), "--train_file", "words")
+
+
+def test_a_column_of_numbers_is_refused(tmp_path):
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
+    with pytest.raises(UserError, match="contains int64, not text"):
+        of_file(str(tmp_path / "numbers.parquet"), "--train_file", "text")
+    with pytest.raises(UserError, match="contains int64, not text"):
+        of_table(pa.table({"text": [1, 2]}), "text")

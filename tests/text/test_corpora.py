@@ -1,0 +1,327 @@
+"""A corpus becomes the same tokens with any number of processes: from any source, in little memory, without a loss."""
+
+import json
+import os
+import signal
+import sys
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from shared.cache import prepared
+from shared.datasets import documents as documents_module
+from shared.datasets import files as files_module
+from shared.datasets.documents import load_documents, of_file, of_files, of_table
+from shared.datasets.tables import named
+from shared.errors import UserError
+from shared.options.data_options import DataOptions
+from shared.plan.batches import Plan
+from shared.plan.loading import Loader
+from shared.text import token_files
+from shared.text.corpus import split_documents, tokenize_parts
+from shared.text.encoder import Encoder
+from shared.text.masking import Masking, masking_for
+from shared.text.pieces import Selection
+from shared.text.token_files import (
+    Corpus,
+    MaskedDocuments,
+    in_blocks,
+    special_tokens_around,
+    tokenize_documents,
+)
+from shared.text.tokenized import train_tokenizer
+
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
+TEXTS = [" ".join(WORDS[i * k % 8] for k in range(i % 23)) for i in range(300)]  # one in 23 has no text
+ROWS = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+FEW = 9  # documents in a small file
+SMALL = {
+    (documents_module, "PART_BYTES"): 2000,
+    (documents_module, "BATCH_DOCUMENTS"): 10,
+    (files_module, "BLOCK_BYTES"): 300,
+    (token_files, "BLOCK_CHARACTERS"): 900,
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path_factory.mktemp("cache")))
+    for (module, name), value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+
+
+def word_tokenizer():
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", "[MASK]", *WORDS])}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", mask_token="[MASK]")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with a text file of many parts, JSON lines in one compressed part with many blocks, and Parquet."""
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "a.jsonl").write_text(ROWS)
+    (folder / "b.jsonl.zst").write_bytes(pa.compress(ROWS.encode(), codec="zstd", asbytes=True))
+    for name in ("small-1.txt", "small-2.txt"):
+        (folder / name).write_text("\n".join(TEXTS[:FEW]))
+    pq.write_table(pa.table({"text": TEXTS}), folder / "c.parquet", row_group_size=50)
+    return folder
+
+
+def tokenized(files):
+    """The tokens of all files of a folder."""
+    return tokenize_documents(of_files([f"{files}/*.*"], "--train_file", "text"), word_tokenizer())
+
+
+def spans(corpus):
+    """The tokens of each document."""
+    tokens = corpus.tokens[:]
+    return [tokens[a:b].tolist() for a, b in zip(corpus.offsets[:-1], corpus.offsets[1:], strict=True)]
+
+
+def of_texts(texts, tokenizer):
+    return tokenize_documents(of_table(named(pa.table({"text": texts}), "here"), "text"), tokenizer)
+
+
+def masked(corpus, tokenizer, max_length, documents=None):
+    around = special_tokens_around(tokenizer)
+    return MaskedDocuments(corpus, documents or Selection(), max_length, around, masking_for(tokenizer, 0.3), 0)
+
+
+# Division
+
+
+@given(st.lists(st.lists(st.text("a", max_size=9) | st.none(), max_size=4), max_size=12), st.integers(1, 20), st.data())
+def test_blocks_hold_each_document_once_whichever_are_read(batches, size, data):
+    documents = [*chain.from_iterable(batches)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_files, "BLOCK_CHARACTERS", size)
+        blocks, last = [], []
+        for block, is_last in in_blocks(iter(batches)):
+            blocks.append([*chain.from_iterable(block)])
+            last.append(is_last())
+        chosen = data.draw(st.sets(st.integers(0, len(blocks) - 1)))
+        some = {
+            i: [*chain.from_iterable(block)] for i, (block, _) in enumerate(in_blocks(iter(batches))) if i in chosen
+        }
+        one_batch = [[*chain.from_iterable(block)] for block, _ in in_blocks(iter([documents]))]
+    assert [*chain.from_iterable(blocks)] == documents
+    for block in blocks[:-1]:
+        assert sum(len(text or "") for text in block) >= size > sum(len(text or "") for text in block[:-1])
+    assert last == [False] * (len(blocks) - 1) + [True]
+    assert some == {i: blocks[i] for i in chosen}
+    assert one_batch == blocks, "the cut does not depend on the batches"
+
+
+def in_another_process(rank, files, cache, processes, kill_at=None):
+    """Tokenize in a forked process. It is killed in the batch `kill_at`."""
+    os.environ |= {"ACCELERATE_RECIPES_CACHE": str(cache), "RANK": str(rank), "WORLD_SIZE": str(processes)}
+    os.environ |= {"LOCAL_WORLD_SIZE": "1000"}  # one thread
+    for (module, name), value in SMALL.items():
+        setattr(module, name, value)
+    encode, batches = Encoder.encode, []
+
+    def encode_or_die(encoder, batch):
+        batches.append(batch)
+        if len(batches) == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(encoder, batch)
+
+    Encoder.encode = encode_or_die
+    tokenized(files)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_any_number_of_processes_write_the_tokens_of_the_documents_in_their_order(files, monkeypatch, processes):
+    runs.fork(in_another_process, (files, prepared.cache_dir(), processes), processes)
+    assert not [*prepared.cache_dir().glob("*.partial-*"), *prepared.cache_dir().glob("*.blocks/*")]
+    monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
+    corpus, tokenizer = tokenized(files), word_tokenizer()
+    expected = [tokenizer(text)["input_ids"] for text in [*TEXTS * 3, *TEXTS[:FEW] * 2] if text]
+    assert spans(corpus) == expected
+    assert corpus.digest == "9cbf5f22889a7fc833f2c4577544ea94", "as in all versions"
+
+
+def test_after_a_kill_only_the_missing_blocks_are_tokenized(files, monkeypatch):
+    context = runs.begin_fork(in_another_process, (files, prepared.cache_dir(), 1, 21), 1)
+    context.processes[0].join(60)
+    assert context.processes[0].exitcode == -signal.SIGKILL
+    complete = len([*prepared.cache_dir().glob("*.blocks/*/complete.json")])
+    assert complete == 20
+    encode, batches = Encoder.encode, []
+    monkeypatch.setattr(Encoder, "encode", lambda *args: batches.append(args) or encode(*args))
+    documents = sum(len(span) > 0 for span in spans(tokenized(files)))
+    assert documents == sum(map(bool, [*TEXTS * 3, *TEXTS[:FEW] * 2]))
+    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(prepared.cache_dir() / "other"))
+    again = len(batches)
+    tokenized(files)
+    assert len(batches) - again == complete + again
+
+
+# Tokens
+
+
+def test_a_written_mask_token_stays_text_and_documents_without_text_are_skipped(capsys):
+    texts = ["The first text.", "", "   ", "Ünïcode — and [MASK] it is."]
+    tokenizer = train_tokenizer(pa.table({"text": [text for text in texts if text.strip()]}), ("text",), "bpe", 400, 32)
+    corpus = of_texts(texts, tokenizer)
+    first, last = spans(corpus)
+    assert first == tokenizer(texts[0], add_special_tokens=False)["input_ids"]
+    assert tokenizer.mask_token_id in tokenizer(texts[3])["input_ids"]
+    assert not {*tokenizer.all_special_ids} & {*last}
+    assert "here: 2 documents without text are skipped" in capsys.readouterr().err
+    for _ in range(2):
+        with pytest.raises(UserError, match="here contains no text: its 2 documents have no tokens"):
+            of_texts(["", " "], tokenizer)
+
+
+def test_tokens_have_the_smallest_type_and_are_stored_once_by_content(tmp_path, monkeypatch):
+    for name in ("one", "copy"):
+        (tmp_path / f"{name}.txt").write_text("\n".join(TEXTS))
+    first = tokenize_documents(of_file(tmp_path / "one.txt", "--train_file", "text"), word_tokenizer())
+    assert first.tokens.dtype == np.uint16
+    monkeypatch.setattr(Encoder, "encode", lambda *_: pytest.fail("tokenized again"))
+    assert tokenize_documents(of_file(tmp_path / "copy.txt", "--train_file", "text"), word_tokenizer()) == first
+    monkeypatch.undo()
+    large = word_tokenizer()
+    monkeypatch.setattr(type(large), "get_vocab", lambda _: {"a": 0, "b": 1 << 16})
+    assert of_texts(["one two"], large).tokens.dtype == np.int32
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(3, 40))
+def test_pieces_hold_every_token_once_and_are_at_most_max_length(tmp_path_factory, sizes, max_length):
+    folder = tmp_path_factory.mktemp("corpus")
+    np.save(folder / "tokens.npy", np.arange(5, 5 + sum(sizes), dtype=np.uint16))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(sizes)]))
+    corpus, masking = Corpus(folder, str(sizes)), Masking(0.3, 1.0, 0.0, 1, np.arange(5, 100))
+    data = MaskedDocuments(corpus, Selection(), max_length, ([2], [3]), masking, 0)
+    pieces = [data[i] for i in range(len(data))]
+    assert [len(piece) for piece in pieces] == data.lengths.tolist()
+    assert data.lengths.max() <= max_length
+    assert all(piece[0] == 2 and piece[-1] == 3 for piece in pieces)
+    assert np.concatenate([piece[1:-1] for piece in pieces]).tolist() == corpus.tokens.tolist()
+    assert len(data) == sum(-(-size // (max_length - 2)) for size in sizes)
+
+    samples = np.random.default_rng(0).permutation(len(data))
+    tokens, lengths, places, labels = data.read_micro_batch(samples, np.zeros(len(samples), int))
+    assert lengths.tolist() == data.lengths[samples].tolist()
+    restored = tokens.copy()
+    restored[places] = labels
+    assert restored.tolist() == np.concatenate([pieces[i] for i in samples]).tolist()
+    assert (tokens[places] == 1).all()
+    owner = np.repeat(np.arange(len(samples)), lengths)[places]
+    assert np.bincount(owner, minlength=len(samples)).tolist() == data.masked[samples].tolist()
+
+
+def test_two_epochs_mask_different_tokens_and_workers_mask_the_same():
+    data = masked(of_texts(TEXTS[:50], word_tokenizer()), word_tokenizer(), 16)
+    plan = Plan(
+        lengths=data.lengths, weights=data.masked, packed=True, seed=0, global_batch_size=len(data), num_epochs=2
+    )
+
+    def read(workers):
+        loader = Loader(data, plan, list, torch.device("cpu"), workers)
+        return [[array.tolist() for array in batch] for step in range(2) for _, batch in loader.micro_batches(step)]
+
+    alone = read(0)
+    assert read(1) == alone
+    assert sorted(alone[0][1]) == sorted(alone[1][1])
+    assert alone[0][2] != alone[1][2]
+
+
+# Parts
+
+
+def test_a_held_out_part_is_a_function_of_the_seed(capsys):
+    tokenizer = word_tokenizer()
+    corpus = of_texts(["one two"] * 50, tokenizer)
+
+    def numbers(seed):
+        return [part.between(0, 50).tolist() for part in split_documents(corpus, "here", 10, seed)]
+
+    train, held = numbers(0)
+    assert sorted([*train, *held]) == [*range(50)]
+    assert len(held) == 5
+    assert "here has no validation data: 5 of its documents (10 %, chosen by --seed 0)" in capsys.readouterr().err
+    assert numbers(0)[1] == held
+    assert numbers(1)[1] != held
+    assert masked(corpus, tokenizer, 16, Selection(np.array(held), excluded=False)).num_tokens == 10
+    with pytest.raises(UserError, match="here has one document"):
+        split_documents(of_texts(["one"], tokenizer), "here", 10, 0)
+
+
+def test_a_limit_keeps_some_documents_of_each_part(tmp_path):
+    tokenizer, path = word_tokenizer(), tmp_path / "corpus.txt"
+    path.write_text("one two\n" * 50)
+    config = DataOptions(train_file=str(path), max_train_samples=7, max_eval_samples=2)
+    (corpus, train), (_, held) = tokenize_parts(load_documents(config, "text"), tokenizer, config)
+    everything = split_documents(corpus, f"--train_file {path}", 10, 0)
+    for part, whole, count in ((train, everything[0], 7), (held, everything[1], 2)):
+        chosen, among = part.between(0, 50), whole.between(0, 50)
+        assert (len(chosen), {*chosen} - {*among}) == (count, set())
+    two = DataOptions(train_file=str(path), validation_file=str(path), max_eval_samples=3)
+    (_, train), (_, held) = tokenize_parts(load_documents(two, "text"), tokenizer, two)
+    assert (train.count(50), held.count(50)) == (50, 3)
+
+
+IN_LITTLE_MEMORY = """
+import resource, sys
+import numpy as np, pyarrow.csv, pyarrow.parquet, torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from shared.plan.batches import Plan
+from shared.datasets.documents import of_file
+from shared.text.pieces import Selection
+from shared.text.token_files import MaskedDocuments, tokenize_documents
+from shared.plan.loading import Loader
+from shared.text.masking import masking_for
+from shared.encoders.packing import Packing
+
+words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["?", "[MASK]", "one", "two"])}, unk_token="?"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?", mask_token="[MASK]")
+tokenizer("one two")
+in_use = int(open("/proc/self/statm").read().split()[5]) * resource.getpagesize()  # data and stack
+limit = in_use + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))  # anonymous memory; maps of files are not counted
+file = tokenize_documents(of_file(sys.argv[1], "--train_file", "text"), tokenizer)
+data = MaskedDocuments(file, Selection(), 4096, ([], []), masking_for(tokenizer, 0.3), 0)
+plan = Plan(lengths=data.lengths, weights=data.masked, packed=True, seed=0, global_batch_size=64, max_steps=3)
+loader = Loader(data, plan, Packing(), torch.device("cpu"))
+read = sum(batch["input_ids"].numel() for step in range(3) for _, batch in loader.micro_batches(step))
+print(len(file.tokens), len(file.offsets) - 1, read)
+"""
+
+
+@pytest.mark.docs  # it starts a process without the modules of the others
+@pytest.mark.parametrize("kind", ["txt", "parquet", "jsonl.zst"])
+def test_a_corpus_larger_than_memory_is_tokenized_and_read(kind, tmp_path):
+    """The process may use `memory` bytes more than its imports, and the text is larger."""
+    memory = 96 << 20
+    line, lines = "one two " * 60 + "x" * 7000, 16_000
+    path = tmp_path / f"corpus.{kind}"
+    if kind == "parquet":
+        column = pa.array([line] * 100)
+        with pq.ParquetWriter(path, pa.schema([("text", pa.string())]), use_dictionary=False, compression="none") as to:
+            for _ in range(lines // 100):
+                to.write_table(pa.table({"text": column}))
+    elif kind == "txt":
+        with path.open("w") as file:
+            file.writelines(f"{line}\n" for _ in range(lines))
+    else:
+        with pa.CompressedOutputStream(path, "zstd") as file:
+            for _ in range(lines):
+                file.write(f'{{"text": "{line}"}}\n'.encode())
+    assert lines * len(line) > 1.15 * memory
+    out = runs.succeed([sys.executable, "-c", IN_LITTLE_MEMORY, path, memory], PYTHONPATH=str(runs.ROOT))
+    assert out.splitlines()[-1].split()[:2] == [str(121 * lines), str(lines)], out

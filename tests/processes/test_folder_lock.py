@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import folder_lock
-from shared.run import run_folder
+from shared.run import resume
 
 
 def hold(folder, pipe):
@@ -70,7 +70,7 @@ def test_a_run_in_a_folder_in_use_is_refused_and_changes_nothing(holder, tmp_pat
         num_processes=1, is_main_process=True, is_local_main_process=True, mixed_precision="no", print=print
     )
     with pytest.raises(UserError, match="is in use by"):
-        run_folder.open_run(alone, Options(output_dir=str(tmp_path)), [])
+        resume.open_run(alone, Options(output_dir=str(tmp_path)), [])
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
@@ -82,7 +82,7 @@ def open_and(end):
 
     def main(config):
         with folder_lock.freed_after(config.output_dir):
-            run_folder.open_run(alone, config, [])
+            resume.open_run(alone, config, [])
             assert is_locked(config.output_dir)
             return end()
 

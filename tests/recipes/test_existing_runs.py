@@ -14,7 +14,7 @@ from refusals import files, refusal, rows
 
 from shared.checkpoints import digests
 from shared.config import options
-from shared.plan import permutation
+from shared.plan import draws
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_
     result = train(tmp_path, *flags, 2)
     checkpoint = tmp_path / "checkpoints/step_00000002"
     state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
-    assert state.pop("order") == permutation.VERSION
+    assert state.pop("order") == draws.VERSION
     (checkpoint / "state.json").write_text(json.dumps(state))
     manifest |= digests.lines_of({"state.json": checkpoint / "state.json"})
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))

@@ -131,16 +131,15 @@ def evaluate(
     accelerator: Any, config: Config, model: Any, width: int, plan: Plan, data: TextTuples, collate: TupleCollate
 ) -> dict[str, float]:
     """Loss and retrieval scores: each anchor of `data` searches all positives; {} if a signal interrupted it."""
-    pad = collate.of_texts
-    batches = (
-        feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
-        for texts in data.columns
-    )
-    counts = [len(texts) for texts in data.columns]
-    if (found := retrieval.embed_texts(accelerator, model, batches, predict_batch, counts, width)) is None:
-        return {}
+    pad, found = collate.of_texts, []
+    for texts in data.columns:
+        batches = feed(plan.evaluation(texts.lengths, pad.padded_lengths), texts, pad, accelerator.device)
+        embeddings = retrieval.embed_texts(accelerator, model, batches, predict_batch, len(texts), width)
+        if embeddings is None:
+            return {}
+        found.append(embeddings)
     task = retrieval.Task.of_digests(*(data.digests_of(column) for column in (0, 1)))
-    scores = retrieval.evaluate(accelerator, *found, task, config.temperature, config.matryoshka_dims or ())
+    scores = retrieval.evaluate(accelerator, found[0], found[1], task, config.temperature, config.matryoshka_dims or ())
     return {f"eval_{name}": value for name, value in scores.items()}
 
 

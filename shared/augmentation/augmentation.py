@@ -104,15 +104,15 @@ def to(device: torch.device, values: NDArray[np.float64]) -> Tensor:
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of a micro-batch: each row belongs to a class in `labels`, and a mixed one to one in `others`, too.
+    """The targets of a micro-batch: each row has a class or number in `labels`, and a mixed one that in `others`, too.
 
     Probabilities of all classes, [rows, classes], would take more memory and time.
     """
 
     labels: Tensor
-    """int64 [rows]."""
+    """[rows] class ids, int64, or numbers, float64."""
     others: Tensor | None = None
-    """int64 [rows], the classes of the images that were mixed in; None: no images were mixed."""
+    """[rows] the targets of the images that were mixed in; None: no images were mixed."""
     share: Tensor | None = None
     """float32 [rows], the weight of `labels`, from 0 to 1; the rest is the weight of `others`. None: no mixing."""
 

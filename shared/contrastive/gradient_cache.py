@@ -45,14 +45,10 @@ class GradientCache:
         kept: int = 1,
     ) -> None:
         size = plan.global_batch_size
-        if size == 1:
+        if not 1 < size <= plan.num_samples:
             raise UserError(
-                "--global_batch_size 1: the negatives of a sample are the other samples of its batch: use 2 or more"
-            )
-        if size > plan.num_samples:
-            raise UserError(
-                f"--global_batch_size {size} is larger than the training data ({plan.num_samples:,} samples), so a "
-                f"batch would have the same sample twice: lower it to {plan.num_samples} or less"
+                f"--global_batch_size {size}: the negatives of a sample are the other samples of its batch, and no "
+                f"sample may be in it twice: use 2 to {plan.num_samples:,}, the size of the training data"
             )
         self.accelerator, self.ranking_loss, self._embed, self.kept = accelerator, loss, embed, kept
         self.losses = self.gradient = torch.empty(0)  # of the current step: [G] and [texts, G, width]

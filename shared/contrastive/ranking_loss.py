@@ -28,11 +28,11 @@ def check_dims(dims: Sequence[int], width: int) -> None:
     Raises:
         UserError: one of them exceeds the width, or is given twice.
     """
-    given = f"--matryoshka_dims {' '.join(map(str, dims))}"
-    if any(dim > width for dim in dims):
-        raise UserError(f"{given}: the embeddings have {width} dimensions: use numbers up to {width}")
-    if len({*dims}) < len(dims):
-        raise UserError(f"{given}: give each number once")
+    if any(dim > width for dim in dims) or len({*dims}) < len(dims):
+        raise UserError(
+            f"--matryoshka_dims {' '.join(map(str, dims))}: the embeddings have {width} dimensions: use different "
+            f"numbers up to {width}"
+        )
 
 
 @dataclass(frozen=True)

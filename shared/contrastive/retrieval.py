@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,110 +46,80 @@ class Task:
         _, documents, document_of = np.unique(positives, return_index=True, return_inverse=True)
         return cls(queries, documents, np.unique(np.stack([query_of, document_of], axis=1), axis=0))
 
-    def within(self, first: int, end: int) -> NDArray[np.int64]:
-        """The pairs of the queries `first` to `end`; their queries are counted from `first`."""
-        start, stop = np.searchsorted(self.pairs[:, 0], (first, end))
-        return self.pairs[start:stop] - (first, 0)
+    def within(self, part: slice) -> NDArray[np.int64]:
+        """The pairs of a part of the queries; their queries are counted from its first one."""
+        start, stop = np.searchsorted(self.pairs[:, 0], (part.start, part.stop))
+        return self.pairs[start:stop] - (part.start, 0)
 
 
 def embed_texts(
     accelerator: Any,
     model: Any,
-    batches: Iterable[Iterable[tuple[MicroBatch, Any]]],
+    batches: Iterable[tuple[MicroBatch, Any]],
     predict: Callable[[Any, MicroBatch, Any], Tensor],
-    counts: Iterable[int],
+    count: int,
     width: int,
-) -> list[Tensor] | None:
-    """The embeddings of several data sets, [counts[i], width] each, on every process; each process computes its share.
+) -> Tensor | None:
+    """The embeddings of a data set, [count, width], on every process; each process computes its share.
 
     Every process calls this.
 
     Args:
         accelerator: sums over the processes.
         model: as the loop calls it; it is in evaluation mode during the pass.
-        batches: those of this process, for each data set.
+        batches: those of this process.
         predict: called with the unwrapped model, the micro-batch and its batch; returns the embeddings [texts, width].
-        counts: texts of each data set.
+        count: texts of the data set.
         width: of an embedding.
 
     Returns:
         None if a signal interrupted the pass.
     """
     model = accelerator.unwrap_model(model).eval()  # DDP's wrapper would wait for processes that have no batch
-    counts = list(counts)
-    samples: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in counts]
-    rows = [[torch.empty(0, width, device=accelerator.device)] for _ in counts]
-    numbered = chain.from_iterable(((number, each) for each in part) for number, part in enumerate(batches))
+    samples, rows = [np.empty(0, np.int64)], [torch.empty(0, width, device=accelerator.device)]
     with torch.inference_mode():
-        for number, (micro_batch, batch) in preemption.watch(accelerator, numbered):
+        for micro_batch, batch in preemption.watch(accelerator, batches):
             embeddings = predict(model, micro_batch, batch)
             if micro_batch.counted:
-                samples[number].append(micro_batch.samples)
-                rows[number].append(embeddings)
+                samples.append(micro_batch.samples)
+                rows.append(embeddings)
     model.train()
     if preemption.cut_short(accelerator):
         return None
-    found = zip(samples, rows, counts, strict=True)
-    return [gather_rows(accelerator, np.concatenate(mine), torch.cat(parts), total) for mine, parts, total in found]
+    return gather_rows(accelerator, np.concatenate(samples), torch.cat(rows), count)
 
 
+@without_tf32()
 def evaluate(
     accelerator: Any, anchors: Tensor, positives: Tensor, task: Task, temperature: float, dims: tuple[int, ...] = ()
 ) -> dict[str, float]:
     """The loss and the retrieval scores of the embeddings of all anchors and positives, [N, width] each.
 
     Every process calls this and gets the same values. Processes share the queries, in parts that do not depend on
-    the number of processes.
+    the number of processes. Without an `accelerator`, this process computes all of them.
 
     Returns:
         loss, the cross entropy of softmax(cosine / temperature) over all documents except the other relevant ones; the
         scores of NAMES; and ndcg_at_10_dim_D of the first D dimensions, for each of `dims`.
     """
-    share = accelerator.process_index, accelerator.num_processes
-    numbers, rows = figures_of_share(anchors, positives, task, temperature, dims, *share)
-    return means(gather_rows(accelerator, numbers, rows, len(task.queries)), task, dims)
-
-
-def evaluate_alone(
-    anchors: Tensor, positives: Tensor, task: Task, temperature: float, dims: tuple[int, ...] = ()
-) -> dict[str, float]:
-    """The values of `evaluate`, computed by one process."""
-    _, rows = figures_of_share(anchors, positives, task, temperature, dims, 0, 1)
-    return means(rows, task, dims)
-
-
-@without_tf32()
-def figures_of_share(
-    anchors: Tensor,
-    positives: Tensor,
-    task: Task,
-    temperature: float,
-    dims: tuple[int, ...],
-    process_index: int,
-    num_processes: int,
-) -> tuple[NDArray[np.int64], Tensor]:
-    """The queries of one process, [n], and their `figures` for all dimensions and each of `dims`, [n, 4 + 4 dims]."""
-    at_once = max(1, SCORES_AT_ONCE // len(task.documents))
-    parts = range(0, len(task.queries), at_once)[process_index::num_processes]
-    columns, numbers = [], [np.empty(0, np.int64), *(np.arange(len(task.queries))[f : f + at_once] for f in parts)]
+    process, processes = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    count, at_once = len(task.queries), max(1, SCORES_AT_ONCE // len(task.documents))
+    parts = [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)][process::processes]
+    columns = []
     for dim in (anchors.shape[1], *dims):
         queries, documents = (
             F.normalize(found[torch.from_numpy(rows).to(found.device), :dim], dim=1)
             for found, rows in ((anchors, task.queries), (positives, task.documents))
         )
-        found = [torch.empty(0, 4, dtype=torch.float64, device=anchors.device)]
-        for first in parts:
-            chunk = queries[first : first + at_once] @ documents.T
-            found.append(figures(chunk, task.within(first, first + len(chunk)), temperature))
-        columns.append(torch.cat(found))
-    return np.concatenate(numbers), torch.cat(columns, dim=1)
-
-
-def means(table: Tensor, task: Task, dims: tuple[int, ...]) -> dict[str, float]:
-    """The result of `evaluate`, from the `figures_of_share` of all queries in their order."""
+        of_parts = [figures(queries[part] @ documents.T, task.within(part), temperature) for part in parts]
+        columns.append(torch.cat([torch.empty(0, 4, dtype=torch.float64, device=anchors.device), *of_parts]))
+    table = torch.cat(columns, dim=1)
+    if accelerator:
+        numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(count)[part] for part in parts)])
+        table = gather_rows(accelerator, numbers, table, count)
     sums = table.sum(0).view(-1, 4).tolist()  # [loss, *NAMES] of each number of dimensions
     totals = [*sums[0][1:], *(ndcg for _, ndcg, *_ in sums[1:])]
-    scores = {name: total / len(task.queries) for name, total in zip(names(dims), totals, strict=True)}
+    scores = {name: total / count for name, total in zip(names(dims), totals, strict=True)}
     return {"loss": sums[0][0] / len(task.pairs)} | scores
 
 

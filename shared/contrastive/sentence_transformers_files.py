@@ -14,67 +14,50 @@ MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 
 
-def modules_of(folder: Path) -> dict[str, Path]:
-    """The folders of the modules of a model of sentence-transformers, by their kinds."""
-    modules = read_json(folder / MODULES_FILE)
-    return {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
-
-
-def stored_poolings(modules: dict[str, Path]) -> str | list[str]:
-    """The name or the names of the pooling of a model with these modules; empty if they name none."""
-    settings = read_json(modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    return settings.get("pooling_mode") or [flag for flag in settings if "pooling_mode" in flag and settings[flag]]
-
-
-def read_json(file: Path) -> Any:
-    """The content of a JSON file; {} if it does not exist."""
-    return json.loads(file.read_text()) if file.is_file() else {}
-
-
-def stored_settings(folder: Path) -> tuple[Pooling, int | None]:
+def stored_settings(folder: Path) -> tuple[str, int | None]:
     """The pooling and the maximum number of tokens of the model of sentence-transformers in `folder`.
 
+    The pooling is one of `POOLINGS`, or in other cases what the model names.
+
     Raises:
-        UserError: its vectors are computed in another way than by an encoder and one pooling of `POOLINGS`.
+        UserError: its vectors are computed in another way than by an encoder, a pooling and normalization.
     """
-    modules, lengths, settings = modules_of(folder), read_json(folder / LENGTH_FILE), read_json(folder / SETTINGS_FILE)
-    stored = stored_poolings(modules)
-    found = [pooling for pooling, flag in POOLINGS.items() if stored in (pooling, [pooling], [flag])]
+
+    def read(file: Path) -> Any:
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    modules = {module["type"].rpartition(".")[2]: module["path"] for module in read(folder / MODULES_FILE)}
+    lengths, prompt = read(folder / LENGTH_FILE), read(folder / SETTINGS_FILE).get("default_prompt_name")
+    pooling = read(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
+    flags = [flag for flag in pooling if "pooling_mode" in flag and pooling[flag]]
+    named = pooling.get("pooling_mode") or flags
+    stored = " ".join([named] if isinstance(named, str) else named)
     problem = None
     if others := modules.keys() - {kind for _, kind in MODULES}:
         problem = f"has the modules {', '.join(sorted(others))}"
-    elif not found:
-        problem = f"has the pooling {stored}"
     elif lengths.get("do_lower_case"):
         problem = f"has do_lower_case in its {LENGTH_FILE}"
-    elif (prompt := settings.get("default_prompt_name")) is not None:
+    elif prompt is not None:
         problem = f"adds the prompt {prompt} to each text"
     if problem:
         raise UserError(
-            f"{folder}: this model of sentence-transformers {problem}, which predictions do not support: use the "
-            "library, or a model with an encoder, the mean over tokens or the first token, and normalization"
+            f"{folder}: this model of sentence-transformers {problem}, which is not supported: use the library, or a "
+            "model with an encoder, the mean over tokens or the first token, and normalization"
         )
-    return found[0], lengths.get("max_seq_length")
+    known = {flag: name for name, flag in POOLINGS.items()}
+    return known.get(stored, stored), lengths.get("max_seq_length")
 
 
 def check_modules(name: str, pooling: Pooling) -> None:
     """Check a model of sentence-transformers in the local folder `name`; print a message if its pooling is another.
 
     Raises:
-        UserError: the model has modules that this recipe would leave out, such as a linear layer after the pooling.
+        UserError: see `stored_settings`.
     """
-    if not (Path(name) / MODULES_FILE).exists():
-        return
-    modules = modules_of(Path(name))
-    if others := modules.keys() - {kind for _, kind in MODULES}:
-        raise UserError(
-            f"--model_name_or_path {name}: this model of sentence-transformers has the modules {', '.join(modules)}, "
-            f"and this recipe would leave out {', '.join(sorted(others))}: use a model without it"
-        )
-    stored = stored_poolings(modules)
-    if stored and stored not in (pooling, [pooling], [POOLINGS[pooling]]):
-        words = stored if isinstance(stored, str) else " ".join(stored)
-        say(f"--model_name_or_path {name} was trained with another pooling ({words}): --pooling {pooling} is used")
+    if (Path(name) / MODULES_FILE).exists():
+        stored, _ = stored_settings(Path(name))
+        if stored not in ("", pooling):
+            say(f"--model_name_or_path {name} was trained with another pooling ({stored}): --pooling {pooling} is used")
 
 
 class SentenceTokenizer:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import array_writer, build_once, each_share, read_array
+from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
@@ -22,6 +22,7 @@ from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"
+FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
 ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at once
 
 
@@ -32,10 +33,11 @@ def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, 
         UserError: the data cannot be read, or `columns` are not two or three different ones.
     """
     given = f"{FLAG} {' '.join(columns)}"
-    if len(columns) not in (2, 3):
-        raise UserError(f"{given}: name the columns of the anchors, the positives and, optionally, the hard negatives")
-    if len({*columns}) < len(columns):
-        raise UserError(f"{given}: the texts of a sample need different columns: name each column once")
+    if len(columns) not in (2, 3) or len({*columns}) < len(columns):
+        raise UserError(
+            f"{given}: name two or three columns, each once: of the anchors, of the positives and, optionally, of the "
+            "hard negatives"
+        )
     if config.train_file or config.dataset_name:
         train, validation = load_tables(config, columns, ())
     else:
@@ -80,22 +82,15 @@ class TextTuples(Dataset):
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
         def build(folder: Path) -> None:
-            with (
-                array_writer(folder / "text_lengths.npy", np.int32, len(self.columns)) as add_each,
-                array_writer(folder / "lengths.npy", np.int32) as add_sum,
-                array_writer(folder / "longest.npy", np.int32) as add_longest,
-            ):
+            with arrays_writer(folder, {}) as append:
                 for start in range(0, len(self.columns[0]), ROWS_AT_ONCE):
                     rows = slice(start, start + ROWS_AT_ONCE)
-                    lengths = np.stack([texts.lengths[rows] for texts in self.columns], axis=1)
-                    add_each(lengths)
-                    add_sum(lengths.sum(1))
-                    add_longest(lengths.max(1))
+                    each = np.stack([texts.lengths[rows] for texts in self.columns], axis=1).astype(np.int32)
+                    append({"each": each.ravel(), "lengths": each.sum(1, dtype=np.int32), "longest": each.max(1)})
 
-        folder = build_once(f"tuples-{name}", build)
-        self.text_lengths, self.lengths, self.longest = (
-            read_array(folder / f"{each}.npy") for each in ("text_lengths", "lengths", "longest")
-        )
+        folder = build_once(f"tuples-{FORMAT}-{name}", build)
+        each, self.lengths, self.longest = (read_array(folder / f"{n}.npy") for n in ("each", "lengths", "longest"))
+        self.text_lengths = each.reshape(-1, len(self.columns))
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -36,7 +36,7 @@ from shared.pretrained.from_pretrained import label_order
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[ProblemType, Kind] = {
     "single_label_classification": "classification",
     "multi_label_classification": "multi_label",
     "regression": "regression",
@@ -66,7 +66,7 @@ class Labels:
         return len(self.names) or 1
 
     @property
-    def problem_type(self) -> str:
+    def problem_type(self) -> ProblemType:
         """The kind as the `problem_type` of a transformers config."""
         return next(name for name, kind in KINDS.items() if kind == self.kind)
 

@@ -33,7 +33,7 @@ def build(source: Source, square: Square, keep_pixels: bool) -> Path:
         Unfinished: the share of this task is decoded, and that of another task is not.
     """
     size = square.size
-    settings = (FORMAT, PIL.__version__, square, keep_pixels, source.key())
+    settings = (FORMAT, PIL.__version__, square, keep_pixels, source.key)
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for first, end in blocks(len(source)):
         digest.update(np.ascontiguousarray(source.rows[first:end]).data)

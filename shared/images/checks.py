@@ -13,18 +13,16 @@ from pathlib import Path
 import numpy as np
 import PIL
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shared.cache.division import Division, cores_of_process, parts_of
-from shared.cache.prepared import Arrays, as_lines, from_lines, read_array
-from shared.images.decoding import CorruptImage, inspect
+from shared.cache.prepared import Arrays, as_lines, from_lines, key_digest, read_array
+from shared.datasets.rows import content_of
+from shared.images.decoding import inspect
 
 FORMAT = 2  # part of the cache's name: increase it when the check finds other things in the same images
 SMALLEST_BLOCK = 256  # images: a few hundredths of a second of one core
 DEEP = ("I", "F")  # Pillow's modes of more than 8 bits, such as I;16
-HASHED = 1 << 30  # bytes of a table's images that each start hashes; if there are more, it hashes evenly spaced blocks
-PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -52,18 +50,13 @@ def check(key: str, count: int, stored: Callable[[int], bytes | Path], name: str
     def make(images: range) -> Iterator[Arrays]:
         prints, remarks = np.empty(len(images), np.uint64), []
         for place, i in enumerate(images):
-            try:
-                prints[place], mode = inspect(stored(i))
-                if mode.startswith(DEEP):
-                    remarks.append((i, ""))
-            except CorruptImage as corrupt:
-                problem, prints[place] = corrupt.args
+            prints[place], mode, problem = inspect(stored(i))
+            if problem or mode.startswith(DEEP):
                 remarks.append((i, problem))
         yield {"prints": prints, "remarks": as_lines(remarks)}
 
-    settings = hashlib.blake2b(f"{FORMAT} {PIL.__version__} {key}".encode(), digest_size=16)
     folder = Division(
-        f"checked-{settings.hexdigest()}",
+        f"checked-{key_digest(FORMAT, PIL.__version__, key)}",
         parts_of(count, SMALLEST_BLOCK, make),
         f"checking {name}",
         threads=2 * cores_of_process(),  # they wait for the disk
@@ -89,17 +82,12 @@ def key_of_files(paths: Iterable[str]) -> str:
     return state.hexdigest()
 
 
-def key_of_column(column: pa.ChunkedArray) -> str:
-    """A hash of a column of encoded images: all lengths and bytes, or a sample of the bytes beyond 1 GiB."""
+def key_of_column(table: pa.Table, name: str, cells: pa.ChunkedArray) -> str:
+    """A hash of the encoded images `cells` in a column; of a memory-mapped table, that of its rows, which is known."""
+    if content := content_of(table):
+        return key_digest(content, name)
     state = hashlib.blake2b(digest_size=16)
-    chunks = [chunk.cast(pa.large_binary()) for chunk in column.chunks]
-    lengths = [np.asarray(pc.binary_length(chunk).fill_null(-1)) for chunk in chunks]
-    pieces_apart = max(1, -(-sum(int(part.clip(0).sum()) for part in lengths) // HASHED))
-    for chunk, part in zip(chunks, lengths, strict=True):
-        state.update(part.tobytes())
-        _, offsets, content = chunk.buffers()
-        if content is not None and len(chunk):
-            ends = np.frombuffer(offsets, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
-            for start in range(ends[0], ends[-1], PIECE * pieces_apart):
-                state.update(memoryview(content)[start : min(start + PIECE, ends[-1])])
+    for cell in cells:
+        image = cell.as_py() or b""
+        state.update(f"{len(image)} ".encode() + image)
     return state.hexdigest()

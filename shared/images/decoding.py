@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from shared.errors import UserError
+from shared.errors import UserError, about
 
 Pixels = np.ndarray  # uint8 [side, side, 3]
 BLOCK = 4096  # bytes; three blocks and the length make the fingerprint of an encoded image
@@ -77,25 +77,25 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
-def inspect(stored: bytes | Path) -> tuple[int, str]:
-    """Return an encoded image's fingerprint (64-bit hash of its length and three blocks) and its mode, such as "RGB".
+def inspect(stored: bytes | Path) -> tuple[int, str, str]:
+    """Return an encoded image's fingerprint (64-bit hash of its length and three blocks), mode ("RGB") and problem.
 
-    Only the header is decoded, unless the ending of the format is missing: then the whole image is decoded.
+    Only the header is decoded, unless the ending of the format is missing: then the whole image is decoded. The problem
+    of an image that is corrupt is the message of `CorruptImage`; otherwise it is "".
 
     Raises:
-        CorruptImage: the bytes are not an image, or are truncated; its second argument is the fingerprint.
         UserError: the file cannot be read.
     """
-    try:
-        with io.BytesIO(stored) if isinstance(stored, bytes) else stored.open("rb", buffering=0) as file:
-            length = file.seek(0, io.SEEK_END)
-            state = hashlib.blake2b(str(length).encode(), digest_size=8)
-            for start in (0, length // 2, max(0, length - BLOCK)):
-                file.seek(start)
-                state.update(block := file.read(BLOCK))
-    except OSError as error:
-        raise unreadable(stored, error) from None
-    fingerprint = int.from_bytes(state.digest(), "little")
+    with (
+        about(f"the image {stored if isinstance(stored, Path) else ''}"),
+        io.BytesIO(stored) if isinstance(stored, bytes) else stored.open("rb", buffering=0) as file,
+    ):
+        length = file.seek(0, io.SEEK_END)
+        state = hashlib.blake2b(str(length).encode(), digest_size=8)
+        for start in (0, length // 2, max(0, length - BLOCK)):
+            file.seek(start)
+            state.update(block := file.read(BLOCK))
+    fingerprint, mode, problem = int.from_bytes(state.digest(), "little"), "", ""
     try:
         if not length:
             raise CorruptImage("0 bytes")
@@ -103,9 +103,9 @@ def inspect(stored: bytes | Path) -> tuple[int, str]:
             mode = image.mode
             if ENDINGS.get(image.format or "", b"") not in block:
                 image.load()
-    except CorruptImage as problem:
-        raise CorruptImage(str(problem), fingerprint) from None
-    return fingerprint, mode
+    except CorruptImage as corrupt:
+        problem = str(corrupt)
+    return fingerprint, mode, problem
 
 
 @contextmanager
@@ -122,11 +122,6 @@ def opened(stored: bytes | Path) -> Iterator[Image.Image]:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises a dozen kinds of errors for broken files
-        if isinstance(error, OSError) and error.errno is not None:
-            raise unreadable(stored, error) from None
+        if isinstance(error, OSError) and error.errno is not None:  # not a corrupt image
+            raise UserError(f"the image {stored!s:.200} cannot be read: {error.strerror}") from None
         raise CorruptImage(str(error).partition("\n")[0] or type(error).__name__) from None
-
-
-def unreadable(stored: bytes | Path, error: OSError) -> UserError:
-    """The error for a file that the system cannot read, which is not a corrupt image."""
-    return UserError(f"the image {stored!s} cannot be read ({error.strerror}): check its permissions and the disk")

@@ -24,13 +24,28 @@ RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers of Pillow and of image p
 def load_geometry(config: Any) -> Geometry:
     """The geometry of the images of a config. --image_size and --resize_size override that of --model_name_or_path.
 
+    A pretrained model without an image processor has the size of its config, and the normalization of ImageNet.
+
     Raises:
-        UserError: the pretrained image processor cannot be loaded, or cannot be reproduced on the device.
+        UserError: no size is known, or the image processor cannot be loaded or reproduced: see `geometry_of`.
     """
     if config.model_name_or_path is None:
         size = config.image_size or 16
         return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
-    return pretrained_geometry(config)
+    name = f"--model_name_or_path {config.model_name_or_path}"
+    try:
+        given = load_pretrained("AutoImageProcessor", config.model_name_or_path, config.revision, backend="pil")
+        return geometry_of(given, config)
+    except UserError as error:
+        if "Can't load image processor" not in str(error):  # transformers' message for a missing file
+            raise
+    sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision)
+    size = config.image_size or getattr(getattr(sizes, "vision_config", sizes), "image_size", None)
+    if not isinstance(size, int):
+        raise UserError(f"{name} has no image processor, and its config has no image_size: give --image_size")
+    source = "--image_size" if config.image_size else "the model's config"
+    say(f"{name} has no image processor: images are {size} x {size} (from {source}), normalized as for ImageNet")
+    return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
 
 
 def image_processor(geometry: Geometry) -> Any:
@@ -48,30 +63,6 @@ def image_processor(geometry: Geometry) -> Any:
     )
 
 
-def pretrained_geometry(config: Any) -> Geometry:
-    """The geometry of --model_name_or_path, read from its image processor or, without one, from its config.
-
-    Raises:
-        UserError: neither has a size of images; see also `geometry_of`.
-    """
-    name = f"--model_name_or_path {config.model_name_or_path}"
-    try:
-        given = load_pretrained("AutoImageProcessor", config.model_name_or_path, config.revision, backend="pil")
-        return geometry_of(given, config)
-    except UserError as error:
-        if "Can't load image processor" not in str(error):  # transformers' message for a missing file
-            raise
-    sizes = load_pretrained("AutoConfig", config.model_name_or_path, config.revision)
-    known = getattr(getattr(sizes, "vision_config", sizes), "image_size", None)
-    known = known[0] if isinstance(known, list | tuple) and len({*known}) == 1 else known
-    size = config.image_size or known
-    if not isinstance(size, int):
-        raise UserError(f"{name} has no image processor, and its config has no image_size: give --image_size")
-    source = "--image_size" if config.image_size else "the model's config"
-    say(f"{name} has no image processor: images are {size} x {size} (from {source}), normalized as for ImageNet")
-    return Geometry(size, config.resize_size or size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
-
-
 def geometry_of(processor: Any, config: Any) -> Geometry:
     """The geometry of a pretrained image processor.
 
@@ -85,13 +76,12 @@ def geometry_of(processor: Any, config: Any) -> Geometry:
     side = edges.get("shortest_edge") or edges.get("height")
     if not side or edges.get("width", side) != side or crop.get("height") != crop.get("width"):
         raise UserError(f"{name}: its image processor makes no squares ({edges}, {crop}): use another model")
-    resize: int | None
+    size: int = crop["height"] if crop else side
+    resize: int | None = None
     if crop:
-        size, resize = crop["height"], max(crop["height"], round(side / share) if share else side)
+        resize = max(size, round(side / share) if share else side)
     elif "shortest_edge" in edges and share and side < 384:  # ConvNeXt's processor; from 384 on it squeezes
-        size, resize = side, round(side / share)
-    else:
-        size, resize = side, None
+        resize = round(side / share)
     if config.image_size:
         resize = resize and round(resize * config.image_size / size)
         size = config.image_size
@@ -113,7 +103,7 @@ def normalization_of(processor: Any, name: str) -> tuple[tuple[float, ...], tupl
     """
     colors = np.concatenate([np.zeros((1, 3), np.uint8), 255 * np.eye(3, dtype=np.uint8)])
     images = [np.tile(color, (64, 64, 1)) for color in colors]
-    with about(f"{name}: its image processor makes no images"):  # some make tokens or patches
+    with about(f"{name}: its image processor makes no images"):  # but tokens or patches
         made = np.stack([processor(images=image, return_tensors="np")["pixel_values"][0] for image in images])
         middle = made[:, :, made.shape[2] // 2, made.shape[3] // 2].astype(float)  # [4, 3]
     gain = middle[1:] - middle[0]
@@ -187,8 +177,7 @@ def new_classifier(config: Any, head: dict[str, Any]) -> nn.Module:
     else:
         if len(config.depths) != len(config.hidden_sizes):
             raise UserError(
-                f"--depths {' '.join(map(str, config.depths))} has {len(config.depths)} stages, --hidden_sizes "
-                f"{len(config.hidden_sizes)}: give the same number of both"
+                "--depths and --hidden_sizes have different numbers of stages: give the same number of both"
             )
         sizes = ResNetConfig(
             embedding_size=config.embedding_size,
@@ -217,8 +206,8 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
     `geometry`.
 
     Raises:
-        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_cudnn_benchmark`,
-            `use_activation_dtype` and `compile_layers`.
+        UserError: see `check_names`, `require_logits`, `batch_norm.synchronize`, `use_activation_dtype` and
+            `compile_layers`; or --cudnn_benchmark has no effect.
     """
     if geometry and config.model_name_or_path:
         require_logits(model, geometry.size, f"--model_name_or_path {config.model_name_or_path}")
@@ -228,26 +217,12 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
         model = synchronize(accelerator, model)
     if config.channels_last and accelerator.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if config.cudnn_benchmark:
-        use_cudnn_benchmark(accelerator.device, config.deterministic)
+    if config.cudnn_benchmark:  # at the first convolution of a shape, cuDNN times its algorithms
+        if accelerator.device.type != "cuda" or config.deterministic:
+            raise UserError("--cudnn_benchmark needs a GPU, and a run without --deterministic: leave it out")
+        torch.backends.cudnn.benchmark = True
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model, fixed_shapes=True)
-
-
-def use_cudnn_benchmark(device: torch.device, deterministic: bool) -> None:
-    """Apply --cudnn_benchmark: at the first convolution of a shape, cuDNN times its algorithms and keeps the fastest.
-
-    Raises:
-        UserError: the run is not on a GPU, or it has to be deterministic.
-    """
-    if device.type != "cuda":
-        raise UserError("--cudnn_benchmark needs a GPU, whose convolutions cuDNN computes: leave it out")
-    if deterministic:
-        raise UserError(
-            "--cudnn_benchmark and --deterministic exclude each other, because the fastest algorithm may change: leave "
-            "one out"
-        )
-    torch.backends.cudnn.benchmark = True
 
 
 @torch.no_grad()
@@ -264,9 +239,7 @@ def require_logits(model: Any, size: int, name: str) -> None:
     finally:
         model.train(was_training)
     if logits.shape != (2, len(model.config.id2label)):
-        raise UserError(
-            f"{name}: a {kind} does not return one logit per class, but {[*logits.shape[1:]]}: use another model"
-        )
+        raise UserError(f"{name}: a {kind} returns {[*logits.shape[1:]]}, not one logit per class: use another model")
 
 
 def freeze_backbone(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their classes."""
+"""The image data set: squares of RGB bytes, decoded when they are read or taken from the cache, and their targets."""
 
 import warnings
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import each_share
+from shared.datasets.labels import ProblemType
 from shared.errors import UserError, say
 from shared.extras.pictures import Picture
 from shared.images import cache
@@ -26,7 +27,7 @@ MOST_CLASSES = 1000  # in a summary
 
 @dataclass
 class Images(Dataset):
-    """Items are (uint8 [side, side, 3], aspect ratio as width / height, class id).
+    """Items are (uint8 [side, side, 3], aspect ratio as width / height, class id or number).
 
     `pixels` and `aspects` hold all images if they are decoded already (the digits, or a memory-mapped cache). Image i
     is then in row `places[i]`. The default of `places` is `source.rows`.
@@ -45,15 +46,16 @@ class Images(Dataset):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, i: int) -> tuple[Pixels, float, int]:
-        target = int(self.source.targets[i])
-        if self.pixels is not None and self.aspects is not None and self.places is not None:
-            row = self.places[i]
-            return self.pixels[row], self.aspects[row], target
+    def __getitem__(self, i: int) -> tuple[Pixels, float, Any]:
+        target = self.source.targets[i]
+        if self.pixels is not None:
+            pixels, aspects, _ = self.read_micro_batch(np.array([i]), np.zeros(1, np.int64))
+            return pixels[0], aspects[0], target
         try:
-            return *decode(self.source.stored(i), self.square), target
+            pixels, aspect = decode(self.source.stored(i), self.square)
         except CorruptImage as problem:
-            raise UserError(refusal(self.source, i, problem)) from None
+            refuse_corrupt(self.source, [(i, str(problem))])
+        return pixels, aspect, target
 
     def read_micro_batch(self, samples: NDArray[np.int64], _: NDArray[np.int64]) -> Any:
         """Return what `collate` takes: a list of items, or one array per field if all images are decoded already.
@@ -67,7 +69,8 @@ class Images(Dataset):
 
     def __str__(self) -> str:
         names = self.source.names
-        return f"{len(names)} classes: {', '.join(names[:10])}{', ...' * (len(names) > 10)}"
+        shown = f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}"
+        return f"{len(names)} classes: {shown}" if names else "with numbers to predict"
 
     def digest(self) -> str:
         """See `Source.digest`."""
@@ -85,13 +88,13 @@ class Images(Dataset):
         return np.broadcast_to(np.int64(1), len(self))
 
     @property
-    def targets(self) -> NDArray[np.int64]:
-        """int64 [N] class ids."""
+    def targets(self) -> NDArray[Any]:
+        """int64 [N] class ids, or float64 [N] numbers."""
         return self.source.targets
 
 
 def collate(items: Any) -> dict[str, torch.Tensor]:
-    """Make a batch: images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 [rows]."""
+    """Make a batch: images uint8 [rows, side, side, 3], aspects float32 [rows], labels int64 or float64 [rows]."""
     pixels, aspects, targets = items if isinstance(items, tuple) else zip(*items, strict=True)
     return {
         "images": torch.from_numpy(np.stack(pixels) if isinstance(pixels, tuple) else pixels),
@@ -100,8 +103,10 @@ def collate(items: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def load_images(config: Any, geometry: Geometry) -> tuple[Images, Images]:
-    """Load the training and validation images of a config.
+def load_images(
+    config: Any, geometry: Geometry, problem_type: ProblemType = "single_label_classification"
+) -> tuple[Images, Images]:
+    """Load the training and validation images of a config; for "regression", with the numbers in a column as targets.
 
     Training images are whole images, squeezed into squares of --decode_size. Validation images are the model's input,
     with the pixels of the exported image processor.
@@ -116,7 +121,7 @@ def load_images(config: Any, geometry: Geometry) -> tuple[Images, Images]:
             not.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
-    sources = limited(load_sources(config), config)
+    sources = limited(load_sources(config, problem_type), config)
     squares = geometry.training_square(config.decode_size), geometry.evaluation_square
     train, validation = each_share(lambda part: prepare(part[0], config, part[1]), zip(sources, squares, strict=True))
     return train, validation
@@ -150,14 +155,13 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
         for i, problem in corrupt:
             say(f"  {source.where(i)} ({problem})")
     bad = np.array([i for i, _ in corrupt], np.int64)
-    sizes = source.sizes()
-    if ((sizes > 0) & (sizes == np.bincount(source.targets[bad], minlength=len(sizes)))).any():
-        raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
 
     def good(first: int, end: int) -> NDArray[np.bool_]:
         return ~np.isin(np.arange(first, end), bad)
 
     kept = source.take(good) if corrupt else source
+    if not len(kept) or ((source.sizes() > 0) & (kept.sizes() == 0)).any():
+        raise UserError(f"{source.name}: a class has only corrupt images: add others, or remove the class")
     if config.cache == "none":
         return Images(kept, square)
     return Images(kept, square, *cache.read(folder), taken(numbers(len(source)), good))
@@ -166,17 +170,13 @@ def prepare(source: Source, config: Any, square: Square) -> Images:
 def refuse_corrupt(source: Source, corrupt: list[tuple[int, str]]) -> None:
     """Raise a UserError that names the first few corrupt images, if there are any."""
     if corrupt:
-        others = [str(source.where(i)) for i, _ in corrupt[1:4]]
-        more = f", and so are {len(corrupt) - 1:,} more, such as {', '.join(others)}" if others else ""
-        raise UserError(refusal(source, *corrupt[0], more))
-
-
-def refusal(source: Source, i: int, problem: object, more: str = "") -> str:
-    """The message of the error for a corrupt image."""
-    return (
-        f"{source.where(i)} is corrupt ({problem}){more}: replace it, or leave such images out with "
-        "--skip_corrupt_images"
-    )
+        (first, problem), *others = corrupt
+        such = ", ".join(source.where(i) for i, _ in others[:3])
+        more = f", and so are {len(others):,} more, such as {such}" if others else ""
+        raise UserError(
+            f"{source.where(first)} is corrupt ({problem}){more}: replace it, or leave such images out with "
+            "--skip_corrupt_images"
+        )
 
 
 class WorstPredictions(Hook):

@@ -6,17 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.cache.prepared import array_writer, build_once, mapped_file, read_array
-from shared.errors import UserError
+from shared.cache.prepared import shared_array
+from shared.errors import UserError, about
 
 EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".ppm", ".pgm")
 AT_ONCE = 10_000  # paths that are written or compared at once
-FOLDER = "\0"  # marks a folder among the sorted names of its parent; in no name, and before every character of one
+END = b"\0"  # ends each name; in no name
 
 
 class Paths(Sequence[Path]):
@@ -24,63 +23,50 @@ class Paths(Sequence[Path]):
 
     Args:
         root: the folder to which the names are relative.
-        names: uint8, the concatenated names of the files, in the encoding of the file system.
-        ends: int64 [N], where each name ends.
+        names: uint8, the names of the files in the encoding of the file system, each with an `END`.
     """
 
-    def __init__(self, root: Path, names: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self.root, self.names, self.ends = root, names, ends
+    def __init__(self, root: Path, names: NDArray[np.uint8]) -> None:
+        self.root, self.names = root, names
+        blocks = range(0, len(names), 1 << 20)
+        self.ends = shared_array(
+            lambda: (start + np.flatnonzero(names[start : start + blocks.step] == END[0]) for start in blocks), np.int64
+        )
 
-    @staticmethod
-    def of(root: Path, names: Callable[[], Iterable[str | Path]]) -> "Paths":
-        """The paths of files: stored once per machine, and memory-mapped. No process holds all of them.
+    @classmethod
+    def of(cls, root: Path, names: Callable[[], Iterable[str | Path]]) -> "Paths":
+        """The paths of files: memory-mapped if they are many, so that no process holds all of them.
 
         Args:
             root: the folder to which the names are relative.
-            names: returns the names, relative to `root` or absolute. It is called a second time if they are not stored
-                yet.
+            names: returns the names, relative to `root` or absolute. It may be called a second time.
 
         Raises:
             UserError: the second call returned other names.
         """
+        digests: list[str] = []
 
-        def read(write: Callable[[NDArray[np.uint8], NDArray[np.int64]], object]) -> str:
-            of_names, of_ends = (hashlib.blake2b(digest_size=16) for _ in range(2))
-            for content, ends in _in_blocks(names()):
-                of_names.update(content.data)
-                of_ends.update(ends.data)
-                write(content, ends)
-            return of_names.hexdigest() + of_ends.hexdigest()
-
-        key = read(lambda *_: None)
-
-        def build(folder: Path) -> None:
-            with (
-                array_writer(folder / "names.npy", np.uint8) as add_names,
-                array_writer(folder / "ends.npy", np.int64) as add_ends,
-            ):
-                again = read(lambda content, ends: (add_names(content), add_ends(ends)))
-            if again != key:
+        def blocks() -> Iterator[NDArray[np.uint8]]:
+            remaining, digest = iter(names()), hashlib.blake2b()
+            while block := b"".join(os.fsencode(name) + END for name in islice(remaining, AT_ONCE)):
+                digest.update(block)
+                yield np.frombuffer(block, np.uint8)
+            digests.append(digest.hexdigest())
+            if digests[0] != digests[-1]:
                 raise UserError(f"the files in {root} changed while they were listed: start again")
 
-        return _stored(root, build_once(f"paths-{key}", build))
+        return cls(root, shared_array(blocks, np.uint8))
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, i: int) -> Path: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Path]: ...
-    def __getitem__(self, i: int | slice) -> Path | list[Path]:
-        if isinstance(i, slice):
-            return [self[number] for number in range(*i.indices(len(self)))]
+    def __getitem__(self, i: int) -> Path:  # type: ignore[override]  # no slices
         if not -len(self) <= i < len(self):
             raise IndexError(i)
         return self.root / self._name(i % len(self))
 
     def _name(self, number: int) -> str:
-        start = int(self.ends[number - 1]) if number else 0
+        start = int(self.ends[number - 1]) + 1 if number else 0
         return os.fsdecode(self.names[start : int(self.ends[number])].tobytes())
 
     def absolute(self, numbers: NDArray[np.int64]) -> Iterator[str]:
@@ -99,61 +85,30 @@ class Paths(Sequence[Path]):
             common = [os.path.commonpath([*common, *{path.rpartition(os.sep)[0] or os.sep for path in paths}])]
         return common[0]
 
-    def __reduce__(self) -> tuple[Callable[..., "Paths"], tuple[Path, Path]]:
-        file = mapped_file(self.names)
-        assert file is not None
-        return _stored, (self.root, file.parent)
-
-
-def _stored(root: Path, folder: Path) -> Paths:
-    return Paths(root, read_array(folder / "names.npy"), read_array(folder / "ends.npy"))
-
-
-def _in_blocks(names: Iterable[str | Path]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-    """Yield names in blocks: concatenated, in the encoding of the file system, and where each ends among all names."""
-    remaining, end = iter(names), 0
-    while block := [os.fsencode(name) for name in islice(remaining, AT_ONCE)]:
-        ends = end + np.fromiter(map(len, block), np.int64, len(block)).cumsum()
-        yield np.frombuffer(b"".join(block), np.uint8), ends
-        end = int(ends[-1])
-
 
 def images_below(root: Path, name: str, passed_over: Counter[str]) -> Iterator[str]:
     """Yield the images in a folder and its subfolders, relative to it, sorted by the parts of their paths.
 
-    At most the names in one folder, and in those above it, are in memory. Skipped files are counted in `passed_over`,
-    by reason.
+    At most the names in one folder, and in those above it, are in memory. Hidden files, other files, and links to
+    folders or to nothing are skipped and counted in `passed_over`, by reason.
 
     Raises:
         UserError: a folder cannot be read; the message names it and `name`.
     """
     kept = []
-    try:
-        with os.scandir(root) as entries:
-            for entry in entries:
-                is_folder, is_link = entry.is_dir(follow_symlinks=False), entry.is_symlink()
-                ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  Path.suffix takes ten times as long
-                named_so = ending in EXTENSIONS
-                if entry.name.startswith("."):
-                    passed_over["hidden"] += 1
-                    continue
-                if is_folder:
-                    kept.append(entry.name + FOLDER)
-                if is_folder and not named_so:
-                    continue
-                if is_folder or (is_link and Path(entry).is_dir()) or (named_so and not _is_file(entry)):
-                    passed_over["no regular file (a folder, or a link that is broken or leads to one)"] += 1
-                elif not named_so:
-                    passed_over[f"not named like an image ({ending or 'no extension'})"] += 1
-                else:
-                    kept.append(entry.name)
-    except OSError as error:
-        problem = f"{error.filename} cannot be read ({error.strerror}): check its permissions"
-        raise UserError(f"{name}: {problem}") from None
-    for found in sorted(kept):
-        if found.endswith(FOLDER):
-            folder = found.removesuffix(FOLDER)
-            yield from (f"{folder}/{file}" for file in images_below(root / folder, name, passed_over))
+    with about(name), os.scandir(root) as entries:
+        for entry in entries:
+            ending = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122  Path.suffix takes ten times as long
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.name.startswith("."):
+                passed_over["hidden"] += 1
+            elif is_folder or (ending in EXTENSIONS and _is_file(entry)):
+                kept.append((entry.name, is_folder))
+            else:
+                passed_over["no images"] += 1
+    for found, is_folder in sorted(kept):
+        if is_folder:
+            yield from (f"{found}/{file}" for file in images_below(root / found, name, passed_over))
         else:
             yield found
 

@@ -1,14 +1,12 @@
 """Which images are used: numbers of images in memory-mapped arrays, and functions that choose images block by block."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.cache.prepared import mapped_file, mask_once, shared_array
-from shared.datasets.tables import SUBSET
+from shared.cache.prepared import key_digest, mapped_file, mask_once, shared_array
 from shared.plan.draws import Ints, hash64
 from shared.plan.splits import hash_limit, share_of_each
 
@@ -28,23 +26,31 @@ def numbers(count: int) -> Ints:
     return shared_array(lambda: (np.arange(*block) for block in blocks(count)), np.int64)
 
 
-def taken(values: Ints, chosen: Chosen | Ints) -> Ints:
+def taken(values: NDArray, chosen: Chosen | Ints) -> NDArray:
     """The entries of `values` [N] of the images `chosen`; memory-mapped if they are many and `chosen` is a function."""
     if not callable(chosen):
         return values[chosen]
-    return shared_array(lambda: (values[first:end][chosen(first, end)] for first, end in blocks(len(values))), np.int64)
+    parts = partial(blocks, len(values))
+    return shared_array(lambda: (values[first:end][chosen(first, end)] for first, end in parts()), values.dtype)
 
 
-def chosen_by_limit(count: int, most: int, seed: int) -> Chosen:
-    """The `most` of `count` images that `tables.subset` chooses for --max_train_samples or --max_eval_samples."""
-    largest = hash_limit(count, most, seed, SUBSET)
-    return lambda first, end: hash64(seed, SUBSET, np.arange(first, end, dtype=np.uint64)) <= largest
+def chosen_by_hash(count: int, most: int, *words: int) -> Chosen:
+    """The `most` of `count` images with the smallest hashes of (*words, number), as `tables` chooses rows."""
+    largest = hash_limit(count, most, *words)
+    return lambda first, end: hash64(*words, np.arange(first, end, dtype=np.uint64)) <= largest
 
 
-def held_out(targets: Ints, percentage: int, seed: int) -> NDArray[np.bool_]:
-    """bool [N]: the result of `share_of_each`; for mapped `targets`, it is mapped and computed once per machine."""
+def held_out(targets: NDArray, percentage: int, seed: int) -> Chosen:
+    """The images to hold out: a share of each class (see `share_of_each`), or of all images if `targets` are numbers.
+
+    The choice among mapped `targets` is mapped, too, and computed once per machine.
+    """
+    count = len(targets)
+    if targets.dtype.kind == "f":
+        return chosen_by_hash(count, min(max(1, round(count * percentage / 100)), count - 1), seed)
     share = partial(share_of_each, targets, percentage, seed)
-    if (file := mapped_file(targets)) is None:
-        return share()
-    key = hashlib.blake2b(repr((file.parent.name, percentage, seed)).encode(), digest_size=16)
-    return mask_once(f"held-out-images-{key.hexdigest()}", len(targets), share)
+    if file := mapped_file(targets):
+        mask = mask_once(f"held-out-images-{key_digest(file.parent.name, percentage, seed)}", count, share)
+    else:
+        mask = share()
+    return lambda first, end: mask[first:end]

@@ -1,6 +1,7 @@
-"""Sources of labelled images: scikit-learn's digits, folders of classes, or a column of a table.
+"""Sources of images with targets: scikit-learn's digits, folders of classes, or a column of a table.
 
-A source gives encoded images by number, their class ids and the class names. It reads an image only on request.
+A source gives encoded images by number, and their targets: class ids, or numbers to be predicted. It reads an image
+only on request.
 """
 
 import hashlib
@@ -22,33 +23,34 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import shared_array
 from shared.datasets.files import find_files
-from shared.datasets.labels import Labels
+from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS
-from shared.datasets.rows import FILL_IN, column_of, source_of, where
-from shared.datasets.tables import TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
+from shared.datasets.rows import FILL_IN, column_of, is_text, source_of, where
+from shared.datasets.tables import SUBSET, TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
 from shared.errors import UserError, count_of, say
 from shared.images.checks import Checked, check, key_of_column, key_of_files
 from shared.images.decoding import Pixels
 from shared.images.paths import EXTENSIONS, Paths, images_below
-from shared.images.selection import Chosen, blocks, chosen_by_limit, held_out, numbers, taken
+from shared.images.selection import Chosen, blocks, chosen_by_hash, held_out, numbers, taken
 from shared.pretrained.from_pretrained import label_order
 
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled images: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths).
+    """Images with targets: decoded in `arrays`, in the files `paths`, or in `column` of `table` (cells may be paths).
 
     The arrays of many images are memory-mapped: see `shared_array`.
     """
 
     name: str  # the start of its error messages: "--train_dir photos"
-    names: tuple[str, ...]  # class names
-    targets: NDArray[np.int64]  # [N] class ids
+    names: tuple[str, ...]  # class names; empty for numbers
+    targets: NDArray[Any]  # [N] class ids (int64), or numbers to be predicted (float64)
     rows: NDArray[np.int64]  # [N] the index of each image in `arrays`, `paths` or `table`
     arrays: Pixels | None = None  # uint8 [M, side, side, 3], already decoded
     paths: Paths | None = None
     table: pa.Table | None = None
     column: str = ""
+    labels: Labels | None = None  # the meaning of the column of the targets in `table`
     checked: Checked | None = None  # the check of `paths` or `table`
 
     def __len__(self) -> int:
@@ -65,8 +67,7 @@ class Source:
     def cells(self) -> pa.ChunkedArray:
         """The encoded images of `table`. Finding the bytes in structs takes milliseconds if there are many chunks."""
         assert self.table is not None
-        column = self.table[self.column]
-        return pc.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+        return image_cells(self.table[self.column])
 
     def digest(self) -> str:
         """A hash of the class names, the targets and the images (their pixels, or fingerprints if they are encoded).
@@ -75,13 +76,11 @@ class Source:
         not included: a copy of the data has the same digest.
         """
         content = hashlib.blake2b(json.dumps(self.names).encode(), digest_size=16)
-        for first, end in blocks(len(self)):
-            content.update(np.ascontiguousarray(self.targets[first:end]).data)
+        content.update(np.ascontiguousarray(self.targets).data)
         if self.arrays is not None:
             content.update(self.arrays[self.rows].tobytes())
-        for first, end in blocks(len(self)):
-            if self.checked:
-                content.update(self.checked.prints[self.rows[first:end]].data)
+        for first, end in blocks(len(self) if self.checked else 0):
+            content.update(self.checked.prints[self.rows[first:end]].data)  # type: ignore[union-attr]
         if self.paths:
             above = len(self.paths.common_folder())
             for first, end in blocks(len(self)):
@@ -89,14 +88,11 @@ class Source:
                 content.update(("\0" * (first > 0) + names).encode(errors="surrogateescape"))
         return content.hexdigest()
 
+    @property
     def key(self) -> str:
         """A key that changes when an encoded image changes; valid on this machine only."""
-        if self.checked:
-            return self.checked.key
-        if self.paths:
-            every = (self.paths.absolute(np.arange(*block)) for block in blocks(len(self.paths)))
-            return key_of_files(chain.from_iterable(every))
-        return key_of_column(self.cells)
+        assert self.checked is not None
+        return self.checked.key
 
     def corrupt(self) -> list[tuple[int, str]]:
         """Return (image number, error text) of each image that `check` found corrupt."""
@@ -125,12 +121,12 @@ class Source:
             return self
         places = np.array([names.index(name) for name in self.names])
         targets = shared_array(lambda: (places[self.targets[slice(*block)]] for block in blocks(len(self))), np.int64)
-        return replace(self, names=names, targets=targets)
+        return replace(self, names=names, targets=targets, labels=self.labels and self.labels.ordered(names))
 
     def sizes(self) -> NDArray[np.int64]:
-        """int64 [classes]: the number of images of each class."""
+        """int64 [classes]: the number of images of each class; empty if the targets are numbers."""
         sizes = np.zeros(len(self.names), np.int64)
-        for first, end in blocks(len(self)):
+        for first, end in blocks(len(self) if self.names else 0):
             sizes += np.bincount(self.targets[first:end], minlength=len(sizes))
         return sizes
 
@@ -152,7 +148,11 @@ def checked(source: Source) -> Source:
     Raises:
         UserError: a file cannot be read.
     """
-    source = replace(source, checked=check(source.key(), len(source), source.stored, source.name))
+    if source.paths:
+        key = key_of_files(source.paths.absolute(numbers(len(source))))
+    else:
+        key = key_of_column(source.table, source.column, source.cells)
+    source = replace(source, checked=check(key, len(source), source.stored, source.name))
     if deep := source.checked.deep if source.checked else ():
         say(
             f"{source.name}: {count_of(len(deep), 'image')} with more than 8 bits per pixel and channel, such as "
@@ -170,7 +170,8 @@ def subfolders(root: Path) -> list[str]:
 def split_folders(folder: str, flag: str) -> tuple[str, str | None]:
     """Return the folders of the training and the validation images: (`folder`, None), unless `folder` holds splits.
 
-    A folder is a split if it is named like one and has folders inside: train/cat, train/dog, val/cat, val/dog.
+    A folder is a split if it is named like one and has folders inside: train/cat, train/dog, val/cat, val/dog. One
+    such folder among others is a class.
 
     Raises:
         UserError: there are splits but no train split, or splits without class folders.
@@ -179,24 +180,19 @@ def split_folders(folder: str, flag: str) -> tuple[str, str | None]:
     found = subfolders(root) if root.is_dir() else []
     named = {name.lower(): name for name in found if name.lower() in TRAIN_SPLITS + VALIDATION_SPLITS}
     nested = {split: name for split, name in named.items() if subfolders(root / name)}
-    only_splits = len(named) == len(found)
-    if not nested and only_splits and len(named) > 1:
+    if not nested and len(named) == len(found) > 1:
         raise UserError(
-            f"{flag} {folder}: its folders {' and '.join(named.values())} are named like splits and have no folders "
-            f"inside, but each class needs one: {folder}/{found[0]}/cat, {folder}/{found[0]}/dog"
+            f"{flag} {folder}: its folders {' and '.join(found)} are named like splits and have no folders inside, but "
+            f"each class needs one: {folder}/{found[0]}/cat, {folder}/{found[0]}/dog"
         )
-    if not nested or not (only_splits or len(nested) > 1):
+    if not nested or (len(named) < len(found) and len(nested) == 1):
         return folder, None
     train = next((nested[split] for split in TRAIN_SPLITS if split in nested), None)
     validation = next((nested[split] for split in VALIDATION_SPLITS if split in nested), None)
     if train is None:
         raise UserError(f"{flag} {folder} holds the splits {', '.join(nested.values())} and no train: name one train")
-    unused = [name for name in found if name not in (train, validation)]
-    say(
-        f"{flag} {folder} holds splits: {train} is used for training"
-        + (f", {validation} for validation" if validation else "")
-        + (f"; not used: {', '.join(unused)}" if unused else "")
-    )
+    unused = ", ".join(name for name in found if name not in (train, validation))
+    say(f"{flag} {folder} holds splits: {train} to train on, {validation or 'none'} to validate on; unused: {unused}")
     return str(root / train), str(root / validation) if validation else None
 
 
@@ -212,20 +208,17 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
     """
     root, name = Path(folder), f"{flag} {folder}"
     if not root.is_dir():
-        raise UserError(f"{name} is a file: give a folder" if root.exists() else f"{name}: no such folder")
+        raise UserError(f"{name}: no such folder")
     found = subfolders(root)
     if names is None and len(found) < 2:
         raise UserError(
-            f"{name} has {len(found)} subfolders, one for each class: put the images into two or more, as in "
-            f"{folder}/cat, {folder}/dog"
+            f"{name} has {count_of(len(found), 'subfolder')}, and each class needs one: put the images into two or "
+            f"more, as in {folder}/cat, {folder}/dog"
         )
     if odd := [label for label in found if {"Cc", "Cs"} & {*map(unicodedata.category, label)}]:
         raise UserError(f"{name} has a class {odd[0]!r}, whose name is not text: rename the folder")
     if unknown := [label for label in found if label not in (names or found)]:
-        raise UserError(
-            f"{name} has a class {unknown[0]} that {flag.replace('validation', 'train')} does not have: remove its "
-            "folder"
-        )
+        raise UserError(f"{name} has a class {unknown[0]} that the training images do not have: remove its folder")
     classes = names or tuple(found)
     counts, passed_over = Counter[str](), Counter[str]()
 
@@ -242,8 +235,7 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
             raise UserError(f"{name} has no image in its subfolders ({', '.join(EXTENSIONS)})")
 
     paths = Paths.of(root, files)
-    hidden = [path.name.startswith(".") for path in root.iterdir()]
-    passed_over.update({"hidden": sum(hidden), "in no class's folder": len(hidden) - sum(hidden) - len(found)})
+    passed_over["in no class's folder"] = len([*root.iterdir()]) - len(found)
     if skipped := +passed_over:
         say(f"{name}: passed over {', '.join(f'{count:,} {why}' for why, count in sorted(skipped.items()))}")
 
@@ -253,6 +245,15 @@ def class_folders(folder: str, flag: str, names: tuple[str, ...] | None = None) 
                 yield np.full(end - first, classes.index(label))
 
     return checked(Source(name, classes, shared_array(targets, np.int64), numbers(len(paths)), paths=paths))
+
+
+def image_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The bytes, or else the paths, in a column of images, which may be the structs that `datasets` writes."""
+    if not pa.types.is_struct(column.type):
+        return column
+    inside = {field.name for field in column.type}
+    content = pc.struct_field(column, "bytes" if "bytes" in inside else 0)
+    return pc.struct_field(column, "path") if content.null_count == len(content) and "path" in inside else content
 
 
 def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | None = None) -> Source:
@@ -265,14 +266,9 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
         UserError: the column is missing or does not hold images, or labels are missing or unknown.
     """
     column = column_of(table, image_column, "--image_column_name")
-    content = column
-    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-        content = pc.struct_field(column, "bytes")
-        if content.null_count == len(content) and column.type.get_field_index("path") >= 0:
-            content = pc.struct_field(column, "path")
-    is_path = pa.types.is_string(content.type) or pa.types.is_large_string(content.type)
-    is_binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    if not (is_path and folder) and not any(is_kind(content.type) for is_kind in is_binary):
+    content = image_cells(column)
+    is_path = is_text(content.type) and folder is not None
+    if not is_path and "binary" not in str(content.type):
         raise UserError(
             f"--image_column_name {image_column}: {source_of(table)} holds {column.type} there, not images as bytes"
             f"{' or paths of files' * (folder is not None)}: write it with datasets' Image feature"
@@ -280,9 +276,9 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
     if content.null_count:
         row = int(np.flatnonzero(content.is_null().to_numpy())[0])
         raise UserError(f"{where(table, row)} has no image in {image_column}: {FILL_IN}")
-    targets = labels.encode(table)
-    source = Source(source_of(table), labels.names, targets, numbers(len(table)), table=table, column=image_column)
-    if is_path and folder:
+    source = Source(source_of(table), labels.names, labels.encode(table), numbers(len(table)), labels=labels)
+    source = replace(source, table=table, column=image_column)
+    if folder and is_path:
         source = replace(source, paths=existing(table, content, folder))
     return checked(source)
 
@@ -294,19 +290,20 @@ def existing(table: pa.Table, cells: pa.ChunkedArray, folder: Path) -> Paths:
         UserError: a file does not exist.
     """
     paths = Paths.of(folder, lambda: chain.from_iterable(chunk.to_pylist() for chunk in cells.chunks))
-    if missing := [row for row, path in enumerate(paths) if not path.is_file()]:
-        row, such = missing[0], f" (and {len(missing) - 1:,} more)" if len(missing) > 1 else ""
+    row = next((row for row, path in enumerate(paths) if not path.is_file()), None)
+    if row is not None:
         raise UserError(
-            f"{where(table, row)} names {cells[row].as_py()!r}, and there is no file {paths[row]}{such}: correct the "
-            f"paths, which are relative to {folder}, or remove such rows"
+            f"{where(table, row)} names {cells[row].as_py()!r}, and there is no file {paths[row]}: correct the paths, "
+            f"which are relative to {folder}, or remove such rows"
         )
     return paths
 
 
-def load_sources(config: Any) -> tuple[Source, Source]:
+def load_sources(config: Any, problem_type: ProblemType = "single_label_classification") -> tuple[Source, Source]:
     """The training and the validation images that a config names, or the digits if it names none.
 
-    Without validation data, --validation_split_percentage of each class is held out, chosen by --seed.
+    Without validation data, --validation_split_percentage of each class, or of all images with numbers, is held out,
+    chosen by --seed. With the `problem_type` "regression", the targets are the numbers in --label_column_name.
 
     Raises:
         UserError: flags exclude each other, or the data cannot be read.
@@ -320,16 +317,18 @@ def load_sources(config: Any) -> tuple[Source, Source]:
     elif config.dataset_name and is_folder_of_images(config.dataset_name):
         train, validation = from_folders(config.dataset_name, "--dataset_name", None)
     elif config.train_file or config.dataset_name:
-        train, validation = from_tables(config)
+        train, validation = from_tables(config, problem_type)
     else:
         train = digits()
+    if problem_type == "regression" and train.names:
+        raise UserError(f"{train.name} has classes, and regression needs a column of numbers: use --train_file")
     if validation is None:
         train, validation = hold_out(train, config.validation_split_percentage, config.seed)
         say(
-            f"{train.name}: no validation part, so {len(validation):,} images "
-            f"({config.validation_split_percentage} % of each class, chosen by --seed {config.seed}) are held out"
+            f"{train.name}: no validation part, so {len(validation):,} images ({config.validation_split_percentage} %"
+            f"{' of each class' * bool(train.names)}, chosen by --seed {config.seed}) are held out"
         )
-    if config.model_name_or_path and not config.from_scratch:
+    if config.model_name_or_path and not config.from_scratch and train.names:
         names = label_order(config.model_name_or_path, train.names, config.revision)
         return train.ordered(names), validation.ordered(names)
     return train, validation
@@ -339,7 +338,7 @@ def limited(sources: tuple[Source, Source], config: Any) -> Iterator[Source]:
     """Reduce the training and validation images to --max_train_samples and --max_eval_samples."""
     for source, name in zip(sources, ("max_train_samples", "max_eval_samples"), strict=True):
         most = limit(len(source), getattr(config, name), f"--{name}")
-        yield source if most is None else source.take(chosen_by_limit(len(source), most, config.seed))
+        yield source if most is None else source.take(chosen_by_hash(len(source), most, config.seed, SUBSET))
 
 
 def is_folder_of_images(name: str) -> bool:
@@ -360,7 +359,7 @@ def from_folders(folder: str, flag: str, validation_dir: str | None) -> tuple[So
     return train, class_folders(validating, flag, train.names) if validating else None
 
 
-def from_tables(config: Any) -> tuple[Source, Source | None]:
+def from_tables(config: Any, problem_type: ProblemType) -> tuple[Source, Source | None]:
     """The training and the validation images of --train_file or --dataset_name; None if there is no validation part.
 
     Paths in a column are relative to the folder of the file, or to the folder that `save_to_disk` wrote.
@@ -370,11 +369,10 @@ def from_tables(config: Any) -> tuple[Source, Source | None]:
         folders = [folder_of(files, flag) for flag, files in given.items()]
     else:
         folders = [Path(config.dataset_name) if Path(config.dataset_name).is_dir() else None] * 2
-    train, validation = read_parts(config, [config.image_column_name], [config.label_column_name])
-    labels = Labels.from_table(train, config.label_column_name, "single_label_classification")
-    tables = [table for table in (train, validation) if table is not None]
-    first, *others = (of_table(t, config.image_column_name, labels, f) for t, f in zip(tables, folders, strict=False))
-    return first, others[0] if others else None
+    train, validation = read_parts(config, [config.image_column_name], [config.label_column_name], problem_type)
+    labels = Labels.from_table(train, config.label_column_name, problem_type)
+    first = of_table(train, config.image_column_name, labels, folders[0])
+    return first, of_table(validation, config.image_column_name, labels, folders[1]) if validation else None
 
 
 def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
@@ -385,16 +383,15 @@ def folder_of(given: str | Sequence[str], flag: str) -> Path | None:
 
 
 def hold_out(source: Source, percentage: int, seed: int) -> tuple[Source, Source]:
-    """Split off `percentage` of each class (see `share_of_each`): return (the remaining images, those held out).
+    """Split off a percentage of the images (see `held_out`): return (the remaining images, those held out).
 
     Raises:
         UserError: there are too few images to hold out any.
     """
-    mask = held_out(source.targets, percentage, seed)
-    if not mask.any():
+    chosen = held_out(source.targets, percentage, seed) if len(source) > 1 else None
+    if not chosen or not any(chosen(*block).any() for block in blocks(len(source))):
         raise UserError(
             f"{source.name}: {len(source):,} images are too few to hold out {percentage} % of each class: add images, "
             "or change --validation_split_percentage"
         )
-    train, validation = (lambda first, end: ~mask[first:end]), (lambda first, end: mask[first:end])
-    return source.take(train), source.take(validation)
+    return source.take(lambda first, end: ~chosen(first, end)), source.take(chosen)

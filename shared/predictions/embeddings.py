@@ -58,7 +58,7 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
         found = [torch.from_numpy(embeddings_of(outputs, name)).to(accelerator.device) for name in pair]
         task = retrieval.Task.of_digests(*(data.digests_of(columns.index(name)) for name in pair))
         dims = config.matryoshka_dims or ()
-        scores = retrieval.evaluate_alone(found[0], found[1], task, config.temperature, dims)
+        scores = retrieval.evaluate(None, found[0], found[1], task, config.temperature, dims)
         return {f"eval_{name}": value for name, value in scores.items()}
 
     pair = config.text_column_names[:2]

@@ -1,4 +1,4 @@
-"""Predictions of an image classifier, for a folder of images or a column of a file."""
+"""Predictions of an image classifier, or of regression on images, for a folder of images or a column of a file."""
 
 import warnings
 from collections import Counter
@@ -47,7 +47,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     config, labels, geometry = request.config, labels_of_model(request), load_geometry(request.config)
     model = build_model(request, labels.names)
-    outputs = LabelOutputs(request, labels, min(MOST_RANKED, len(labels.names)))
+    outputs = LabelOutputs(request, labels, min(MOST_RANKED, labels.num_labels))
     source, table, targets, scored = read_input(request, labels)
     data = prepare(source, config, geometry.evaluation_square)
     if len(data) < len(source):  # --skip_corrupt_images leaves some out
@@ -76,7 +76,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     )
 
 
-def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, NDArray[np.int64], Mask]:
+def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, NDArray[Any], Mask]:
     """The images to predict, the rows of the output's first columns, the targets, and which are scored.
 
     Raises:
@@ -86,7 +86,7 @@ def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, NDAr
     folder: Path | None
     file = request.file
     if file is None:
-        _, source = limited(load_sources(config), config)
+        _, source = limited(load_sources(config, labels.problem_type), config)
         if source.names != labels.names:
             raise UserError(f"the run's images now have other classes ({listed(source.names)}) than its model")
         return source, columns_of_run(source), source.targets, np.full(len(source), config.scores)

@@ -105,7 +105,7 @@ class LabelOutputs:
             return None, {"scores": "none, because there are no labels" if config.scores else "none, as requested"}
         if without := int((~scored).sum()):
             say(f"{without:,} of {len(scored):,} rows have no label: the scores are those of the other rows")
-        kind_of_metrics = "image_classification" if self.request.kind == "images" else kind
+        kind_of_metrics = "image_classification" if self.request.kind == "images" and kind == "classification" else kind
         metrics = resolve_metrics(config, kind_of_metrics, self.labels.names, targets[scored])
 
         def score(outputs: Outputs) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
-from shared.contrastive.sentence_transformers_files import MODULES_FILE, stored_settings
+from shared.contrastive.sentence_transformers_files import MODULES_FILE, POOLINGS, stored_settings
 from shared.datasets.files import kind_of
 from shared.errors import UserError, about
 from shared.monitoring.log import read_metrics
@@ -173,7 +173,7 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
     """
     runs = [folder, *([model.parent] if model.name == "model" else [])]
     found = [options.recipe_of(run / "config.yaml") for run in runs if (run / "config.yaml").is_file()]
-    for word, after in zip(flags, [*flags[1:], ""], strict=True):
+    for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
         if word == "--recipe" or word.startswith("--recipe="):
             found = [Path(after if word == "--recipe" else word.removeprefix("--recipe="))]
     path = found[0] if found and found[0] else options.PROJECT / f"recipes/{recipe_for(model)}.py"
@@ -236,7 +236,7 @@ def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict
     """The settings that are not `known` from the run or a flag, by the files of the model; always its pooling.
 
     Raises:
-        UserError: nothing limits the length of a text; or see `stored_settings`.
+        UserError: nothing limits the length of a text, or the pooling is not supported; or see `stored_settings`.
     """
     if kind == "images":
         return {SAMPLES: known.get(SAMPLES, USUAL_IMAGES)}
@@ -244,6 +244,8 @@ def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict
     longest = None
     if kind == "embeddings" and (model / MODULES_FILE).is_file():
         found["pooling"], longest = stored_settings(model)
+        if found["pooling"] not in POOLINGS:
+            raise UserError(f"{model}: its pooling is {found['pooling'] or 'unknown'}, not {' or '.join(POOLINGS)}")
     found["max_length"] = known.get("max_length") or longest or longest_text(model)
     return found
 

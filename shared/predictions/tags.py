@@ -116,7 +116,7 @@ def read_input(request: Request, tags: Tags) -> tuple[pa.Table, pa.LargeListArra
     table = read_files([request.file], "FILE", untagged=True)
     if config.skip_incomplete_rows:
         table = skip_incomplete(table, columns[:1])
-    of_rows = words_of(table, *columns)
+    of_rows = words_of(table, columns[0])
     if not have_words(of_rows).any():
         raise UserError(f"{source_of(table)} has no words in {columns[0]}: use the column of the words as {TEXT_FLAG}")
     return table, of_rows, *targets_of(table, of_rows, tags, request)
@@ -141,7 +141,7 @@ def targets_of(table: pa.Table, words: pa.LargeListArray, tags: Tags, request: R
         say(f"{without:,} of {full.sum():,} rows have no tags: the scores are those of the other rows")
 
     def encode(part: pa.Table) -> Ints:
-        _, found = words_and_tags(part, request.config.text_column_name, column)
+        _, found, _ = words_and_tags(part, request.config.text_column_name, column)
         metadata = {**(part.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
         return tags.encode(pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata))
 

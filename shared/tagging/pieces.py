@@ -2,9 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from shared.tagging.text_blocks import batches_of, begins_of, make_arrays, sizes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2  # part of the cache's names: increase it when the files for the same input change
+FORMAT = 3  # part of the cache's names: increase it when the files for the same input change
 PLACES = {"offsets": "pieces", "firsts": "pieces", "words": "begins"}  # see `make_arrays`
 
 
@@ -36,41 +34,25 @@ class WordPieces:
     A word without pieces (such as a zero-width space) has no entry in `firsts` and `words`.
     """
 
-    folder: Path
-
-    @cached_property
-    def pieces(self) -> NDArray[np.uint32]:
-        """[pieces] token ids."""
-        return read_array(self.folder / "pieces.npy")
-
-    @cached_property
-    def offsets(self) -> Ints:
-        """[texts + 1] where each text begins in `pieces`, and the end of `pieces`."""
-        return read_array(self.folder / "offsets.npy")
-
-    @cached_property
-    def firsts(self) -> Ints:
-        """[words with pieces] the place of the first piece of each word in `pieces`."""
-        return read_array(self.folder / "firsts.npy")
-
-    @cached_property
-    def words(self) -> Ints:
-        """[words with pieces] the number of each word among all words of the table."""
-        return read_array(self.folder / "words.npy")
-
-    @cached_property
-    def begins(self) -> NDArray[np.bool_]:
-        """[words] whether a word is the first of its text; of all words of the table."""
-        return read_array(self.folder / "begins.npy")
+    pieces: NDArray[np.uint32]
+    """[pieces] token ids."""
+    offsets: Ints
+    """[texts + 1] where each text begins in `pieces`, and the end of `pieces`."""
+    firsts: Ints
+    """[words with pieces] the place of the first piece of each word in `pieces`."""
+    words: Ints
+    """[words with pieces] the number of each word among all words of the table."""
+    begins: NDArray[np.bool_]
+    """[words] whether a word is the first of its text; of all words of the table."""
+    characters: NDArray[np.int32]
+    """[pieces, 2] where each piece begins and ends in its word: characters from 0; [0, 2] unless requested."""
 
 
 def as_texts(table: pa.Table) -> pa.Table:
     """A table with the column "text": the words of each row, separated by spaces; to train a tokenizer on."""
 
     def convert(block: pa.Table) -> tuple[pa.Table, int]:
-        batches = (batch.to_pylist() for _, batch in batches_of(block[WORDS], range(block.num_rows)))
-        texts = [pa.array([" ".join(words) for words in batch], pa.large_string()) for batch in batches]
-        return pa.table({"text": pa.chunked_array(texts, pa.large_string())}), 0
+        return pa.table({"text": pc.binary_join(block[WORDS], pa.scalar(" ", pa.large_string()))}), 0
 
     return arrow_files.converted(table, convert, "texts", FORMAT)[0]
 
@@ -115,11 +97,16 @@ def cut_tables(tables: Sequence[pa.Table], tokenizer: "PreTrainedTokenizerBase")
     return each_share(lambda table: cut_words(table, tokenizer), tables)
 
 
-def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPieces:
+def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters: bool = False) -> WordPieces:
     """The pieces of the words of a table; "[MASK]" in a text is cut as text.
 
     All processes that call this divide the texts (see `text_blocks.py`). The cache is keyed by words and tokenizer. The
-    number of words without pieces is printed.
+    number of words without pieces is printed. A word may also be a whole text, such as a passage with an answer.
+
+    Args:
+        table: has the column of words.
+        tokenizer: a fast one.
+        characters: whether to keep the place of each piece in its word.
 
     Raises:
         UserError: no word has pieces, or all pieces are unknown.
@@ -130,7 +117,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
     fast.no_truncation()
     fast.encode_special_tokens = True
     unknown_id = -1 if (found := unknown_token(tokenizer)) is None else found
-    settings = repr((FORMAT, tokenizers.__version__, unknown_id)).encode() + fast.to_str().encode()
+    settings = repr((FORMAT, tokenizers.__version__, unknown_id, characters, fast.to_str()))
 
     def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
         for first_text, batch in batches_of(table[WORDS], texts):
@@ -141,36 +128,35 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase") -> WordPiec
             pieces = np.concatenate([np.array(each.ids, np.uint32) for each in encodings])
             words = np.concatenate(words_of_texts) + np.repeat(words_before, np.diff(ends, prepend=0))
             firsts = np.flatnonzero(np.diff(words, prepend=-1))
+            spans = [np.array(each.offsets, np.int32).ravel() for each in encodings if characters]
             yield {
                 "pieces": pieces,
                 "offsets": ends if first_text else np.append(0, ends),
                 "firsts": firsts,
                 "words": words[firsts],
                 "begins": begins_of(of_texts),
+                "characters": np.concatenate([np.empty(0, np.int32), *spans]),
                 "unknown": np.array([np.count_nonzero(pieces == unknown_id)]),
             }
 
     source = source_of(table)
     name = f"words-{_digest(settings, table)}"
-    title = f"tokenizing {source}"
-    cut = WordPieces(make_arrays(name, table.num_rows, make, PLACES, title, delay=0, by_task=True))
+    folder = make_arrays(name, table.num_rows, make, PLACES, f"tokenizing {source}", delay=0, by_task=True)
+    arrays = {field.name: read_array(folder / f"{field.name}.npy") for field in fields(WordPieces)}
+    cut = WordPieces(**arrays | {"characters": arrays["characters"].reshape(-1, 2)})
     if not len(cut.pieces):
         raise UserError(f"{source}: the tokenizer gives no word a token: use another model")
     if lost := len(cut.begins) - len(cut.words):
         say(f"{source}: {lost:,} words have no tokens; the evaluation counts the tag O as their prediction")
-    check_unknown(source, int(read_array(cut.folder / "unknown.npy").sum()), len(cut.pieces))
+    check_unknown(source, int(read_array(folder / "unknown.npy").sum()), len(cut.pieces))
     return cut
 
 
-def _digest(settings: bytes, table: pa.Table) -> str:
+def _digest(settings: str, table: pa.Table) -> str:
     """A digest of settings and words; the words of a memory-mapped table are not read."""
     if content := content_of(table):
         return key_digest(settings, content)
-    texts = table[WORDS].combine_chunks()
-    words = texts.flatten()
-    digest = hashlib.blake2b(settings, digest_size=16)
-    digest.update(np.ascontiguousarray(pc.list_value_length(texts)).data)
-    digest.update(np.ascontiguousarray(pc.binary_length(words)).data)
-    offsets = np.frombuffer(words.buffers()[1], np.int64)[words.offset : words.offset + len(words) + 1]
-    digest.update(memoryview(words.buffers()[2])[offsets[0] : offsets[-1]])
+    digest = hashlib.blake2b(settings.encode(), digest_size=16)
+    for _, batch in batches_of(table[WORDS], range(table.num_rows)):
+        digest.update(repr(batch.to_pylist()).encode(errors="surrogatepass"))
     return digest.hexdigest()

@@ -1,7 +1,6 @@
-"""Windows of tagged texts: a long text is several overlapping samples, and each word belongs to one of them."""
+"""Windows of texts: a long text is several overlapping samples, and each word belongs to one of them."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,14 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from shared.cache.prepared import cache_dir, key_digest, mapped_file, read_array, shared_array, text_once
-from shared.datasets import arrow_files
+from shared.cache.prepared import shared_array
 from shared.errors import UserError, count_of
 from shared.tagging.pieces import WordPieces
 from shared.tagging.tags import Ints
-from shared.tagging.text_blocks import BATCH_TEXTS, make_arrays
-
-FORMAT = 1  # part of the cache's names: increase it when the files for the same input change
+from shared.tagging.text_blocks import BATCH_TEXTS
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Windows:
     num_words: Ints  # the number of its own words, at least 1
 
 
-def cut_into_windows(offsets: Ints, firsts: Ints, room: int, stride: int) -> Windows:
+def cut_into_windows(offsets: Ints, firsts: Ints, room: int | Ints, stride: int) -> Windows:
     """Cut texts into windows of at most `room` pieces.
 
     Consecutive windows of a text share `stride` pieces; the last two share more if necessary, so that the last one is
@@ -39,17 +35,18 @@ def cut_into_windows(offsets: Ints, firsts: Ints, room: int, stride: int) -> Win
 
     Args:
         offsets: [texts + 1] where each text begins in the pieces, and the end of the pieces.
-        firsts: [words] the first piece of each word, ascending.
-        room: the largest number of pieces in a window.
+        firsts: [words] the first piece of each word, ascending. If these are all pieces, each piece is a word.
+        room: the largest number of pieces in a window, or [texts] that of each text, such as beside its question.
         stride: smaller than `room`.
     """
     sizes = np.diff(offsets)
+    room = np.broadcast_to(room, sizes.shape)
     step = room - stride
     count = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - room) // step)), 0)  # windows of each text
     text = np.repeat(np.arange(len(sizes)), count)
     number = np.arange(len(text)) - np.repeat(np.cumsum(count) - count, count)  # of a window in its text
-    begins = np.minimum(number * step, np.maximum(sizes - room, 0)[text])  # in the text
-    ends = np.minimum(begins + room, sizes[text])
+    begins = np.minimum(number * step[text], np.maximum(sizes - room, 0)[text])  # in the text
+    ends = np.minimum(begins + room[text], sizes[text])
     # The words of a window begin from the middle of its overlap with the window before to that with the next one.
     middle = (begins[1:] + ends[:-1] + 1) // 2
     same_text = text[1:] == text[:-1]
@@ -62,37 +59,26 @@ def cut_into_windows(offsets: Ints, firsts: Ints, room: int, stride: int) -> Win
     return Windows(*(array[kept] for array in arrays))
 
 
-def windows_of(pieces: WordPieces, room: int, stride: int, special: int) -> tuple[Windows, NDArray[np.int32]]:
-    """`cut_into_windows` of all texts, and the length of each window with `special` tokens, int32 [windows].
-
-    If the texts are large, all processes make the windows together, and they are memory-mapped.
-    """
-
-    def make(texts: range) -> Iterator[dict[str, NDArray[Any]]]:
-        for start in range(texts.start, texts.stop, BATCH_TEXTS):
-            end = min(start + BATCH_TEXTS, texts.stop)
-            windows = cut_into_windows(pieces.offsets[start : end + 1], pieces.firsts, room, stride)
-            yield vars(windows) | {"lengths": (windows.sizes + special).astype(np.int32)}
-
-    if pieces.pieces.nbytes <= arrow_files.IN_MEMORY:
-        windows = cut_into_windows(pieces.offsets, pieces.firsts, room, stride)
-        return Windows(*map(stored, vars(windows).values())), stored((windows.sizes + special).astype(np.int32))
-    name = f"windows-{key_digest(FORMAT, pieces.folder.name, room, stride, special)}"
-    folder = make_arrays(name, len(pieces.offsets) - 1, make, {}, "cutting texts into windows")
-    arrays = (read_array(folder / f"{field.name}.npy") for field in fields(Windows))
-    return Windows(*arrays), read_array(folder / "lengths.npy")
+def windows_of(offsets: Ints, firsts: Ints, room: int | Ints, stride: int) -> Windows:
+    """`cut_into_windows` of many texts, block by block; memory-mapped if there are many windows."""
+    rooms, parts = np.broadcast_to(room, len(offsets) - 1), []
+    for start in range(0, len(rooms), BATCH_TEXTS):
+        end = start + BATCH_TEXTS
+        parts.append(cut_into_windows(offsets[start : end + 1], firsts, rooms[start:end], stride))
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(Windows))
+    return Windows(*(shared_array(column.copy, np.int64) for column in columns))
 
 
-class TaggedWords(Dataset):
-    """Windows of tagged texts, with the tag of each window's own words at their first pieces.
+class TextWindows(Dataset):
+    """Windows of texts between special tokens. A recipe adds the targets, such as `TaggedWords`.
 
-    `read_micro_batch` returns the windows of a micro-batch together: (concatenated tokens [T] with special tokens,
-    lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
-    belongs to one window, so it counts once in training and in evaluation.
+    Attributes:
+        windows: of the texts; each of the words that begin at `firsts` belongs to one of them.
+        lengths: int32 [windows], the tokens of each window, with special tokens.
 
     Args:
         pieces: the pieces of all texts.
-        tags: int64 [words] the tag of each word of the table, also of those without pieces.
+        firsts: see `cut_into_windows`.
         max_length: tokens of a window, with special tokens.
         stride: pieces that consecutive windows of a text share.
         around: ids of the special tokens before and after each window.
@@ -102,38 +88,34 @@ class TaggedWords(Dataset):
     """
 
     def __init__(
-        self,
-        pieces: WordPieces,
-        tags: Ints,
-        max_length: int,
-        stride: int,
-        around: tuple[list[int], list[int]],
+        self, pieces: WordPieces, firsts: Ints, max_length: int, stride: int, around: tuple[list[int], list[int]]
     ) -> None:
-        self.pieces, self.tags, self.begins = pieces, stored(tags), pieces.begins
+        self.pieces, self.firsts = pieces, firsts
         self.before, self.after = (np.array(ids, np.int64) for ids in around)
         special = len(self.before) + len(self.after)
         room = max_length - special
-        if room < 1:
+        if room <= max(stride, 0):
             raise UserError(
-                f"--max_length {max_length} leaves no room for text with {special} special tokens: increase it"
+                f"--max_length {max_length} leaves room for {max(room, 0)} tokens of text beside {special} special "
+                f"tokens, not more than --stride {stride}: increase it, or lower --stride"
             )
-        if stride >= room:
-            raise UserError(
-                f"--stride {stride} is not smaller than the {room} tokens of text in --max_length {max_length}: lower "
-                "it, or increase --max_length"
-            )
-        self.windows, self.lengths = windows_of(pieces, room, stride, special)  # lengths: with special tokens
-        self.num_words = self.windows.num_words  # int64 [N]: own words of each window, which have a share in the loss
+        self.windows = windows_of(pieces.offsets, firsts, room, stride)
+        self.lengths = shared_array(lambda: [self.windows.sizes + special], np.int32)
+        self.num_words = self.windows.num_words  # int64 [windows]: own words, which have a share in the loss
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, window: int) -> Ints:
         """int64 [length]: the tokens of a window."""
-        return self.read_micro_batch(np.array([window]), np.zeros(1, np.int64))[0]
+        return self.tokens_of(np.array([window]))[0]
 
-    def read_micro_batch(self, samples: Ints, _: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """The windows `samples` [windows]; epochs are ignored. See the class for what is returned."""
+    def tokens_of(self, samples: Ints) -> tuple[Ints, Ints, Ints]:
+        """The tokens [T] of windows `samples`, one after the other, with special tokens.
+
+        Returns:
+            tokens [T]; lengths [windows]; shifts [windows]: piece p of window w is the token p + shifts[w].
+        """
         starts, sizes = self.windows.starts[samples], self.windows.sizes[samples]
         lengths = self.lengths[samples].astype(np.int64)
         begins = np.cumsum(lengths) - lengths  # of each window in `tokens`
@@ -141,13 +123,38 @@ class TaggedWords(Dataset):
         tokens[ranges(begins + len(self.before), sizes)] = self.pieces.pieces[ranges(starts, sizes)]
         tokens[begins[:, None] + np.arange(len(self.before))] = self.before
         tokens[(begins + lengths)[:, None] - np.arange(len(self.after), 0, -1)] = self.after
-        words = self.words_of(samples)
-        moved = np.repeat(begins + len(self.before) - starts, self.num_words[samples])
-        return tokens, lengths, self.pieces.firsts[words] + moved, self.tags[self.pieces.words[words]]
+        return tokens, lengths, begins + len(self.before) - starts
 
     def words_of(self, samples: Ints) -> Ints:
-        """int64 [n]: the own words of windows, numbered among the words with pieces, in the order of the batch."""
+        """int64 [n]: the own words of windows, numbered as in `firsts`, in the order of the batch."""
         return ranges(self.windows.first_words[samples], self.num_words[samples])
+
+
+class TaggedWords(TextWindows):
+    """Windows of tagged texts, with the tag of each window's own words at their first pieces.
+
+    `read_micro_batch` returns the windows of a micro-batch together: (concatenated tokens [T] with special tokens,
+    lengths [windows], indices of the first pieces of the windows' own words [n], tags of these words [n]). Each word
+    belongs to one window, so it counts once in training and in evaluation.
+
+    Args:
+        pieces: the pieces of all texts.
+        tags: int64 [words] the tag of each word of the table, also of those without pieces.
+        max_length, stride, around: see `TextWindows`.
+    """
+
+    def __init__(
+        self, pieces: WordPieces, tags: Ints, max_length: int, stride: int, around: tuple[list[int], list[int]]
+    ) -> None:
+        super().__init__(pieces, pieces.firsts, max_length, stride, around)
+        self.tags, self.begins = tags, pieces.begins
+
+    def read_micro_batch(self, samples: Ints, _: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """The windows `samples` [windows]; epochs are ignored. See the class for what is returned."""
+        tokens, lengths, shifts = self.tokens_of(samples)
+        words = self.words_of(samples)
+        places = self.firsts[words] + np.repeat(shifts, self.num_words[samples])
+        return tokens, lengths, places, self.tags[self.pieces.words[words]]
 
     def tags_of_all(self, predicted: Ints, outside: int) -> Ints:
         """int64 [words]: `predicted` [words with pieces], and the tag `outside` for the words without pieces."""
@@ -156,21 +163,13 @@ class TaggedWords(Dataset):
         return found
 
     def digest(self) -> str:
-        """A digest of the tokens, the windows and the tags; computed once per machine, except for arrays in memory."""
-        arrays: list[NDArray[Any]] = [self.pieces.pieces, self.pieces.firsts, self.pieces.words]
-        arrays += [self.windows.starts, self.lengths, self.num_words, self.tags, self.begins]
-        files = [file for array in arrays if (file := mapped_file(array)) and file.parent.parent == cache_dir()]
-
-        def digest() -> str:
-            content = hashlib.blake2b(digest_size=16)
-            for array in arrays:
-                content.update(np.ascontiguousarray(array).view(np.uint8).data)
-            return content.hexdigest()
-
-        if len(files) < len(arrays):
-            return digest()
-        name = f"digest-{key_digest(FORMAT, *(f'{file.parent.name}/{file.name}' for file in files))}"
-        return text_once(name, "digest", digest)
+        """A digest of the tokens, the windows and the tags."""
+        pieces, windows = self.pieces, self.windows
+        content = hashlib.blake2b(digest_size=16)
+        arrays: list[NDArray[Any]] = [pieces.pieces, pieces.firsts, pieces.words, windows.starts, self.lengths]
+        for array in (*arrays, self.num_words, self.tags, self.begins):
+            content.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return content.hexdigest()
 
     def summary(self) -> dict[str, int]:
         """The number of texts, windows and words."""
@@ -179,11 +178,6 @@ class TaggedWords(Dataset):
     def __str__(self) -> str:
         windows, words = count_of(len(self), "window"), count_of(len(self.tags), "word")
         return f"{count_of(int(self.begins.sum()), 'text')} ({windows}, {words})"
-
-
-def stored(array: NDArray[Any]) -> NDArray[Any]:
-    """The same array, memory-mapped if it is large: see `shared_array`."""
-    return array if mapped_file(array) else shared_array(lambda: [array], array.dtype)
 
 
 def ranges(starts: Ints, counts: Ints) -> Ints:

@@ -122,8 +122,8 @@ def test_before_the_first_step_a_micro_batch_is_a_batch_of_its_own():
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (1, "--global_batch_size 1: the negatives of a sample are the other samples of its batch: use 2 or more"),
-        (41, r"--global_batch_size 41 is larger than the training data \(40 samples\).*: lower it to 40 or less"),
+        (1, "--global_batch_size 1: the negatives of a sample are the other samples of its batch"),
+        (41, "--global_batch_size 41: .*: use 2 to 40, the size of the training data"),
     ],
 )
 def test_a_global_batch_without_negatives_or_larger_than_the_data_is_refused(size, message):

@@ -143,8 +143,8 @@ def test_an_encoder_decoder_is_refused():
     ("columns", "message"),
     [
         (("query", "reply"), r"--text_column_names reply: .* has no such column \(columns: query, answer, other\)"),
-        (("query",), "--text_column_names query: name the columns of the anchors, the positives and, optionally"),
-        (("query", "answer", "query"), "--text_column_names query answer query: .* name each column once"),
+        (("query",), "--text_column_names query: name two or three columns, each once"),
+        (("query", "answer", "query"), "--text_column_names query answer query: name two or three columns"),
     ],
 )
 def test_wrong_columns_are_refused_in_one_line(file, columns, message):

@@ -2,12 +2,12 @@
 
 import numpy as np
 from PIL import Image
-from small_images import config, encoded, folders, tables
+from small_images import config, encoded, folders
 
 from shared.images import cache as image_cache
 from shared.images.decoding import Square, decode
 from shared.images.images import prepare
-from shared.images.sources import class_folders, load_sources
+from shared.images.sources import class_folders
 
 
 def test_the_cache_has_the_same_pixels_and_is_rebuilt_only_if_its_files_change(tmp_path, monkeypatch):
@@ -30,11 +30,3 @@ def test_the_cache_has_the_same_pixels_and_is_rebuilt_only_if_its_files_change(t
     assert changed[0][0][0, 0].tolist() == [1, 2, 3]
     other_size = prepare(source, config(cache="uint8"), Square(4))
     assert other_size[0][0].shape == (4, 4, 3)
-
-
-def test_a_table_that_changes_gets_another_cache(tmp_path):
-    names = set()
-    for rows in (10, 11):
-        (source, _) = load_sources(config(train_file=tables(tmp_path, rows=rows)))
-        names.add(source.key())
-    assert len(names) == 2

@@ -60,7 +60,7 @@ def test_cudnn_benchmark_is_refused_on_a_cpu_and_with_deterministic():
     on_cpu = SimpleNamespace(device=torch.device("cpu"))
     for accelerator, changed, expected in (
         (on_cpu, {}, "--cudnn_benchmark needs a GPU"),
-        (ON_GPU, {"deterministic": True}, "--cudnn_benchmark and --deterministic exclude each other"),
+        (ON_GPU, {"deterministic": True}, "--cudnn_benchmark needs a GPU, and a run without --deterministic"),
     ):
         with pytest.raises(UserError) as caught:
             adapt_to_device(accelerator, config(cudnn_benchmark=True, **changed), resnet())

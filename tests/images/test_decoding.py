@@ -9,41 +9,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
-from small_images import BLUE, GREEN, GREY, RED, close, corners, encoded, quarters
+from small_images import RED, encoded, quarters
 
 from shared.augmentation.augmentation import Augmentation
 from shared.images.decoding import CorruptImage, Square, decode, inspect
 from shared.images.geometry import Geometry
 from shared.images.image_models import image_processor, load_geometry
 from shared.images.images import collate
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])
-def test_colors_of_common_formats_are_decoded(kind):
-    pixels, aspect = decode(encoded(quarters(60, 40), kind), Square(32))
-    assert pixels.shape == (32, 32, 3)
-    assert pixels.dtype == np.uint8
-    assert aspect == 1.5
-    assert close(corners(pixels), [RED, GREEN, BLUE, GREY], 12)
-
-
-def test_palette_grey_cmyk_and_two_color_images_are_decoded():
-    assert close(corners(decode(encoded(quarters().quantize(8)), Square(32))[0]), [RED, GREEN, BLUE, GREY], 12)
-    luminance = [(v, v, v) for v in (83, 147, 50, 128)]
-    assert close(corners(decode(encoded(quarters().convert("L")), Square(32))[0]), luminance)
-    assert close(
-        corners(decode(encoded(quarters().convert("CMYK"), "JPEG"), Square(32))[0]), [RED, GREEN, BLUE, GREY], 14
-    )
-    bits = Image.new("1", (40, 40), 1)
-    assert corners(decode(encoded(bits), Square(32))[0]) == [(255, 255, 255)] * 4
-
-
-def test_transparent_pixels_keep_their_stored_color_as_in_a_pipeline():
-    image = quarters().convert("RGBA")
-    image.paste((255, 0, 255, 0), (0, 0, 20, 20))
-    assert close(corners(decode(encoded(image), Square(32))[0]), [(255, 0, 255), GREEN, BLUE, GREY])
-    half = Image.new("LA", (40, 40), (0, 128))
-    assert close(corners(decode(encoded(half), Square(32))[0]), [(0, 0, 0)] * 4)
 
 
 def stored_images():
@@ -135,33 +107,6 @@ def test_images_of_any_size_are_evaluated_as_by_the_exported_image_processor(
         assert torch.allclose(found, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("mode", ["La", "RGBa", "RGBX", "PA", "HSV", "I;16B"])
-def test_modes_that_no_file_has_are_converted_or_refused_as_by_load_image(mode, monkeypatch):
-    from transformers.image_utils import load_image
-
-    image = Image.new(mode, (16, 16))
-    monkeypatch.setattr(Image, "open", lambda _: image)
-    try:
-        expected = np.asarray(load_image(image))
-    except ValueError:
-        with pytest.raises(CorruptImage, match="not supported"):
-            decode(b"", Square(16))
-    else:
-        assert np.array_equal(decode(b"", Square(16))[0], expected)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_rotated_photographs_are_upright(orientation):
-    upright = quarters(60, 40)
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that the orientation undoes
-    image = upright.transpose(undo[orientation]) if orientation in undo else upright
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    pixels, aspect = decode(encoded(image, "JPEG", quality=95, exif=exif), Square(32))
-    assert aspect == 1.5
-    assert close(corners(pixels), [RED, GREEN, BLUE, GREY], 12)
-
-
 def test_large_photographs_are_decoded_small_and_look_the_same():
     large = quarters(800, 600)
     pixels, aspect = decode(encoded(large, "JPEG", quality=95), Square(64))
@@ -192,5 +137,4 @@ def test_images_that_are_too_large_for_pillow_are_named_as_such(monkeypatch, rec
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     with pytest.raises(CorruptImage, match="more than 1,000 pixels, which Pillow refuses to decode: scale it down"):
         decode(encoded(quarters()), Square(8))
-    with pytest.raises(CorruptImage, match="more than 1,000 pixels"):
-        inspect(encoded(quarters()))
+    assert inspect(encoded(quarters()))[2].startswith("more than 1,000 pixels")

@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from shared.images.images import load_images
 
 SMALL = {(image_cache, "SMALLEST_BLOCK"): 3, (checks, "SMALLEST_BLOCK"): 5}
 TRAINING, VALIDATION = 26, 6  # images
-ONE_THREAD = {"LOCAL_WORLD_SIZE": "1000"}  # a process has at least one thread, also if there are fewer cores
 
 
 @pytest.fixture(autouse=True)
@@ -60,24 +58,17 @@ def in_another_process(rank, photos, cache, environment, decode=decode):
     load(photos)
 
 
-def killed_in_the_fourth_block(rank, photos, cache, environment):
-    """Load the images in forked processes. The first one ends in its 11th image, like one that the kernel kills.
-
-    The second one begins shortly before.
-    """
-    decoded, soon = [], cache / "soon"
+def killed_in_the_fourth_block(rank, photos, cache):
+    """Load the images in a forked process, which ends in its 11th image, like one that the kernel kills."""
+    decoded = []
 
     def decode_or_die(*args):
         decoded.append(args)
         if len(decoded) == 11:
-            soon.touch()
-            time.sleep(0.3)
             os.kill(os.getpid(), signal.SIGKILL)
         return decode(*args)
 
-    while rank and not soon.exists():
-        time.sleep(0.01)
-    in_another_process(rank, photos, cache, environment | ONE_THREAD, decode if rank else decode_or_die)
+    in_another_process(rank, photos, cache, {"LOCAL_WORLD_SIZE": "1000"}, decode_or_die)  # with one thread
 
 
 @pytest.fixture(scope="module")
@@ -150,22 +141,13 @@ def test_the_processes_of_a_machine_share_its_cores(monkeypatch, processes, core
 
 
 def test_after_a_kill_only_the_missing_blocks_are_decoded(photos, alone, tmp_path, monkeypatch, decoded):
-    context = runs.begin_fork(killed_in_the_fourth_block, (photos, tmp_path, {}), 1)
+    context = runs.begin_fork(killed_in_the_fourth_block, (photos, tmp_path), 1)
     context.processes[0].join(60)
     assert context.processes[0].exitcode == -signal.SIGKILL
     monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
     assert len([*tmp_path.glob("images-*.blocks/*/complete.json")]) == 3
     load(photos)
     assert len(decoded) == TRAINING + VALIDATION - 3 * 3
-    assert content() == alone
-
-
-def test_the_other_processes_decode_the_blocks_of_a_killed_one(photos, alone, tmp_path, monkeypatch):
-    context = runs.begin_fork(killed_in_the_fourth_block, (photos, tmp_path, {"WORLD_SIZE": "2"}), 2)
-    for process in context.processes:
-        process.join(60)
-    assert [process.exitcode for process in context.processes] == [-signal.SIGKILL, 0]
-    monkeypatch.setenv("ACCELERATE_RECIPES_CACHE", str(tmp_path))
     assert content() == alone
 
 
@@ -216,7 +198,7 @@ def test_after_a_full_disk_only_the_missing_blocks_are_decoded(photos, alone, mo
         fsync(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setenv("LOCAL_WORLD_SIZE", ONE_THREAD["LOCAL_WORLD_SIZE"])
+        patch.setenv("LOCAL_WORLD_SIZE", "1000")
         patch.setattr(os, "fsync", fill_up)
         with pytest.raises(UserError, match=r"cannot write prepared data to .* \(No space left on device\): set ACC"):
             load(photos)

@@ -140,14 +140,6 @@ def test_a_vit_at_another_resolution_has_the_logits_of_transformers_interpolatio
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
-def test_a_vit_at_another_resolution_is_exported_for_a_pipeline(recipe, tmp_path, images):
-    write_model(tmp_path / "given", "ViT")
-    recipe.main(config_of(recipe, tmp_path, images, "--image_size", 48))
-    classify = transformers.pipeline("image-classification", model=str(tmp_path / "run/model"), top_k=None)
-    assert classify.model.config.image_size == 48
-    assert len(classify(str(next((images / "val").rglob("*.png"))))) == 2
-
-
 def test_the_table_of_families_lists_the_tested_ones():
     text = (runs.ROOT / "docs/images.md").read_text()
     table = text[text.index("| family |") :].split("\n\n")[0]

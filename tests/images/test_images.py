@@ -91,18 +91,6 @@ def test_the_digest_of_a_table_changes_with_images_of_the_same_size(tmp_path, im
 
 
 @pytest.mark.parametrize("cache", ["none", "uint8"])
-def test_the_error_for_a_corrupt_image_names_its_file(tmp_path, cache):
-    folders(tmp_path / "train", corrupt=[3])
-    given = config(train_dir=str(tmp_path / "train"), cache=cache)
-
-    def read_all():
-        return [[data[i] for i in range(len(data))] for data in load_images(given, EIGHT)]
-
-    with pytest.raises(UserError, match=r"train/(cat|dog)/3\.png is corrupt .*--skip_corrupt_images"):
-        read_all()
-
-
-@pytest.mark.parametrize("cache", ["none", "uint8"])
 def test_corrupt_images_are_left_out_counted_and_listed(tmp_path, capsys, cache):
     folders(tmp_path / "train", corrupt=[3, 7])
     folders(tmp_path / "valid")

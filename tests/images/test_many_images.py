@@ -11,12 +11,12 @@ from small_images import EIGHT, config, encoded, folders, tables
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.datasets import arrow_files
+from shared.datasets.tables import SUBSET
 from shared.images import checks, paths, selection, sources
 from shared.images.images import load_images
-from shared.images.selection import chosen_by_limit, held_out, numbers, taken
+from shared.images.selection import chosen_by_hash, held_out, numbers, taken
 from shared.images.sources import class_folders, hold_out, load_sources
 from shared.plan import splits
-from shared.plan.splits import chosen_by_hash
 
 
 @pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])
@@ -34,7 +34,7 @@ def test_the_paths_and_classes_of_many_images_take_no_memory(tmp_path, monkeypat
     try:
         source = class_folders(str(tmp_path), "--train_dir")
         train, validation = hold_out(source, 20, 0)
-        half = train.take(chosen_by_limit(len(train), len(train) // 2, 0))
+        half = train.take(chosen_by_hash(len(train), len(train) // 2, 0, SUBSET))
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -92,26 +92,16 @@ def test_many_images_are_those_of_few(tmp_path, monkeypatch, kind, settings):
     assert mapped == [{True}] * 2
 
 
-def test_classes_in_the_order_of_a_model_are_renumbered_in_blocks(tmp_path, monkeypatch):
-    source = class_folders(str(folders(tmp_path, ("ant", "bee", "cow"), count=4)), "--train_dir")
-    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
-    monkeypatch.setattr(selection, "BLOCK", 5)
-    ordered = source.ordered(("cow", "ant", "bee"))
-    assert ordered.targets.tolist() == [1] * 4 + [2] * 4 + [0] * 4
-    assert mapped_file(ordered.targets) is not None
-    assert source.ordered(source.names) is source
-
-
 def test_choices_in_blocks_are_those_of_the_whole(monkeypatch):
     targets = np.random.default_rng(0).integers(0, 5, 1000)
-    whole = held_out(targets, 30, 1)
-    limited = chosen_by_hash(1000, 333, 7, selection.SUBSET)
+    whole = held_out(targets, 30, 1)(0, 1000)
+    limited = splits.chosen_by_hash(1000, 333, 7, SUBSET)
     monkeypatch.setattr(prepared, "IN_MEMORY", -1)
     monkeypatch.setattr(selection, "BLOCK", 64)
     stored = taken(targets, lambda first, end: np.ones(end - first, bool))
-    assert np.array_equal(held_out(stored, 30, 1), whole)
-    assert not np.array_equal(held_out(stored, 30, 2), whole)
-    assert np.array_equal(taken(numbers(1000), chosen_by_limit(1000, 333, 7)), limited)
+    assert np.array_equal(held_out(stored, 30, 1)(0, 1000), whole)
+    assert not np.array_equal(held_out(stored, 30, 2)(0, 1000), whole)
+    assert np.array_equal(taken(numbers(1000), chosen_by_hash(1000, 333, 7, SUBSET)), limited)
 
 
 def test_bytes_in_structs_are_found_once(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The paths of image files are memory-mapped bytes; they give the same paths as a list."""
 
 import os
-import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.cache import prepared
 from shared.cache.prepared import mapped_file
 from shared.errors import UserError
 from shared.images import paths as paths_module
@@ -28,21 +28,8 @@ def test_any_names_give_the_paths_of_a_list(names, root, at_once):
         paths = Paths.of(Path(root), lambda: names)
     expected = [Path(root) / name for name in names]
     assert list(paths) == expected
+    assert [paths[i] for i in range(-len(names), 0)] == expected
     assert [*paths.absolute(np.arange(len(names)))] == [str(path.absolute()) for path in expected]
-
-
-def test_paths_are_those_of_the_list_they_were_made_from():
-    names = ["cat/a.png", "cat/é.jpg", "/elsewhere/b.png", os.fsdecode(b"dog/\xff.png")]
-    paths = Paths.of(Path("photos"), lambda: names)
-    expected = [Path("photos") / name for name in names]
-    assert list(paths) == expected
-    assert (paths[-1], paths[1:3]) == (expected[-1], expected[1:3])
-    with pytest.raises(IndexError):
-        paths[4]
-    assert mapped_file(paths.names) is not None
-    again = pickle.loads(pickle.dumps(paths))
-    assert list(again) == expected
-    assert mapped_file(again.ends) == mapped_file(paths.ends)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +43,14 @@ def test_the_common_folder_is_found_in_blocks(monkeypatch, names):
     assert [*paths.absolute(np.array([1]))] == [str((Path("here") / names[1]).absolute())]
 
 
-def test_files_that_change_while_they_are_listed_are_refused():
+def test_files_that_change_while_they_are_listed_are_refused(monkeypatch):
     lists = [["a.png"], ["a.png", "b.png"], ["a.png"], ["a.png"]]
+    monkeypatch.setattr(prepared, "IN_MEMORY", -1)
     with pytest.raises(UserError, match="the files in photos changed while they were listed"):
         Paths.of(Path("photos"), lambda: lists.pop(0))
-    assert len(Paths.of(Path("photos"), lambda: lists.pop(0))) == 1
+    paths = Paths.of(Path("photos"), lambda: lists.pop(0))
+    assert len(paths) == 1
+    assert mapped_file(paths.names) is not None
 
 
 def listed_at_once(root):
@@ -72,14 +62,12 @@ def listed_at_once(root):
             named_so = path.suffix.lower() in EXTENSIONS
             if entry.startswith("."):
                 passed_over["hidden"] += 1
-            elif path.is_dir() and not path.is_symlink() and not named_so:
+            elif path.is_dir() and not path.is_symlink():
                 continue
-            elif path.is_dir() or (named_so and not path.is_file()):
-                passed_over["no regular file (a folder, or a link that is broken or leads to one)"] += 1
-            elif not named_so:
-                passed_over[f"not named like an image ({path.suffix.lower() or 'no extension'})"] += 1
-            else:
+            elif named_so and path.is_file():
                 found.append(path)
+            else:
+                passed_over["no images"] += 1
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
     return sorted(found), passed_over
 
@@ -98,7 +86,7 @@ def test_a_folder_is_listed_in_the_order_of_the_paths_and_skipped_files_are_coun
     found = [root / name for name in images_below(root, "--train_dir photos", passed_over)]
     assert (found, passed_over) == listed_at_once(root)
     assert len(found) > 30
-    assert len(passed_over) >= 4
+    assert len(passed_over) == 2
     linked = tmp_path / "linked"
     linked.symlink_to(root)
     assert [*images_below(linked, "", Counter())] == [str(path.relative_to(root)) for path in found]
@@ -114,5 +102,5 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         return scan(folder)
 
     monkeypatch.setattr(os, "scandir", fail)
-    with pytest.raises(UserError, match=r"--train_dir a: .*cat/deep cannot be read \(Permission denied\)"):
+    with pytest.raises(UserError, match=r"--train_dir a: .*Permission denied.*cat/deep"):
         [*images_below(tmp_path, "--train_dir a", Counter())]

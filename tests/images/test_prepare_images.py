@@ -7,7 +7,6 @@ import pytest
 import runs
 from small_images import folders
 
-from shared import prepare
 from shared.cache import prepared
 from shared.config import options
 
@@ -37,18 +36,3 @@ def test_training_with_the_same_flags_finds_the_images_that_two_processes_decode
     recipe = runs.load_recipe("image_classification")
     train, validation, *_ = recipe.load_data(options.parse(recipe.Config, flags))
     assert (len(train), len(validation)) == (32, 8)
-
-
-def test_the_tasks_of_an_array_decode_the_images_together(flags, monkeypatch, capsys):
-    monkeypatch.setattr("shared.images.cache.SMALLEST_BLOCK", 4)
-    prepare.prepare(RECIPE, flags, (0, 2))
-    captured = capsys.readouterr()
-    assert re.search(
-        r"--shard 0/2: prepared in \d+ s; decoding --train_dir .*: 4 of 8 parts are left to other tasks; decoding .*: "
-        "1 of 2 parts are left to other tasks, or to this command without --shard$",
-        captured.err,
-        re.MULTILINE,
-    )
-    assert captured.out == ""
-    prepare.prepare(RECIPE, flags, (1, 2))
-    assert re.search(r"^training +32 images, decoded into", capsys.readouterr().out, re.MULTILINE)

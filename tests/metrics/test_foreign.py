@@ -80,18 +80,16 @@ def test_a_users_own_folder_or_file_can_be_a_metric(own_metric: Path, inside: st
 
 
 def test_a_metric_that_fails_for_this_many_classes_is_refused_before_training(own_metric: Path) -> None:
-    with pytest.raises(
-        UserError, match="cannot be computed for classification with 5 labels: ValueError: Target is mul"
-    ):
+    with pytest.raises(UserError, match="cannot be computed for classification with 5 labels: Target is mul"):
         resolve("classification", str(own_metric), classes=5)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("import evaluate\n", "import evaluate\nfrom evaluate import Metric\n", "write `import evaluate`, not `from"),
-        ("def _compute", "def _compute(", "SyntaxError"),
-        ("f1_score(references, predictions)", "[0.5]", "TypeError"),
+        ("import evaluate\n", "import evaluate\nfrom evaluate import Metric\n", "NotImplementedError"),
+        ("def _compute", "def _compute(", "parenthesized"),
+        ("f1_score(references, predictions)", "[0.5]", "not 'list'"),
         ("import datasets\n", "import datasets\nimport no_such_package\n", "no_such_package"),
     ],
 )
@@ -122,7 +120,7 @@ def test_without_the_hub_the_error_names_the_flag(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("reached the network"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"--metric_name no_such_metric cannot be computed .*: FileNotFoundError: "):
+    with pytest.raises(UserError, match=r"--metric_name no_such_metric cannot be computed .*: Couldn't"):
         resolve("classification", "no_such_metric", trust_remote_code=True)
 
 

@@ -149,7 +149,11 @@ def test_a_model_of_sentence_transformers_with_other_steps_is_refused(trained, p
                 lambda found: found.append({"type": "x.Dense", "path": "3_Dense"}),
                 "has the modules Dense",
             ),
-            ("1_Pooling/config.json", lambda found: found.update(pooling_mode="max"), "has the pooling max"),
+            (
+                "1_Pooling/config.json",
+                lambda found: found.update(pooling_mode="max"),
+                "its pooling is max, not cls or mean",
+            ),
             ("sentence_bert_config.json", lambda found: found.update(do_lower_case=True), "has do_lower_case"),
             ("config_sentence_transformers.json", lambda f: f.update(default_prompt_name="q"), "adds the prompt q"),
         )

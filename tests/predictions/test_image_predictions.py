@@ -1,6 +1,7 @@
 """`python -m shared.predict` for images: folders, columns of paths and of bytes, equal to transformers' pipeline."""
 
 import csv
+import io
 import json
 
 import numpy as np
@@ -46,6 +47,12 @@ def digits(tmp_path_factory):
         image = Image.fromarray((found.images[number] * 15).astype("uint8")).convert("RGB")
         image.resize((16, 16)).save(path)
     return folder
+
+
+def encoded(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def rows_of(path):
@@ -175,3 +182,43 @@ def test_bad_input_is_one_line(trained, digits, tmp_path):
     ):
         assert expected in message_of(predict_file, run, *words, "--predictions_file", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv.parts").exists()
+
+
+REGRESSION = {  # of the recipe: what classification needs, and what regression needs instead
+    "load_images(config, geometry)": 'load_images(config, geometry, "regression")',
+    '"image_classification", train.source.names,': '"regression", (),',
+    'shape_of_run(config, "classification",': 'shape_of_run(config, "regression",',
+    "mixed_cross_entropy(logits, targets, **shape.cross_entropy)": "squared(logits, targets.labels)",
+    "compute_loss, worst)": "compute_loss)",
+    "(len(data), min(5, len(data.source.names)))": "(len(data),)",
+    'F.cross_entropy(logits, batch["labels"], reduction="none")': 'squared(logits, batch["labels"])',
+    "logits.topk(min(5, logits.shape[1])).indices, losses": "logits[:, 0], losses",
+    "make_classifier(config, names)": 'make_classifier(config, ("score",))',
+}
+SQUARED = """
+
+def squared(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(logits[:, 0], targets.float(), reduction="none")
+"""
+
+
+def test_a_recipe_of_ones_own_predicts_the_numbers_of_images(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+    code = (runs.ROOT / "recipes/image_classification.py").read_text()
+    for old, new in REGRESSION.items():
+        assert code.count(old) == 1, old
+        code = code.replace(old, new)
+    (tmp_path / "prices.py").write_text(code + SQUARED)
+    greys = [Image.new("RGB", (16, 16), (grey, grey, grey)) for grey in range(0, 240, 4)]
+    images = [{"bytes": encoded(grey), "path": None} for grey in greys]
+    table = pa.table({"image": images, "price": [i / 10 for i in range(60)], "id": range(60)})
+    pq.write_table(table, tmp_path / "prices.parquet")
+    flags = ["--train_file", tmp_path / "prices.parquet", "--label_column_name", "price", *runs.TINY_IMAGES]
+    recipe, run = runs.load(tmp_path / "prices.py"), tmp_path / "run"
+    reported = recipe.main(options.parse(recipe.Config, [*map(str, flags), "--output_dir", str(run)]))
+    assert predict_file(run, "--predictions_file", tmp_path / "own.jsonl") == pytest.approx(reported, rel=1e-5)
+    scores = predict_file(run, tmp_path / "prices.parquet", "--predictions_file", tmp_path / "all.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in found] == [*range(60)]
+    errors = [(row["prediction"] - row["price"]) ** 2 for row in found]
+    assert scores["eval_loss"] == pytest.approx(sum(errors) / 60, rel=1e-5)

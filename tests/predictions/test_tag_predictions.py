@@ -210,7 +210,7 @@ def test_bad_input_is_one_line(trained, rows, tmp_path):
     pq.write_table(pa.table({"tokens": [["a"]], "prediction": ["x"]}), tmp_path / "collides.parquet")
     (tmp_path / "table.csv").write_text("tokens,tags\na,O\n")
     for name, flags, expected in (
-        ("texts", [], "use --text_column_name text"),
+        ("texts", [], "has no such column (columns: text)"),
         ("unknown", [], "or use --no_scores"),
         ("gap", [], "--skip_incomplete_rows"),
         ("unequal", [], "2 words in tokens and 1 tags in tags"),

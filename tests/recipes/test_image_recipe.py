@@ -372,7 +372,7 @@ def test_invalid_flags_are_refused_in_one_line(train, trained, tmp_path):
             ["--model_name_or_path", trained / "model", "--from_scratch", "--freeze_backbone"],
             "--freeze_backbone with --from_scratch",
         ),
-        (["--depths", 1, 1, 1], "--depths 1 1 1 has 3 stages, --hidden_sizes 2"),
+        (["--depths", 1, 1, 1], "--depths and --hidden_sizes have different numbers of stages"),
         (["--ema_decay", 1.5], "--ema_decay 1.5: must be above 0 and below 1"),
         (["--optim", "adam"], "--optim 'adam': expected one of adamw, sgd, lars, muon"),
         (["--sync_batchnorm"], "--sync_batchnorm needs a GPU"),

@@ -1,4 +1,6 @@
-"""CoNLL files are read by Arrow where that gives what reading line by line gives, at any cut into pieces."""
+"""CoNLL files are read in all their forms, as line by line, at any cut into pieces."""
+
+import re
 
 import pyarrow as pa
 import pytest
@@ -7,22 +9,46 @@ from hypothesis import strategies as st
 
 from shared.datasets import files
 from shared.errors import UserError
-from shared.tagging import conll
+from shared.tagging.conll import read_conll
 
+SENTENCES = [["EU", "rejects", "call"], ["Peter", "Blackburn"]]
+TAGS = [["B-ORG", "O", "O"], ["B-PER", "I-PER"]]
+CONLL = {
+    "tabs": "EU\tB-ORG\nrejects\tO\ncall\tO\n\nPeter\tB-PER\nBlackburn\tI-PER\n",
+    "spaces": "EU B-ORG\nrejects O\ncall   O\n\nPeter B-PER\nBlackburn I-PER",
+    "documents": "-DOCSTART- -X- O O\n\nEU NNP x B-ORG\nrejects VB x O\ncall NN x O\n\n\n-DOCSTART- -X- O O\n\n"
+    "Peter NNP y B-PER\nBlackburn NNP y I-PER\n\n",
+    "windows": "\ufeffEU B-ORG\r\nrejects O\r\ncall O\r\n\r\nPeter B-PER\r\nBlackburn I-PER\r\n",
+}
 LINES = ["", " ", "\t", "\r", "\t\t", "-DOCSTART-\t\tO", "-DOCSTART-", "a\tO", "a b\tB-x", "é\tx\tO", "b O", "c x O"]
 LINES += ["d  O", " e O", "f O ", "g\tO\r", "h\t", "\tO", "i\tO ", "'\"\tO", '"\tI-"', "NA\tnull", "\u00a0", "a"]
 LINES += ["\u00a0\tO", "\ufeffj\tO"]
 
 
-def read(path, monkeypatch, by_lines, untagged=False):
-    """The sentences of a file as lists of columns, or the message of the error."""
-    with monkeypatch.context() as patch:
-        if by_lines:
-            patch.setattr(conll, "_by_columns", lambda *_: None)
-        try:
-            return [row for table in conll.read_conll(path, "--train_file x", untagged) for row in table.to_pylist()]
-        except UserError as error:
-            return str(error)
+def line_by_line(text, untagged):
+    """A second implementation: the sentences as lists of words and tags, or the number of the malformed line."""
+    sentences, width = [[]], None
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+        bare = line.rstrip("\r")
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            sentences.append([])
+            continue
+        fields = bare.split("\t") if "\t" in bare else re.split(" +", bare.strip(" "))
+        width = width or len(fields)
+        if len(fields) != width or width < 2 - untagged or not fields[-1].strip():
+            return number
+        sentences[-1].append((fields[0], fields[-1].strip())[:width])
+    return [sentence for sentence in sentences if sentence] or None
+
+
+def read(path, untagged=False):
+    """The sentences of a file as lists of words and tags, the number of the malformed line, or None without words."""
+    try:
+        rows = [row for table in read_conll(path, "--train_file x", untagged) for row in table.to_pylist()]
+        return [list(zip(*row.values(), strict=True)) for row in rows]
+    except UserError as error:
+        found = re.search(r"malformed in line ([\d,]+)", str(error))
+        return int(found[1]) if found else None
 
 
 @given(
@@ -33,32 +59,35 @@ def read(path, monkeypatch, by_lines, untagged=False):
 @example(["a\tO", "", "", "", "b\tO", "", "", "c\tO"], True, False, 100)
 @example(["a\tx\tO", "\tx\t"], True, False, 100)  # a line without word and tag is not empty
 @example(["a\tO", "", "\ufeffb\tO"], True, False, 5)  # the second piece begins with a byte order mark
-@example(["a x O", "", "-DOCSTART- x O", "", "b x O"], False, False, 100)
-def test_arrow_reads_what_is_read_line_by_line(tmp_path_factory, lines, newline_at_end, untagged, size):
+def test_blocks_are_read_as_line_by_line(tmp_path_factory, lines, newline_at_end, untagged, size):
     path = tmp_path_factory.mktemp("conll") / "words.conll"
-    path.write_bytes("\n".join([*lines, *[""] * newline_at_end]).encode())
+    text = "\n".join([*lines, *[""] * newline_at_end])
+    path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK_BYTES", size)
-        patch.setattr(conll, "BLOCK_WORDS", 3)
-        found, expected = (read(path, patch, by_lines, untagged) for by_lines in (False, True))
+        found, expected = read(path, untagged), line_by_line(text, untagged)
     assert found == expected
 
 
-@pytest.mark.parametrize("separator", ["\t", " "])
-def test_ordinary_files_are_read_by_arrow_in_blocks_of_whole_sentences(separator, monkeypatch, tmp_path):
-    path, words = tmp_path / "words.conll", 0
-    with path.open("w") as file:
-        for sentence in range(200):
-            file.write(f"-DOCSTART-{separator}O\n\n" if sentence % 50 == 0 else "")
-            file.writelines(f"word{words + i}{separator}B-x\n" for i in range(sentence % 7))
-            words += sentence % 7
-            file.write("\n")
-    monkeypatch.setattr(conll, "_by_lines", None)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(conll, "BLOCK_WORDS", 20)
-    tables = [*conll.read_conll(path, "x")]
-    assert max(sum(map(len, table["tokens"].to_pylist())) for table in tables) < 20 + 12 + 7
-    rows = pa.concat_tables(tables).to_pylist()
-    assert [len(row["tokens"]) for row in rows] == [count for i in range(200) if (count := i % 7)]
-    assert [word for row in rows for word in row["tokens"]] == [f"word{i}" for i in range(words)]
-    assert {tag for row in rows for tag in row["tags"]} == {"B-x"}
+@pytest.mark.parametrize("form", CONLL)
+def test_a_conll_file_is_read_in_all_its_forms(tmp_path, form):
+    (tmp_path / "train.conll").write_bytes(CONLL[form].encode())
+    table = pa.concat_tables(read_conll(tmp_path / "train.conll", "train"))
+    assert (table["tokens"].to_pylist(), table["tags"].to_pylist()) == (SENTENCES, TAGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("EU B-ORG\nrejects\n", r"line 2: it has 1 column \('rejects'\), and the first line has 2"),
+        ("EU\nrejects\n", "line 1: it has 1 column"),
+        ("EU\tB-ORG\nrejects\t\n", "line 2"),
+        ("-DOCSTART- O\n\n", "has no words"),
+        ("", "has no words"),
+    ],
+)
+def test_a_malformed_conll_file_is_refused_with_its_line(tmp_path, text, expected):
+    (tmp_path / "a.conll").write_text(text)
+    with pytest.raises(UserError, match=expected) as caught:
+        [*read_conll(tmp_path / "a.conll", "--train_file a")]
+    assert str(caught.value).startswith("--train_file a")

@@ -111,7 +111,7 @@ def test_a_word_that_no_tag_was_predicted_for_is_wrong_where_no_tag_is_o():
 def test_the_scheme_and_the_number_of_its_violations(texts, expected):
     names = tuple(sorted({tag for text in texts for tag in text}))
     tags = Tags(names)
-    assert tags.scheme(*arguments(tags, *texts)) == expected
+    assert tags.scheme(table(*texts)) == expected
 
 
 def test_tags_are_the_names_of_a_class_label_or_else_the_sorted_tags_that_occur():
@@ -125,5 +125,5 @@ def test_tags_are_the_names_of_a_class_label_or_else_the_sorted_tags_that_occur(
 
 
 def test_a_tag_that_training_does_not_have_is_refused_with_its_row():
-    with pytest.raises(UserError, match=r"row 2 of the data has a tag .* \(unknown: I-X; known: B-A, O\)"):
+    with pytest.raises(UserError, match=r"row 2 of the data has the tag I-X, .* \(known: B-A, O\)"):
         Tags(("B-A", "O")).encode(table(["O"], ["B-A", "I-X"]))

@@ -107,7 +107,7 @@ def test_the_digest_changes_with_the_words_the_tags_and_the_windows():
 
 @pytest.mark.parametrize(
     ("room", "stride", "expected"),
-    [(0, 0, "--max_length 3 leaves no room for text with 3"), (4, 4, "--stride 4 is not smaller than the 4 tokens")],
+    [(0, 0, "--max_length 3 leaves room for 0 tokens of text"), (4, 4, "not more than --stride 4: increase it")],
 )
 def test_a_window_without_room_is_refused(room, stride, expected):
     with pytest.raises(UserError, match=expected):

@@ -271,6 +271,22 @@ def _run_script(rank, words, log, environment, picture):
     runpy.run_path(words[0], run_name="__main__")
 
 
+def train(recipe, output, *flags, picture=False):
+    """Train with a recipe, a module or its name, in this process on one CPU; return the results of its `main`."""
+    import pytest
+
+    from shared.extras import curves
+
+    module = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    config = options.parse(module.Config, [*map(str, flags), "--output_dir", str(output)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        if not picture:
+            patch.setattr(curves, "draw_curves", lambda *_: None)
+        return module.main(config)
+
+
 def load_recipe(name):
     """Import a recipe as a module into this process, to compute expected results with its functions."""
     return load(ROOT / f"recipes/{name}.py")
@@ -320,6 +336,16 @@ def metrics(output):
 
 def training_lines(output):
     return [line for line in metrics(output) if "loss" in line]
+
+
+def evaluation(output):
+    """The last evaluation of a run."""
+    return [line for line in metrics(output) if "eval_loss" in line][-1]
+
+
+def exported(output):
+    """The exported weights as bytes."""
+    return (Path(output) / "model/model.safetensors").read_bytes()
 
 
 def weights(output, without=None):

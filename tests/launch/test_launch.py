@@ -37,13 +37,13 @@ def check(output, printed, alone):
 
 LAUNCHES = {
     "torchrun": lambda: runs.torchrun(2, "recipes/nlp.py"),
-    "accelerate launch": lambda: runs.accelerate_launch(
-        "multi_gpu", "recipes/nlp.py", flags=["--mixed_precision", "no"]
-    ),
+    "multi_cpu": lambda: runs.accelerate_launch("multi_cpu", "recipes/nlp.py"),
+    "multi_gpu": lambda: runs.accelerate_launch("multi_gpu", "recipes/nlp.py", flags=["--mixed_precision", "no"]),
 }
+LAUNCHERS = [pytest.param(name, marks=pytest.mark.clusters) for name in ("torchrun", "multi_cpu")]
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.clusters), "accelerate launch"])
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "multi_gpu"])
 def test_two_launched_processes_give_the_same_run_as_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
     (tmp_path / "tmp").mkdir()

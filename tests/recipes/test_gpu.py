@@ -7,15 +7,12 @@ the packages (`runs.fork`), because a cold start takes 10 to 20 s on such a mach
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState, PartialState
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options

@@ -1,13 +1,9 @@
 """Tests of images that need a GPU; `make gpu-tests` runs them. None has run on a GPU yet."""
 
-import sys
-
 import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState, PartialState
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.host_waits import HostWaits
 from benchmarks.harness.photos import write_photos

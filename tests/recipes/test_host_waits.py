@@ -1,12 +1,8 @@
 """No step of a recipe makes the host wait for the device. On a CPU, the operations that would wait are counted."""
 
-import sys
-
 import pytest
 import runs
 import torch
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.host_waits import HostWaits, Operations
 from shared.config import options

@@ -4,7 +4,6 @@ One launch for each number of processes runs all configs. The tolerances are tho
 """
 
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 import runs
 import torch
 from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
-from refusals import refusal
-from safetensors.torch import load_file
 from torch.nn import functional as F
 from toy_data import tagged_rows, write_tagged
 
@@ -94,25 +91,6 @@ def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
 
 
-def test_adapters_and_the_head_are_all_that_is_trained(recipe, configs, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForTokenClassification
-
-    flags = configs["dropout"]
-    base = flags[flags.index("--model_name_or_path") + 1]
-    words = [*flags, "--lora_rank", 4, "--learning_rate", 0.01, "--max_train_steps", 2, "--eval_steps", 2]
-    recipe.main(options.parse(recipe.Config, [*map(str, words), "--output_dir", str(tmp_path)]))
-    stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    head = {name for name in stored if ".lora_" not in name}
-    assert head == {"base_model.model.classifier.weight", "base_model.model.classifier.bias"}
-    kind = AutoModelForTokenClassification
-    merged = kind.from_pretrained(tmp_path / "model").eval()
-    adapted = PeftModel.from_pretrained(kind.from_pretrained(base), tmp_path / "adapter").eval()
-    ids = torch.arange(20).view(2, 10)
-    with torch.no_grad():
-        assert torch.allclose(merged(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-5)
-
-
 def losses_of_words(model, data, windows):
     """The loss and the predicted tag of each window's own words; one window at a time, with logits of all tokens."""
     losses, predicted = [], []
@@ -167,34 +145,14 @@ def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_
             assert found[f"eval_{name}"] == pytest.approx(expected, abs=1e-9 if world == 1 else 0.02), name
 
 
-@pytest.fixture
-def train(recipe, tagged_texts):
-    """A function that trains on the small data set in this process, with further flags."""
-
-    def call(output, *flags):
-        everything = map(str, [*tagged_texts, *TINY, *flags, "--output_dir", output])
-        return recipe.main(options.parse(recipe.Config, list(everything)))
-
-    return call
-
-
-def test_a_resumed_run_ends_with_the_same_bytes(train, configs, tmp_path):
-    bert = configs["dropout"][-3:-1]
-    train(tmp_path / "whole", *bert, "--checkpointing_steps", 4)
-    middle = tmp_path / "whole/checkpoints/step_00000004"
-    train(tmp_path / "again", *bert, "--checkpointing_steps", 4, "--resume_from_checkpoint", middle)
-    whole, resumed = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "again"))
-    assert whole == resumed
-
-
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(train, tagged_texts, tmp_path, kind):
+def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(recipe, tagged_texts, tmp_path, kind):
     """Of texts that fit into a window; both kinds of tokenizer cut a word as after a space."""
     from seqeval import metrics as seqeval
     from transformers import pipeline
 
     flags = ["--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500]
-    results = train(tmp_path / "run", *flags, "--max_train_steps", 30)
+    results = runs.train(recipe, tmp_path / "run", *tagged_texts, *TINY, *flags, "--max_train_steps", 30)
     tagger = pipeline("token-classification", model=str(tmp_path / "run/model"), device="cpu")
     true, predicted = [], []
     for row in map(json.loads, tagged_texts[3].read_text().splitlines()):
@@ -209,47 +167,3 @@ def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(tra
     assert results["eval_f1"] == pytest.approx(seqeval.f1_score(true, predicted))
     assert results["eval_accuracy"] == pytest.approx(seqeval.accuracy_score(true, predicted))
     assert results["eval_f1"] > 0.1
-
-
-REFUSED = [
-    (["--metric_name", "accuracy"], "--metric_name accuracy: this recipe always computes f1, precision, recall"),
-    (["--metric_for_best_model", "macro_f1"], "--metric_for_best_model macro_f1 is not computed: use one of loss, f1"),
-    (["--stride", "22"], "--stride 22 is not smaller than the 22 tokens of text in --max_length 24"),
-    (["--max_length", "2", "--stride", "0"], "--max_length 2 leaves no room"),
-    (["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on tagged texts"),
-    (["--label_column_name", "ner"], "--label_column_name ner: --train_file "),
-]
-
-
-@pytest.mark.parametrize(("flags", "expected"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
-def test_invalid_flags_are_refused_in_one_line(train, tmp_path, flags, expected):
-    assert refusal(train, tmp_path / "out", *flags).startswith(expected)
-    assert not (tmp_path / "out/config.yaml").exists()
-
-
-def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
-    def write(name, *rows):
-        (tmp_path / name).write_text("".join(f"{word} {tag}\n" if word else "\n" for word, tag in rows))
-        return tmp_path / name
-
-    sentences = [("EU", "B-ORG"), ("", ""), ("a", "O"), ("b", "I-ORG"), ("c", "B-ORG"), ("", "")]
-    good = write("good.conll", *sentences * 10)
-    unknown = write("unknown.conll", ("a", "O"), ("", ""), ("Ada", "B-PER"))
-    outside = write("outside.conll", ("a", "O"), ("", ""), ("b", "O"))
-    message = refusal(train, tmp_path / "run", "--train_file", good, "--validation_file", unknown)
-    assert message.startswith(f"row 2 of --validation_file {unknown} has a tag that the training data does not have")
-    message = refusal(train, tmp_path / "run", "--train_file", outside, "--validation_file", good)
-    assert message.startswith(f"--train_file {outside}: every word has the tag O, so there is nothing to learn")
-    capsys.readouterr()
-    train(tmp_path / "run", "--train_file", good, "--validation_file", "None", "--dry_run")
-    said = capsys.readouterr().err
-    assert re.search(r"good.conll: \d+ tags violate IOB2 \(such as I- without B- before it\)", said)
-    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in said
-
-
-def test_words_without_pieces_and_violations_of_the_scheme_are_reported(train, tmp_path, capsys):
-    train(tmp_path / "run", "--dry_run")
-    said = capsys.readouterr()
-    assert said.err.count("1 words have no tokens; the evaluation counts the tag O as their prediction") == 2
-    assert "tags violate IOB2" not in said.err
-    assert "70 texts" in said.out

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.harness import rounds
 from benchmarks.harness.launching import ROOT
-from shared.plan import permutation
+from shared.plan import draws
 from shared.plan.batches import Plan
 
 SIZES = (10**5, 10**6, 10**7, 10**8, 10**9)
@@ -97,7 +97,7 @@ def plan_of_all(lengths: Path, samples: int, processes: int, batch: int, kind: s
     everyone = plan.micro_batches_of_all(step)
     for rank in range(0, processes, -(-processes // TIMED)):
         own = Plan(**data, **sizes, process_index=rank)
-        permutation._block.cache_clear()  # another process would not have it
+        draws._block.cache_clear()  # another process would not have it
         begun = time.process_time()
         mine = own.micro_batches(step)
         taken.append(1000 * (time.process_time() - begun))

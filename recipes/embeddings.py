@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.config.limits import Limits
-from shared.config.meaning import Meaning
+from shared.config.fields import Limits, Meaning
 from shared.contrastive import retrieval
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
@@ -34,8 +33,8 @@ from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.run.command import run as run_command

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
-from shared.config.meaning import Meaning
+from shared.config.fields import Meaning
 from shared.config.options import Limits, ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.images.images import Images, WorstPredictions, collate, load_images
@@ -32,8 +32,8 @@ from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun

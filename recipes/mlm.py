@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.config.meaning import Meaning
+from shared.config.fields import Meaning
 from shared.config.options import Limits, ScheduleType, Share
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
@@ -32,8 +32,8 @@ from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun

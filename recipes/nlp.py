@@ -30,8 +30,8 @@ from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier, pooling_of_head
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.run.command import run as run_command

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.config.limits import CanBeZero
+from shared.config.fields import CanBeZero
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
@@ -29,8 +29,8 @@ from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.processes.collectives import on_main_process

@@ -19,7 +19,6 @@ from typing import Any
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.errors import UserError, count_of
-from shared.launch import environment, starting
 from shared.plan.loading import current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
@@ -28,10 +27,10 @@ from shared.predictions.prediction import Prediction
 from shared.predictions.request import SAMPLES, TOKENS, Kind, Request, parse
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
-from shared.processes import folder_lock
+from shared.processes import folder_lock, rules, starting
 from shared.run.command import run
 from shared.run.out_of_memory import ran_out
-from shared.run.same_run import refuse_changed_data
+from shared.run.resume import refuse_changed_data
 
 KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
     "texts": predict_texts,
@@ -47,7 +46,7 @@ def predict(request: Request) -> dict[str, float]:
     Raises:
         UserError: the input, the model or the launch cannot be used.
     """
-    if environment.uses_fsdp(os.environ):
+    if rules.uses_fsdp(os.environ):
         raise UserError(
             "distributed_type FSDP: predictions need the whole model on each device: use "
             "accelerate_configs/multi_gpu.yaml"

@@ -35,7 +35,7 @@ from shared.cache.prepared import Unfinished, cache_dir, only_task
 from shared.config import options
 from shared.errors import UserError, count_of, say
 from shared.images.images import Images
-from shared.processes import ending, exit_reasons, signals
+from shared.processes import ending, signals
 from shared.run.command import load_recipe, require_numbers
 from shared.text.prepared_folder import write_prepared
 from shared.text.token_files import Corpus
@@ -51,11 +51,11 @@ def main(argv: Sequence[str]) -> None:
             raise UserError(f"--to {given.to} has no effect with --shard: give one of them")
         if not given.recipe.is_file():
             raise UserError(f"{given.recipe} is not a file: give the path of a recipe")
-        signals.listen(None, ending.exit_now, exit_reasons.peer_failed)
+        signals.listen(None, ending.exit_now, ending.peer_failed)
         prepare(given.recipe, given.flags, given.shard, given.to)
     except UserError as error:
         ending.refuse(error)
-    exit_reasons.clean_up()
+    ending.clean_up()
 
 
 class Arguments(argparse.ArgumentParser):
@@ -89,7 +89,7 @@ def prepare(recipe: Path, flags: Sequence[str], task: tuple[int, int], folder: P
         UserError: a flag is wrong, or the data cannot be read or written.
     """
     began = time.monotonic()
-    alone_on_a_core = exit_reasons.local_processes() >= len(os.sched_getaffinity(0))
+    alone_on_a_core = ending.local_processes() >= len(os.sched_getaffinity(0))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false" if alone_on_a_core else "true")
     module = load_recipe(recipe)
     config = options.parse(module.Config, flags)

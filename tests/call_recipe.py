@@ -16,10 +16,9 @@ from pathlib import Path
 from torch import nn
 
 from shared.config import options
-from shared.launch import starting
 from shared.metrics.task_metrics import resolve_metrics
 from shared.plan.batches import Plan
-from shared.processes import ending
+from shared.processes import ending, starting
 from shared.run import run_folder
 from shared.text.tokenized import Padding
 

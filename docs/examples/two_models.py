@@ -16,8 +16,8 @@ from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.options.text_options import TextOptions
 from shared.plan.batches import MicroBatch, Plan
+from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
-from shared.plan.seeding import seed_dropout
 from shared.pretrained.from_pretrained import load_pretrained
 from shared.pretrained.frozen import FrozenModel
 from shared.pretrained.tokenizers import load_tokenizer

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from shared.augmentation import color, random_operations
 from shared.augmentation.resampling import crop_and_resize, whole
-from shared.config.limits import Limits, Share
+from shared.config.fields import Limits, Share
 from shared.images.geometry import Geometry
 from shared.options.image_options import ImageOptions
 from shared.plan.batches import MicroBatch
 from shared.plan.device_transfer import to_device
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}
 DRAWS |= {"brightness": 5, "contrast": 6, "saturation": 7, "operation": 8, "magnitude": 9, "sign": 10}

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from shared.launch.backends import without_tf32
+from shared.processes.starting import without_tf32
 
 
 def linear(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from shared.cache.prepared import (
     until_complete,
 )
 from shared.errors import UserError
-from shared.processes import exit_reasons
+from shared.processes import ending
 
 MOST_PARTS = 2048  # of items that are cut evenly: each has a folder and a lock file until all are joined
 LAST = "last"  # a file in the last block of a part
@@ -242,7 +242,7 @@ def blocks_folder(name: str) -> Path:
 
 def cores_of_process() -> int:
     """This process's equal share of the cores of its machine, at least one."""
-    return max(1, len(os.sched_getaffinity(0)) // exit_reasons.local_processes())
+    return max(1, len(os.sched_getaffinity(0)) // ending.local_processes())
 
 
 @contextmanager

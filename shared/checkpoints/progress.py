@@ -5,7 +5,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from shared.plan import permutation
+from shared.plan import draws
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Progress:
     model: str | None = None  # digest of the config in a local --model_name_or_path
     first_processes: int = 1  # number of processes of the first launch, for which the steps are cut
     world_size: int | None = None  # number of processes of the launch that saved the checkpoint
-    order: int = permutation.VERSION  # of the order of samples in which the run began
+    order: int = draws.VERSION  # of the order of samples in which the run began
     monitor: dict[str, Any] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter, repr=False)
 

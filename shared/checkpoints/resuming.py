@@ -24,8 +24,7 @@ from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError, count_of
 from shared.plan.batches import Plan
-from shared.processes.collectives import gather, on_main_process
-from shared.processes.writers import on_writers
+from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
 

@@ -26,9 +26,8 @@ from shared.disk import remedy
 from shared.errors import UserError
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
-from shared.processes.collectives import agree, gather, on_main_process
+from shared.processes.collectives import agree, gather, on_main_process, writes
 from shared.processes.signals import heard
-from shared.processes.writers import writes
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
 MAY_WAIT = 10.0  # seconds that a run waits for the disk before it says so

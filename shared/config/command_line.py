@@ -47,7 +47,7 @@ def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
     flags = _split(argv, hints | {"config": str})
     if "config" in flags:
         path = flags.pop("config")
-        yield _convert_all(read_yaml(path, _StringLoader), hints, f"{path}: ")
+        yield _convert_all(without_removed(read_yaml(path, _StringLoader), hints), hints, f"{path}: ")
     yield _convert_all(flags, hints, "--")
 
 
@@ -123,7 +123,7 @@ def expected(hint: Any) -> str:
 
 
 def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> dict[str, Any]:
-    """Return the mapping in the YAML file `path`, without removed settings that had their default.
+    """Return the mapping in the YAML file `path`.
 
     Raises:
         UserError: the file cannot be read or holds something else.
@@ -137,7 +137,7 @@ def read_yaml(path: str | Path, loader: type[yaml.SafeLoader] = yaml.SafeLoader)
         raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: contains no settings: write lines of `name: value`")
-    return without_removed(content)
+    return content
 
 
 def write_yaml(values: Mapping[str, Any], path: str | Path, comment: str) -> None:

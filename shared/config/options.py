@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared.config import command_line
-from shared.config.limits import CanBeZero, Limits, Share, limits_of, problem_with
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
 from shared.config.removed import without_removed
 from shared.errors import UserError
 
@@ -22,7 +21,7 @@ ScheduleType = Literal["linear", "cosine", "constant", "polynomial", "warmup_sta
 class Rule:
     """A launch is refused if `when` finds something; `message` may name it as {found}, and parts of the launch as {it}.
 
-    `when` gets a `Launch` of shared/launch/rules.py.
+    `when` gets a `Launch` of shared/processes/rules.py.
     """
 
     when: Callable[[Any], Any]
@@ -35,7 +34,7 @@ class Options:
 
     Every field has a default and a docstring, which is its --help. The type of a number contains its limits; without
     limits, an integer is at least 1 and a float at least 0. A resumed run must have the same value of every field,
-    unless the type says otherwise: see shared/config/meaning.py.
+    unless the type says otherwise: see shared/config/fields.py.
     """
 
     dataloader_num_workers: Annotated[CanBeZero | None, Meaning.NOT_IN_RESULT, Meaning.MAY_DIFFER] = None
@@ -165,21 +164,8 @@ class Options:
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
-    FORMER: ClassVar[Mapping[str, Any]] = {
-        "validation_split_percentage": 10,
-        "skip_incomplete_rows": False,
-        "auto_micro_batch": False,
-        "gradient_compression": "none",
-        "report_to": ["none"],
-        "peak_tflops": None,
-        "profile": None,
-        "push_to_hub": False,
-        "hub_model_id": None,
-    }
-    """Fields that all recipes had in an earlier version, with their defaults. A stored run may have them."""
-
     RULES: ClassVar[tuple["Rule", ...]] = ()
-    """What a launch must not combine with these settings, in addition to the rules of shared/launch/rules.py."""
+    """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
     def hooks(self) -> list[Any]:
         """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""
@@ -286,12 +272,11 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     single string equals a list of one, because an older version may have had only one value for the field.
     """
     new = plain(config)
-    old = plain(type(config)()) | without_removed(stored)
+    old = plain(type(config)()) | without_removed(stored, new)
     old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)
-    ignored |= {name for name, value in config.FORMER.items() if name not in new and old.get(name) == value}
     if new["global_batch_size"] is None and new["gradient_accumulation_steps"] is not None:
         ignored |= {"global_batch_size"}  # the first launch derived it: a resumed run uses the stored one
     constant = config.lr_scheduler_type == "constant" and config.warmup_ratio is None

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.errors import UserError
-from shared.launch.backends import without_tf32
+from shared.processes.starting import without_tf32
 
 SCORES_AT_ONCE = 2**24  # similarities that are computed at once: 64 MiB, and several times as much with their graph
 

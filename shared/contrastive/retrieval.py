@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.launch.backends import without_tf32
 from shared.monitoring.evaluation import gather_rows
 from shared.plan.batches import MicroBatch
 from shared.processes import preemption
+from shared.processes.starting import without_tf32
 
 DEPTH = 10  # the scores look at the first ten results of a search
 SCORES_AT_ONCE = 2**24  # similarities in memory at a time: 64 MiB

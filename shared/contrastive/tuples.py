@@ -18,7 +18,7 @@ from shared.datasets.tables import limited, load_tables
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
 FLAG = "--text_column_names"

@@ -17,7 +17,7 @@ from shared.datasets.rows import content_of, missing, named, reading_in, source_
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 from shared.plan.splits import chosen_by_hash, hash_limit, share_of_each
 
 TRAIN_SPLITS = ("train", "training")

@@ -25,10 +25,10 @@ from shared.config.options import Options
 from shared.errors import UserError, listed, say
 from shared.models.layers import backbone
 from shared.options.text_options import TextOptions
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 
 ADAPTER = "default"  # PEFT's own name for an adapter; its files do not contain it
-DRAW = 3  # the last word of the hash that seeds A; shared/plan/seeding.py uses 1 and 2
+DRAW = 3  # the last word of the hash that seeds A; shared/plan/draws.py uses 1 and 2
 TASKS = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}  # of PEFT, by end of the class
 
 

@@ -10,8 +10,8 @@ from shared.config.options import Options
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend
 from shared.encoders.masked_head import compute_only_masked
-from shared.launch.backends import without_tf32
 from shared.models.requirements import check_names
+from shared.processes.starting import without_tf32
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer

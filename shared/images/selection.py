@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import mapped_file, mask_once, shared_array
 from shared.datasets.tables import SUBSET
-from shared.plan.hashing import Ints, hash64
+from shared.plan.draws import Ints, hash64
 from shared.plan.splits import hash_limit, share_of_each
 
 BLOCK = 1 << 16  # images whose numbers are read at once

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.config.limits import Limits
+from shared.config.fields import Limits
 from shared.errors import UserError
 from shared.options.text_options import TextOptions
 

@@ -20,7 +20,7 @@ from shared.checkpoints import resuming
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 
 MAX_SKIPPED_IN_A_ROW = 10
 BESIDE = ("evaluation", "checkpoint", "profile")  # outside the steps

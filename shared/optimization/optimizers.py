@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from shared.compat import of_torch
-from shared.config.options import Options, base_learning_rate
+from shared.config.options import Options, ScheduleType, base_learning_rate
 from shared.errors import UserError
 from shared.models.layers import backbone
 from shared.optimization import gradients
@@ -122,12 +123,31 @@ def warmup_steps(config: Options, total_steps: int) -> int:
     return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a step lies after the warm-up."""
+
+    left: float
+    """Share of the steps after the warm-up that are left, from 1 to 0."""
+    last: float
+    """Share of the last `decay_ratio` of all steps that is left; 1 before them."""
+
+
+SCHEDULES: dict[ScheduleType, Callable[[Place], float]] = {
+    "linear": lambda place: place.left,
+    "cosine": lambda place: 0.5 * (1 - math.cos(math.pi * place.left)),
+    "polynomial": lambda place: place.left**2,
+    "constant": lambda place: 1.0,
+    "warmup_stable_decay": lambda place: 1 - math.sqrt(1 - place.last),
+}
+"""The learning rate after the warm-up, as a share of its peak. warmup_stable_decay decays as 1 - sqrt (Hägele et al.,
+arXiv:2405.18392)."""
+
+
 def make_schedule(config: Options, total_steps: int) -> Schedule:
     """The learning rate as a pure function of the step (0 ... total_steps-1), without state to save.
 
-    Warm-up is linear and reaches the peak at step `warmup_steps`. Then linear and cosine decay to 0 at `total_steps`,
-    polynomial decays to 0 with the square of the remaining share, and constant keeps the peak. warmup_stable_decay
-    keeps the peak and decays over the last `decay_ratio` of all steps, as 1 - sqrt (Hägele et al., arXiv:2405.18392).
+    Warm-up is linear and reaches the peak at step `warmup_steps`; SCHEDULES has what follows.
     """
     peak = peak_learning_rate(config)
     warmup = warmup_steps(config, total_steps)
@@ -138,14 +158,8 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
         if step < warmup:
             return peak * (step + 1) / (warmup + 1)
         left = max(0.0, 1 - (step - warmup) / decay_steps)
-        share = {
-            "linear": left,
-            "cosine": 0.5 * (1 - math.cos(math.pi * left)),
-            "polynomial": left**2,
-            "constant": 1.0,
-            "warmup_stable_decay": 1 - math.sqrt(min(1.0, max(0.0, 1 - (total_steps - step) / last_steps))),
-        }[config.lr_scheduler_type]
-        return peak * share
+        last = min(1.0, max(0.0, (total_steps - step) / last_steps))
+        return peak * SCHEDULES[config.lr_scheduler_type](Place(left, last))
 
     return schedule
 

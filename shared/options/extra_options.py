@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from shared.config.limits import Limits
-from shared.config.meaning import Meaning
+from shared.config.fields import Limits, Meaning
 from shared.config.options import Options, Rule, shown
 from shared.errors import UserError
 from shared.extras.costs import Costs

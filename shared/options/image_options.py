@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from shared.config.meaning import Meaning
+from shared.config.fields import Meaning
 from shared.options.data_options import DataOptions
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.plan.cutting import area_limit, check_budget, costs_of, cut_points, fill_in_order, piece_count, share
-from shared.plan.hashing import Ints
-from shared.plan.permutation import permutation
+from shared.plan.draws import Ints, permutation
 
 BLOCK = 1 << 20  # samples whose lengths are read, or sorted for an evaluation, at once
 COMPARED = 1 << 14  # samples of the steps whose cuts are compared at the start: their lengths may be on a slow disk

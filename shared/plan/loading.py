@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.seeding import seed_sample
+from shared.plan.draws import seed_sample
 from shared.processes.signals import ignore_in_child
 
 FAR_AHEAD = 16  # micro-batches that each worker reads ahead from another machine

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.plan.hashing import Ints, hash64
+from shared.plan.draws import Ints, hash64
 
 BLOCK = 1 << 20  # rows that are hashed at once
 SORTED = 1 << 24  # rows that are sorted at once

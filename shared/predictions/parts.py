@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.disk import remedy, sync
 from shared.errors import UserError, count_of
 from shared.monitoring.log import finite_or_name

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from shared.config import command_line, options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.contrastive.sentence_transformers_files import MODULES_FILE, stored_settings
 from shared.datasets.files import kind_of
 from shared.errors import UserError, about

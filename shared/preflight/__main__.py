@@ -27,15 +27,14 @@ import torch
 from torch import distributed as dist
 
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.demo_data import libraries
 from shared.disk import is_url
 from shared.errors import UserError
 from shared.extras.trackers import require_trackers
-from shared.launch import agreement, environment, starting
 from shared.options.extra_options import ExtraOptions
 from shared.preflight import connecting
-from shared.processes import barrier, collectives, ending, signals
+from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
 from shared.run import launch_card, run_folder
 from shared.run.command import load_recipe
 
@@ -81,7 +80,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
     """
     config = options.parse(load_recipe(recipe).Config if recipe else options.Options, flags)
     place = agreement.Place.of_environment()
-    starting.check_environment(config, environment.cpu_requested(os.environ) or not starting.has_accelerator())
+    starting.check_environment(config, rules.cpu_requested(os.environ) or not starting.has_accelerator())
     if place.processes > 1:
         with time_limit(seconds + 5, f"the processes connected to {place.where}, then one stopped"):
             store = connecting.open_store(place, seconds)
@@ -127,7 +126,7 @@ def time_limit(seconds: float, why: str) -> Iterator[None]:
 
 def own_facts(recipe: Path | None, config: options.Options) -> dict[str, Any]:
     """Return the facts that `agreement.own_facts` compares for a run, with the host and digests of the data added."""
-    on_cpu = environment.cpu_requested(os.environ) or not starting.has_accelerator()
+    on_cpu = rules.cpu_requested(os.environ) or not starting.has_accelerator()
     facts = agreement.own_facts(config, "cpu" if on_cpu else "gpu")
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     settings = [value for name, value in options.plain(config).items() if name not in ignored]

@@ -16,8 +16,8 @@ import torch
 from torch import distributed as dist
 
 from shared.errors import UserError
-from shared.launch import environment
-from shared.launch.agreement import Place, print_if_long, raise_if_peer_ended
+from shared.processes import rules
+from shared.processes.agreement import Place, print_if_long, raise_if_peer_ended
 
 
 def open_store(place: Place, seconds: float) -> dist.TCPStore:
@@ -142,9 +142,7 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
         UserError: the processes cannot connect; names the likely cause.
     """
     backend = (
-        "gloo"
-        if not torch.accelerator.is_available() or environment.cpu_requested(os.environ)
-        else "cpu:gloo,cuda:nccl"
+        "gloo" if not torch.accelerator.is_available() or rules.cpu_requested(os.environ) else "cpu:gloo,cuda:nccl"
     )
     try:
         dist.init_process_group(

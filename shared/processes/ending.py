@@ -1,16 +1,205 @@
-"""End a process of a run: with a one-line error and exit code 2, immediately, or with a clean shutdown."""
+"""The end of a process: it records its reason where the others can read it, prints one line, and leaves.
 
+A launcher ends all processes after the first one ends. The others then read the recorded reason and print no error of
+their own. Processes of one machine share a file. Processes of all machines share the store of the rendezvous, which
+exists as long as the process that opened it.
+"""
+
+import contextlib
 import gc
+import json
 import os
+import re
+import shutil
 import signal
+import socket
+import struct
 import sys
+import tempfile
 import time
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
 
+import psutil
 import torch
+from torch import distributed as dist
 
 from shared.errors import UserError
-from shared.processes import barrier, exit_reasons, folder_lock, signals
+from shared.processes import barrier, folder_lock, signals
+
+REASONS = ("failed", "refused", "preempted")
+STORE_KEY = "accelerate-recipes/ended"  # its value: the reason of the first process that ended, as JSON
+SEARCH_SECONDS = 2.0  # how long to look for the process that ended, after a connection was lost
+LOST = re.compile(r"gloo/|Connection (closed|reset|refused)|Broken pipe|Timed out waiting|NCCL|TCPStore|Socket")
+
+
+@dataclass
+class Launch:
+    """What this process knows about the others. Each process has one instance: `known`."""
+
+    store: Any = None
+    """The store of the rendezvous of all machines; None before the rendezvous."""
+    processes: Sequence[Mapping[str, Any]] = ()
+    """Host, machine and pid of each rank, as from `identity`."""
+    file: int | None = None
+    path: Path | None = None
+
+
+known = Launch()
+temporary: list[Path] = []  # folders that this process made, to remove when it ends
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How another process has ended."""
+
+    code: int
+    """The exit code of this process, for that reason."""
+    line: str
+    """The message to print; empty for none."""
+
+
+def local_rank() -> int:
+    """The rank of this process on its machine, from 0."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def local_processes() -> int:
+    """The number of processes of this launch on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+
+
+def identity() -> dict[str, Any]:
+    """Host, machine and pid of this process. `machine` is the PID namespace, since each container has its own pids."""
+    boot, numbers = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = f"{boot.read_text().strip()} {numbers.readlink()}"
+    return {"host": socket.gethostname(), "machine": machine, "pid": os.getpid()}
+
+
+def open_file() -> int:
+    """Return the descriptor of the file that the processes of this machine share.
+
+    The file holds a time for each process and each reason to end. Its name is removed once all processes have opened it
+    (`unlink_file`); the kernel frees the file when the last process ends.
+    """
+    names = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    launch = "-".join(re.sub(r"\W", "_", os.environ.get(name, "")) for name in names)
+    path = Path(tempfile.gettempdir()) / f"accelerate-recipes-{os.getuid()}-{launch}"
+    if known.file is None or known.path != path:
+        known.file, known.path = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path
+    return known.file
+
+
+def unlink_file() -> None:
+    """Remove the name of the shared file. Processes that have it open can still use it."""
+    if known.file is not None and known.path is not None:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(known.path.stat(), os.fstat(known.file)):
+                known.path.unlink()
+
+
+def clean_up() -> None:
+    """Remove the temporary files and folders of this process; call it whenever the process ends."""
+    unlink_file()
+    while temporary:
+        shutil.rmtree(temporary.pop(), ignore_errors=True)
+
+
+def record(reason: str) -> None:
+    """Record why this process ends (one of REASONS), for the other processes on this machine."""
+    with contextlib.suppress(OSError):
+        if local_processes() > 1:
+            os.pwrite(open_file(), struct.pack("<d", time.time()), offset_of(local_rank(), reason))
+
+
+def offset_of(rank: int, reason: str) -> int:
+    """The byte offset in the shared file of the time at which local process `rank` ended for this reason."""
+    return 8 * (len(REASONS) * rank + REASONS.index(reason))
+
+
+def recorded(rank: int, reason: str) -> bool:
+    """Whether local process `rank` has recorded this reason; a time before our own start is from an earlier launch."""
+    with contextlib.suppress(OSError):
+        time_ended = os.pread(open_file(), 8, offset_of(rank, reason))
+        return len(time_ended) == 8 and struct.unpack("<d", time_ended)[0] > psutil.Process().create_time()
+    return False
+
+
+def has_ended(rank: int) -> bool:
+    """Whether local process `rank` has failed or ended with a UserError."""
+    return recorded(rank, "failed") or recorded(rank, "refused")
+
+
+def peer_recorded(reason: str) -> bool:
+    """Whether another process on this machine has recorded this reason."""
+    return any(recorded(rank, reason) for rank in range(local_processes()) if rank != local_rank())
+
+
+def peer_failed() -> bool:
+    """Whether another process on this machine has ended with an error; the launcher then signals the rest to end."""
+    return peer_recorded("failed") or peer_recorded("refused")
+
+
+def tell_all_machines(code: int, why: str) -> None:
+    """Write to the store why this process ends, for other machines; only the first process's reason is kept."""
+    if known.store is not None:
+        word = json.dumps(identity() | {"rank": int(os.environ.get("RANK", 0)), "code": code, "why": why})
+        with contextlib.suppress(RuntimeError):  # the process that opened the store has ended
+            known.store.compare_set(STORE_KEY, "", word)
+
+
+def peer_behind(error: Exception) -> Peer | None:
+    """Return the process whose end made a call to torch raise `error` here; None if `error` has another cause."""
+    lost = isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and LOST.search(str(error)))
+    deadline = time.monotonic() + (SEARCH_SECONDS if lost else 0)
+    while True:
+        if peer := ended_peer():
+            return peer
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.05)
+    if not lost:
+        return None
+    return Peer(1, f"the connection to another process is lost ({str(error).splitlines()[0][:200]}): see its output")
+
+
+def ended_peer() -> Peer | None:
+    """Return another process that has recorded a reason or no longer exists; None if this process can see none."""
+    if known.store is not None:
+        with contextlib.suppress(RuntimeError):
+            if known.store.check([STORE_KEY]):
+                word = json.loads(known.store.get(STORE_KEY))
+                if word["pid"] != os.getpid() or word["host"] != socket.gethostname():
+                    return Peer(word["code"], f"rank {word['rank']} on {word['host']} has ended: {word['why']}")
+    others = [rank for rank in range(local_processes()) if rank != local_rank()]
+    for reason, code in (("refused", 2), ("failed", 1)):
+        for rank in others:
+            if recorded(rank, reason):
+                first = int(os.environ.get("RANK", 0)) - local_rank()  # ranks of one machine are consecutive
+                return Peer(code, f"rank {first + rank} on {socket.gethostname()} has ended: see its output")
+    if peer_recorded("preempted"):  # it had nothing to save and ended immediately
+        return Peer(143, "")
+    mine = identity()
+    for rank, other in enumerate(known.processes):
+        if other["machine"] == mine["machine"] and other["pid"] != mine["pid"] and not is_alive(other["pid"]):
+            return Peer(
+                1,
+                f"rank {rank} (process {other['pid']} on {other['host']}) has ended without a message: it was killed, "
+                "for example for lack of memory (see the kernel's log), or its output has the reason",
+            )
+    return None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether process `pid` of this machine runs: it exists and is no zombie."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
 
 EXIT_USER_ERROR = 2
 
@@ -20,21 +209,21 @@ def refuse(error: UserError) -> NoReturn:
 
     Processes of one machine wait up to 10 s for each other: after the first exit, the launcher kills the others.
     """
-    here, deadline = exit_reasons.local_rank(), time.monotonic() + 10
+    here, deadline = local_rank(), time.monotonic() + 10
     signals.stop_listening()
 
     def leave(*_: object) -> NoReturn:
-        if here != 0 and not any(exit_reasons.recorded(rank, "refused") for rank in range(here)):
+        if here != 0 and not any(recorded(rank, "refused") for rank in range(here)):
             print(f"error: {error}", file=sys.stderr, flush=True)
         exit_now(EXIT_USER_ERROR)
 
     signal.signal(signal.SIGTERM, leave)  # sent by the launcher after the first exit
     if here == 0:
         print(f"error: {error}", file=sys.stderr, flush=True)
-    exit_reasons.record("refused")
-    exit_reasons.tell_all_machines(EXIT_USER_ERROR, str(error))
-    awaited = range(1, exit_reasons.local_processes()) if here == 0 else [0]
-    while not all(map(exit_reasons.has_ended, awaited)) and time.monotonic() < deadline:
+    record("refused")
+    tell_all_machines(EXIT_USER_ERROR, str(error))
+    awaited = range(1, local_processes()) if here == 0 else [0]
+    while not all(map(has_ended, awaited)) and time.monotonic() < deadline:
         time.sleep(0.05)
     leave()
 
@@ -43,8 +232,8 @@ def exit_now(code: int) -> NoReturn:
     """End immediately, without the interpreter's shutdown."""
     folder_lock.release_all()
     if code == signals.EXIT_PREEMPTED:
-        exit_reasons.record("preempted")
-    exit_reasons.clean_up()
+        record("preempted")
+    clean_up()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -63,5 +252,5 @@ def end() -> None:
         barrier.wait_for_all(PartialState())  # the main process may be uploading
         barrier.meet(PartialState())
         barrier.close()
-        exit_reasons.known.store = None
+        known.store = None
         PartialState().destroy_process_group()

@@ -12,9 +12,9 @@ from types import ModuleType
 
 from shared.config import options
 from shared.errors import Preempted, UserError
-from shared.launch.starting import Config
-from shared.processes import exit_reasons, signals
+from shared.processes import ending, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
+from shared.processes.starting import Config
 from shared.run import out_of_memory
 
 
@@ -36,10 +36,10 @@ def run(
     try:
         require_numbers()
         require_own_shared(Path(inspect.getfile(main)))
-        if exit_reasons.local_processes() > 1:
-            exit_reasons.open_file()
+        if ending.local_processes() > 1:
+            ending.open_file()
         config = parse(config_class)
-        signals.listen(None if config.dry_run else config.output_dir, exit_now, exit_reasons.peer_failed)
+        signals.listen(None if config.dry_run else config.output_dir, exit_now, ending.peer_failed)
         main(config)
     except Preempted:
         exit_now(signals.EXIT_PREEMPTED)
@@ -50,17 +50,17 @@ def run(
             raise
         refuse(UserError(f"the disk is full ({error}): free space and start again, to resume from the checkpoint"))
     except Exception as error:
-        if peer := exit_reasons.peer_behind(error):  # this process has only lost the connection to it
-            if peer.line and not exit_reasons.peer_recorded("refused"):  # such a peer prints its error itself
+        if peer := ending.peer_behind(error):  # this process has only lost the connection to it
+            if peer.line and not ending.peer_recorded("refused"):  # such a peer prints its error itself
                 print(f"error: {peer.line}", file=sys.stderr, flush=True)
-            exit_reasons.record("failed")
+            ending.record("failed")
             exit_now(peer.code)
-        exit_reasons.record("failed")
-        exit_reasons.unlink_file()
+        ending.record("failed")
+        ending.unlink_file()
         if not out_of_memory.ran_out(error):
-            exit_reasons.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
+            ending.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
             raise
-        exit_reasons.tell_all_machines(EXIT_USER_ERROR, out_of_memory.advice(config))
+        ending.tell_all_machines(EXIT_USER_ERROR, out_of_memory.advice(config))
         print(f"error: {out_of_memory.advice(config)}", file=sys.stderr, flush=True)
         exit_now(EXIT_USER_ERROR)
     end()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.states import distinct
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.disk import remedy, usual_permissions
 from shared.errors import UserError, count_of
 from shared.processes.collectives import on_main_process

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shared.checkpoints.progress import Progress
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, shown
 from shared.errors import count_of
 from shared.optimization.chained import trained_by
@@ -39,7 +39,7 @@ def launch_card(
     """
     hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
     multi_machine, folder = sum(first for _, first in hosts) > 1, config.output_dir
-    if multi_machine:  # `run_folder.open_run` has checked that the flag is right
+    if multi_machine:  # `resume.open_run` has checked that the flag is right
         folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
         **hardware(accelerator, config.activation_dtype),

@@ -28,7 +28,6 @@ from shared.checkpoints.progress import BestBy
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError, listed
-from shared.launch import starting
 from shared.models import batch_norm
 from shared.models.requirements import frozen_models
 from shared.models.sharding import shard
@@ -40,12 +39,13 @@ from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import folder_lock, preemption
+from shared.processes import folder_lock, preemption, starting
 from shared.processes.collectives import on_main_process, prepare
 from shared.run import run_folder
 from shared.run.export import export
+from shared.run.finished import finished
 from shared.run.launch_card import print_card
-from shared.run.same_run import refuse_another_order, refuse_changed_data
+from shared.run.resume import open_run, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -88,13 +88,11 @@ class TrainingRun(Generic[Config]):
             self.accelerator = starting.start(self.config)
             for hook in self.hooks:
                 hook.opened(self)
-            opened = run_folder.open_run(self.accelerator, self.config, self.hooks)
+            opened = open_run(self.accelerator, self.config, self.hooks)
             self.config, self.progress, self._checkpoint = opened
-            self._result_of_finished_run = run_folder.finished(
+            self._result_of_finished_run = finished(
                 self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
             )
-            if not self.finished:
-                refuse_another_order(self.progress, self._checkpoint)
             self._closing = stack.pop_all()
         return self
 

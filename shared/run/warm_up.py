@@ -15,7 +15,7 @@ from shared.errors import UserError, listed
 from shared.models.batch_norm import batch_norms
 from shared.models.requirements import checked
 from shared.plan.batches import MicroBatch, Plan
-from shared.plan.seeding import seed_dropout
+from shared.plan.draws import seed_dropout
 
 PASSES, ROWS = 4, 2  # of that search; batch norm needs two samples
 TOLERANCE = 1e-3  # relative, of a loss; a GPU may sum in another order in each pass

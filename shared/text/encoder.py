@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from shared.cache.division import cores_of_process
 from shared.pretrained.tokenizers import threads_off, unknown_token
-from shared.processes.exit_reasons import local_processes
+from shared.processes.ending import local_processes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import UserError
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array, shared_array
 from shared.datasets.tables import subset
-from shared.plan.hashing import Ints
+from shared.plan.draws import Ints
 from shared.plan.splits import chosen_by_hash
 from shared.text.masking import Masking
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from shared.config.limits import Share
-from shared.config.meaning import Meaning
+from shared.config.fields import Meaning, Share
 from shared.options.data_options import DataOptions
 
 

@@ -36,8 +36,7 @@ def test_names_of_other_programs_lead_to_existing_flags() -> None:
                 parse(runs.load_recipe(recipe).Config, [f"--{name}", "3"])
     with pytest.raises(UserError, match=r"unknown flag --predict_file: after training, python -m shared\.predict"):
         parse(runs.load_recipe("embeddings").Config, ["--predict_file", "texts.csv"])
-    about_evaluation = "evaluation uses the batch limits of training, --max_tokens_per_micro_batch and"
-    with pytest.raises(UserError, match=f"unknown flag --per-device-eval-batch-size: {about_evaluation}"):
+    with pytest.raises(UserError, match="unknown flag --per-device-eval-batch-size: evaluation uses the batch limits"):
         parse(runs.load_recipe("mlm").Config, ["--per-device-eval-batch-size=8"])
 
 

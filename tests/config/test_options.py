@@ -13,7 +13,7 @@ import runs
 from example_config import Config
 
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, check, parse
 from shared.errors import UserError
 from shared.options.data_options import DataOptions

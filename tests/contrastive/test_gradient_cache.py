@@ -12,7 +12,7 @@ from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.ranking_loss import RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import Plan
-from shared.plan.seeding import seed_dropout
+from shared.plan.draws import seed_dropout
 
 WIDTH = 5
 ACCELERATOR = SimpleNamespace(num_processes=1, no_sync=lambda model: nullcontext())

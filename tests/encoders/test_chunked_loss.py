@@ -17,7 +17,7 @@ from shared.encoders.chunked_loss import Losses, cross_entropy, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.extras.flops import FlopCounter
-from shared.launch import starting
+from shared.processes import starting
 from shared.speed.activations import use_activation_dtype
 
 KINDS = ("bert", "roberta", "electra", "distilbert", "modernbert")

@@ -12,8 +12,8 @@ import torch
 from shared.config import options
 from shared.errors import UserError
 from shared.extras import gradient_compression, profiling
-from shared.launch.starting import check_environment
 from shared.options.extra_options import ExtraOptions
+from shared.processes.starting import check_environment
 
 STEPS = 3
 

@@ -17,10 +17,10 @@ from torch import nn
 from shared.checkpoints import resuming
 from shared.errors import UserError
 from shared.extras.largest_micro_batch import LargestMicroBatch, apply_largest_budget, largest, succeeds
-from shared.launch import starting
 from shared.options.extra_options import ExtraOptions
 from shared.plan import loading
 from shared.plan.batches import Plan
+from shared.processes import starting
 from shared.run import out_of_memory
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"

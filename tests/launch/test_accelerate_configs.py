@@ -18,7 +18,7 @@ from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import launch as launch_environment
 
 from shared.errors import UserError
-from shared.launch import environment
+from shared.processes import rules
 
 FOLDER = Path(__file__).parents[2] / "accelerate_configs"
 CONFIGS = sorted(path.name for path in FOLDER.glob("*.yaml"))
@@ -89,7 +89,7 @@ def test_the_folder_has_exactly_the_promised_configs() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_key_has_an_effect_on_the_launch_and_a_recipe_accepts_it(name: str, tmp_path: Path) -> None:
     assert ignored_keys(FOLDER / name, tmp_path) == {}
-    environment.check(what_starts(FOLDER / name)["environment"] | {"ACCELERATE_USE_CPU": "False", "FORK_LAUNCHED": "1"})
+    rules.check(what_starts(FOLDER / name)["environment"] | {"ACCELERATE_USE_CPU": "False", "FORK_LAUNCHED": "1"})
 
 
 def test_the_readme_lists_exactly_the_keys_without_effect(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_key_that_would_change_the_result_or_have_no_effect_is_refused(
     given = {"distributed_type": "MULTI_GPU", "num_processes": 2} | keys
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
     with pytest.raises(UserError, match=message):
-        environment.check(what_starts(tmp_path / "given.yaml")["environment"])
+        rules.check(what_starts(tmp_path / "given.yaml")["environment"])
 
 
 VARIABLES = [
@@ -185,7 +185,7 @@ VARIABLES = [
 @pytest.mark.parametrize(("variables", "message"), VARIABLES, ids=lambda one: str(one)[:40])
 def test_a_variable_that_would_change_the_result_or_have_no_effect_is_refused(variables: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        environment.check(variables)
+        rules.check(variables)
 
 
 def test_every_variable_that_accelerate_reads_is_refused_allowed_or_known_to_be_harmless() -> None:
@@ -204,8 +204,8 @@ def test_every_variable_that_accelerate_reads_is_refused_allowed_or_known_to_be_
         *("ACCELERATE_FP8_BACKEND", "ACCELERATE_FP8_OPT_LEVEL"),  # fp8 is refused
         "ACCELERATE_INIT_INCLUDE_BUFFERS",  # read by a function that neither a recipe nor transformers calls
     }
-    undecided = found - environment.REFUSED.keys() - environment.ALLOWED.keys() - has_its_effect - is_never_read
-    assert {name for name in undecided if not name.startswith((*environment.NEEDS, "MEGATRON_LM"))} == set()
+    undecided = found - rules.REFUSED.keys() - rules.ALLOWED.keys() - has_its_effect - is_never_read
+    assert {name for name in undecided if not name.startswith((*rules.NEEDS, "MEGATRON_LM"))} == set()
     for name in ("FSDP_VERSION", "PARALLELISM_CONFIG_CP_SIZE"):  # the search finds names of both kinds
         assert name in found
 

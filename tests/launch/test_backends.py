@@ -8,7 +8,7 @@ from shared.augmentation import resampling
 from shared.config.options import Options
 from shared.contrastive import retrieval
 from shared.contrastive.ranking_loss import RankingLoss
-from shared.launch import backends, starting
+from shared.processes import starting
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +67,6 @@ def test_exact_arithmetic_does_not_use_tf32(monkeypatch, compute):
 
 def test_tf32_is_allowed_again_after_an_error():
     torch.backends.cuda.matmul.allow_tf32 = True
-    with pytest.raises(ZeroDivisionError), backends.without_tf32():
+    with pytest.raises(ZeroDivisionError), starting.without_tf32():
         _ = 1 / 0
     assert torch.backends.cuda.matmul.allow_tf32

@@ -13,7 +13,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch import starting
+from shared.processes import starting
 from shared.speed.compiling import compile_layers
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")

@@ -14,12 +14,11 @@ import runs
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch import agreement
-from shared.launch.agreement import Place
 from shared.options.extra_options import ExtraOptions
 from shared.preflight import __main__ as preflight
 from shared.preflight import connecting
-from shared.processes import exit_reasons
+from shared.processes import agreement, ending
+from shared.processes.agreement import Place
 
 
 @pytest.fixture
@@ -124,7 +123,7 @@ def fact(host, rank, **changes):
     kinds = {
         "setting": {"--seed": "0"},
         "version": {"torch": "2.13.0"},
-        "code": {"shared/launch/starting.py": "aa"},
+        "code": {"shared/processes/starting.py": "aa"},
         "data": {"of train.csv": "bb"},
     }
     return {"host": host, "rank": rank} | {kind: kinds[kind] | changes.get(kind, {}) for kind in kinds}
@@ -137,8 +136,8 @@ def fact(host, rank, **changes):
         ({"setting": {"--seed": "1"}}, r"--seed is 0 on a \(rank 0, 1\), 1 on b \(rank 2\): make it the same"),
         ({"version": {"torch": "2.12.0"}}, r"torch is 2.13.0 on a \(rank 0, 1\), 2.12.0 on b \(rank 2\)"),
         (
-            {"code": {"shared/launch/starting.py": "ab"}},
-            r"shared/launch/starting.py differs between a \(rank 0, 1\) and b \(rank 2\)",
+            {"code": {"shared/processes/starting.py": "ab"}},
+            r"shared/processes/starting.py differs between a \(rank 0, 1\) and b \(rank 2\)",
         ),
         ({"code": {"shared/new.py": "ab"}}, "code shared/new.py differs"),
         ({"data": {"of train.csv": "bc"}}, "data of train.csv differs between"),
@@ -180,9 +179,9 @@ def in_a_launch(accelerator, folder):
         "precision": ({"mixed_precision": "bf16"}, {}),
     }
     for name, settings in cases.items():
-        me = exit_reasons.identity() | ({"host": f"machine-{rank}"} if name == "own folders" else {})
+        me = ending.identity() | ({"host": f"machine-{rank}"} if name == "own folders" else {})
         with pytest.MonkeyPatch.context() as changed:
-            changed.setattr(exit_reasons, "identity", lambda me=me: me)
+            changed.setattr(ending, "identity", lambda me=me: me)
             if name == "precision":
                 changed.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if rank else "no")
             errors[name] = compared(ExtraOptions(**settings[rank]))
@@ -220,7 +219,7 @@ def test_processes_of_one_launch_that_differ_are_refused_before_they_train(tmp_p
 
 def test_the_compared_code_is_shared_and_the_recipe_unless_it_is_a_cell_of_a_notebook():
     found = agreement.code_digests(runs.load_recipe("nlp").Config())
-    assert {"nlp.py", "shared/launch/starting.py", "shared/text/tokenized.py"} <= found.keys()
+    assert {"nlp.py", "shared/processes/starting.py", "shared/text/tokenized.py"} <= found.keys()
     assert not [name for name in agreement.code_digests(Options()) if not name.startswith("shared/")]
     cell = type("Config", (Options,), {"__module__": "a notebook"})
     assert agreement.code_digests(cell()) == agreement.code_digests(Options())

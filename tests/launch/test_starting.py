@@ -12,8 +12,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch import agreement, starting
-from shared.processes import exit_reasons
+from shared.processes import agreement, ending, starting
 from shared.run import command
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
@@ -23,7 +22,7 @@ def test_freed_memory_is_kept_for_the_next_step(tmp_path):
     # In a separate process, because the setting lasts until the process ends.
     (tmp_path / "steps.py").write_text("""
 import resource, torch
-from shared.launch import starting
+from shared.processes import starting
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def step():
     before = faults()
@@ -180,7 +179,7 @@ def test_restarted_processes_of_one_machine_use_separate_keys_of_the_store(monke
     environment |= {"TORCHELASTIC_RESTART_COUNT": restarts, "GROUP_WORLD_SIZE": machines}
     for name, value in (environment | {"MASTER_PORT": str(runs.free_port())}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(exit_reasons, "known", exit_reasons.Launch())
+    monkeypatch.setattr(ending, "known", ending.Launch())
     method = agreement.init_method(Options(), "cpu")
     store, rank, processes = next(torch.distributed.rendezvous(method, 0, 1, timeout=timedelta(seconds=20)))
     assert (rank, processes) == (0, 1)

@@ -54,7 +54,7 @@ def train(accelerator, optim, overflow=True, save=None, load=None):
     plan = Plan(**PLAN, num_processes=accelerator.num_processes, process_index=accelerator.process_index)
     inputs = torch.sin(torch.arange(37 * 6.0)).reshape(37, 6)
     schedule = make_schedule(CONFIG, STEPS)
-    monitor = Monitor(accelerator, None, lambda: 0.0, {}, model, CONFIG)
+    monitor = Monitor(accelerator, None, {})
     first = 0
     if load:
         resuming.load(accelerator, resuming.path_of(load, SAVED_AFTER))

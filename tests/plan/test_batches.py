@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from shared.errors import UserError
 from shared.plan.batches import Plan, evaluation_batches
 from shared.plan.cutting import cut_points, share
-from shared.plan.hashing import hash64
-from shared.plan.permutation import permutation
+from shared.plan.draws import hash64, permutation
 
 
 @st.composite

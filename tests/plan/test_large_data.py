@@ -11,7 +11,7 @@ from shared.errors import UserError
 from shared.plan import batches, splits
 from shared.plan.batches import Plan
 from shared.plan.cutting import share
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 from shared.plan.splits import by_class, chosen_by_hash, share_of_each
 
 BILLION = 10**9

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shared.plan.permutation import permutation
+from shared.plan.draws import permutation
 
 
 def of_numpy(seed, epoch, num_samples):
@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("order", [permutation, of_numpy])
 
 
 def test_golden_values():
-    """The order of every run depends on them. Whoever changes them increases `permutation.VERSION`."""
+    """The order of every run depends on them. Whoever changes them increases `draws.VERSION`."""
     assert permutation(0, 0, 10).tolist() == [2, 0, 1, 3, 5, 7, 4, 6, 8, 9]
     assert permutation(0, 1, 10).tolist() == [9, 2, 8, 0, 4, 3, 7, 5, 1, 6]
     assert permutation(2**63 - 1, 5, 10**9, 10**9 - 3).tolist() == [95495238, 689464701, 781596930]

@@ -2,12 +2,12 @@
 
 import torch
 
-from shared.plan import seeding
+from shared.plan import draws
 
 
 def test_dropout_depends_on_seed_step_and_micro_batch_and_not_on_earlier_draws():
     def draw(*words):
-        seeding.seed_dropout(torch.device("cpu"), *words)
+        draws.seed_dropout(torch.device("cpu"), *words)
         return torch.rand(3).tolist()
 
     first = draw(0, 1, 2)

@@ -8,8 +8,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.launch import starting
-from shared.processes import accelerate_state, folder_lock
+from shared.processes import accelerate_state, folder_lock, starting
 
 
 @pytest.fixture(autouse=True)

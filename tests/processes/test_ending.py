@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from types import SimpleNamespace
 
 import psutil
@@ -18,7 +19,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import Preempted, UserError
-from shared.processes import ending, exit_reasons, signals
+from shared.processes import ending, signals
 from shared.run import command
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
@@ -43,7 +44,7 @@ def leaving(monkeypatch, tmp_path):
 
     monkeypatch.setattr(ending, "exit_now", leave)
     monkeypatch.setattr(command, "exit_now", leave)
-    monkeypatch.setattr(ending, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seen.waited))
+    monkeypatch.setattr(ending, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: seen.waited, time=time.time))
     monkeypatch.setattr(signal, "signal", seen.handlers.__setitem__)
     monkeypatch.setattr(signals, "listen", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -163,7 +164,7 @@ def of_rank(monkeypatch, rank, what):
     """Record as local process `rank` why it ends."""
     with monkeypatch.context() as there:
         there.setenv("LOCAL_RANK", str(rank))
-        exit_reasons.record(what)
+        ending.record(what)
 
 
 @pytest.mark.parametrize(
@@ -191,31 +192,31 @@ def test_a_process_whose_peer_ended_names_it_and_takes_its_exit_code(leaving, mo
 
 def test_a_lost_connection_is_reported_in_one_line_with_the_process_that_ended_if_known(monkeypatch):
     gloo = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:24601\nframe #0")
-    monkeypatch.setattr(exit_reasons, "SEARCH_SECONDS", 0.1)
-    monkeypatch.setattr(exit_reasons, "known", exit_reasons.Launch())
+    monkeypatch.setattr(ending, "SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(ending, "known", ending.Launch())
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert exit_reasons.peer_behind(ValueError("Connection closed by peer")) is None
-    assert exit_reasons.peer_behind(RuntimeError("a shape that does not fit")) is None
-    peer = exit_reasons.peer_behind(gloo)
+    assert ending.peer_behind(ValueError("Connection closed by peer")) is None
+    assert ending.peer_behind(RuntimeError("a shape that does not fit")) is None
+    peer = ending.peer_behind(gloo)
     assert peer.code == 1
     assert re.fullmatch(r"the connection to another process is lost \(.*Connection closed .*\): see .*", peer.line)
 
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    own = exit_reasons.identity()
-    exit_reasons.known.processes = [own, own | {"pid": dead.pid, "host": "there"}]
-    peer = exit_reasons.peer_behind(gloo)
+    own = ending.identity()
+    ending.known.processes = [own, own | {"pid": dead.pid, "host": "there"}]
+    peer = ending.peer_behind(gloo)
     assert peer.code == 1
     assert peer.line.startswith(f"rank 1 (process {dead.pid} on there) has ended without a message: it was killed")
-    exit_reasons.known.processes[1]["machine"] = "another"  # there, this id belongs to another process
-    assert exit_reasons.peer_behind(gloo).line.startswith("the connection to another process is lost")
+    ending.known.processes[1]["machine"] = "another"  # there, this id belongs to another process
+    assert ending.peer_behind(gloo).line.startswith("the connection to another process is lost")
 
-    exit_reasons.known.store = torch.distributed.HashStore()
-    exit_reasons.tell_all_machines(2, "--seed x: give a number")
-    assert exit_reasons.ended_peer() is None, "this process recorded it itself"
-    word = exit_reasons.identity() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
-    exit_reasons.known.store.set(exit_reasons.STORE_KEY, json.dumps(word))
-    peer = exit_reasons.peer_behind(gloo)
+    ending.known.store = torch.distributed.HashStore()
+    ending.tell_all_machines(2, "--seed x: give a number")
+    assert ending.ended_peer() is None, "this process recorded it itself"
+    word = ending.identity() | {"host": "there", "rank": 3, "code": 2, "why": "--train_file a.csv does not exist"}
+    ending.known.store.set(ending.STORE_KEY, json.dumps(word))
+    peer = ending.peer_behind(gloo)
     assert (peer.code, peer.line) == (2, "rank 3 on there has ended: --train_file a.csv does not exist")
 
 
@@ -226,13 +227,13 @@ def test_a_process_ended_by_a_signal_tells_its_peers_and_no_exit_leaves_a_file(m
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    exit_reasons.open_file()
+    ending.open_file()
     (tmp_path / "copies").mkdir()
-    exit_reasons.temporary.append(tmp_path / "copies")
+    ending.temporary.append(tmp_path / "copies")
     ending.exit_now(code)
     assert ended == [code]
-    assert exit_reasons.recorded(1, "preempted") == (code == 143)
+    assert ending.recorded(1, "preempted") == (code == 143)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert exit_reasons.peer_recorded("preempted") == (code == 143)
-    assert not exit_reasons.peer_failed()
+    assert ending.peer_recorded("preempted") == (code == 143)
+    assert not ending.peer_failed()
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import folder_lock
-from shared.run import run_folder
+from shared.run import resume
 
 
 def hold(folder, pipe):
@@ -64,7 +64,7 @@ ALONE = SimpleNamespace(
 def test_a_run_in_a_folder_in_use_waits_is_refused_and_changes_nothing(holder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.5)
     with pytest.raises(UserError, match=f"--output_dir .* is in use by process {holder[0].pid} on "):
-        run_folder.open_run(ALONE, Options(output_dir=str(tmp_path)), [])
+        resume.open_run(ALONE, Options(output_dir=str(tmp_path)), [])
     assert capsys.readouterr().out.count("is in use by process") == 1
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
@@ -74,7 +74,7 @@ def open_and(end):
 
     def main(config):
         with folder_lock.freed_after(config.output_dir):
-            run_folder.open_run(ALONE, config, [])
+            resume.open_run(ALONE, config, [])
             assert is_locked(config.output_dir)
             return end()
 

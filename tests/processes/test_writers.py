@@ -13,9 +13,10 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
-from shared.processes import writers
-from shared.processes.writers import check_shared, on_writers
-from shared.run import run_folder
+from shared.processes import collectives
+from shared.processes.collectives import check_shared, on_writers
+from shared.run import resume
+from shared.run.finished import finished
 
 
 def refusal(function, *args):
@@ -29,7 +30,7 @@ def refusal(function, *args):
 def on_two_machines(accelerator, folder):
     """Each process acts as a machine. Return all that the tests check, because starting the processes takes seconds."""
     rank, results = accelerator.process_index, {}
-    writers.SECONDS_TO_APPEAR = 0.3
+    collectives.SECONDS_TO_APPEAR = 0.3
     saving.SECONDS_BETWEEN = 0.0
     own, shared = folder / f"own-{rank}", folder / "shared"
     for path in (own, shared):
@@ -95,13 +96,13 @@ def on_two_machines(accelerator, folder):
     results["files"] = sorted(path.name for path in checkpoint.iterdir())
     resuming.load(accelerator, checkpoint)
     results["loaded"] = optimizer.param_groups[0]["params"][0].unique().tolist()
-    results["opened"] = str(run_folder.open_run(accelerator, each, [])[2])
+    results["opened"] = str(resume.open_run(accelerator, each, [])[2])
     results["damaged, by path"] = refusal(
         resuming.find,
         accelerator,
         options(own, save_on_each_node=True, resume_from_checkpoint=str(own / "checkpoints/step_00000015")),
     )
-    results["finished"] = run_folder.finished(accelerator, each, Progress(), tuple)
+    results["finished"] = finished(accelerator, each, Progress(), tuple)
     accelerator.free_memory()
     return results
 

@@ -10,7 +10,7 @@ from shared.config import options
 from shared.images.images import collate
 from shared.optimization.optimizers import make_schedule
 from shared.plan.batches import Plan
-from shared.plan.seeding import seed_dropout
+from shared.plan.draws import seed_dropout
 
 BUDGETS = (48, 96, 576)  # rows x longest row, at most 12 x 48: a step has twelve, eight or one micro-batches
 TWENTY_STEPS = ["--max_train_steps", 20, "--eval_steps", 20, "--logging_steps", 1, "--checkpointing_steps", "no"]

@@ -13,7 +13,7 @@ from refusals import files, refusal, rows
 
 from shared.checkpoints import digests
 from shared.config import options
-from shared.plan import permutation
+from shared.plan import draws
 
 CONSTANT = ["--lr_scheduler_type", "constant", "--warmup_ratio", None, "--max_train_steps"]
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_
     result = train(tmp_path, *CONSTANT, 2)
     checkpoint = tmp_path / "checkpoints/step_00000002"
     state, manifest = (json.loads((checkpoint / name).read_text()) for name in ("state.json", "manifest.json"))
-    assert state.pop("order") == permutation.VERSION
+    assert state.pop("order") == draws.VERSION
     (checkpoint / "state.json").write_text(json.dumps(state))
     manifest |= digests.lines_of({"state.json": checkpoint / "state.json"})
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))

@@ -10,7 +10,7 @@ import runs
 import torch
 
 from benchmarks.harness.launching import python_path
-from shared.launch import starting
+from shared.processes import starting
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ENVIRONMENT = {"PYTHONPATH": python_path()}  # of a launcher: the repository may not be installed on a GPU machine

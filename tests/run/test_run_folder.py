@@ -16,7 +16,8 @@ from shared.checkpoints.progress import BestBy, Progress
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.run import run_folder
+from shared.run import resume, run_folder
+from shared.run.finished import finished
 
 # The global batch and the precision
 
@@ -38,7 +39,7 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     stored = options.plain(first)
     resumed = run_folder.resolve(flags, accelerator(later), stored)
     assert resumed == first
-    run_folder.refuse_another_run(stored, resumed, Path("out"))  # raises no error
+    resume.refuse_another_run(stored, resumed, Path("out"))  # raises no error
 
 
 def test_a_resumed_run_prints_that_its_global_batch_differs_from_the_flags(capsys):
@@ -62,14 +63,14 @@ def test_a_run_does_not_resume_with_a_different_global_batch():
     stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
     config = run_folder.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
     with pytest.raises(UserError, match=r"out holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
-        run_folder.refuse_another_run(stored, config, Path("out"))
+        resume.refuse_another_run(stored, config, Path("out"))
 
 
 def test_the_precision_of_the_launcher_becomes_part_of_the_run():
     config = run_folder.resolve(Options(), accelerator(precision="bf16"), None)
     assert config.mixed_precision == "bf16"
     with pytest.raises(UserError, match="--mixed_precision was bf16, is no"):
-        run_folder.refuse_another_run(
+        resume.refuse_another_run(
             options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("out")
         )
 
@@ -88,7 +89,7 @@ def test_the_default_learning_rate_is_resolved_and_an_older_run_keeps_its_own(ca
     for explicit, stored in ((2e-4, older), (None, older | {"learning_rate": 2e-4})):
         config = run_folder.resolve(dataclasses.replace(pretrained, learning_rate=explicit), accelerator(), stored)
         with pytest.raises(UserError, match="--learning_rate was"):
-            run_folder.refuse_another_run(stored, config, Path("out"))
+            resume.refuse_another_run(stored, config, Path("out"))
 
 
 # The finished run
@@ -110,7 +111,7 @@ LAST = {"step": 8, "train_runtime": 1.0}
 
 def test_a_finished_run_returns_its_last_evaluation(tmp_path):
     config = finished_run(tmp_path, {"step": 2, "eval_loss": 1.0}, EVALUATED, {"step": 8, "loss": 0.1}, LAST)
-    result = run_folder.finished(accelerator(), config, Progress(), tuple)
+    result = finished(accelerator(), config, Progress(), tuple)
     assert result["eval_loss"] == 0.5
     assert math.isnan(result["eval_accuracy"])
     assert len(result) == 2
@@ -125,7 +126,7 @@ def test_a_run_that_has_more_to_do_is_not_finished(tmp_path, what):
         (tmp_path / "metrics.jsonl").unlink()
     if what == "longer":
         config = Options(output_dir=str(tmp_path), lr_scheduler_type="constant", num_train_epochs=4)
-    assert run_folder.finished(accelerator(), config, Progress(), tuple) is None
+    assert finished(accelerator(), config, Progress(), tuple) is None
 
 
 # Progress

@@ -23,9 +23,9 @@ from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
-from shared.launch import starting
 from shared.models.layers import repeated_layers
 from shared.pretrained.from_pretrained import checkpoint_activations
+from shared.processes import starting
 from shared.run.launch_card import hardware
 from shared.speed import compiling
 from shared.speed.activations import in_float32, use_activation_dtype

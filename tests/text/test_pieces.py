@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.plan.hashing import hash64
+from shared.plan.draws import hash64
 from shared.text import pieces as pieces_module
 from shared.text.masking import Masking
 from shared.text.pieces import Selection, cut_into_pieces, held_out

@@ -1,18 +1,38 @@
-"""The order of the samples in an epoch: a keyed bijection, computed only at the positions that are asked for."""
+"""The numbers that a run draws from its seed: hashes, the order of the samples of an epoch, and torch's generators."""
 
 import math
+import random
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from shared.plan.hashing import Ints, hash64
+Ints = NDArray[np.int64]
 
+MASK64 = 0xFFFFFFFFFFFFFFFF
 VERSION = 2  # of the order; increase it when a run would see its samples in another order. 1: sorted by hash
 ROUNDS = 12  # the 24 orders of four samples then have probabilities within 0.1 % of each other
 BLOCK = 4096  # positions that are computed together: for a few, NumPy's calls take longer than the arithmetic
 ORDER = 1 << 63  # hash word that no sample number equals: the order is independent of the draws of samples
+
+
+def hash64(*words: Any, state: Any = 0x9E3779B97F4A7C15) -> Any:
+    """Mix integers, or arrays of uint64, into one 64-bit hash each (splitmix64's finalizer, once per word).
+
+    `state` is the hash of the preceding words: hashes with a common prefix compute it once.
+
+    The random numbers of a run come from here, because NumPy and torch may change their streams between versions.
+    Python ints and uint64 arrays, whose arithmetic wraps around, give the same values.
+    """
+    for word in words:
+        state = ((state ^ word) + 0x9E3779B97F4A7C15) & MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK64
+        state = state ^ (state >> 31)
+    return state
 
 
 def permutation(seed: int, epoch: int, num_samples: int, start: int = 0, end: int | None = None) -> Ints:
@@ -66,3 +86,22 @@ def _encipher(numbers: NDArray[np.uint64], keys: Sequence[int], width: int, heig
         else:
             left = (left + (hash64(right, state=key) >> 1)) % width
     return left + width * right
+
+
+def seed_dropout(device: torch.device, seed: int, step: int, micro_batch: int) -> None:
+    """Seed torch on the CPU and on `device` for the forward pass of one micro-batch, the same on any process.
+
+    Each generator is seeded by itself, because `torch.manual_seed` queries every possible backend: 0.2 ms per call.
+    """
+    value = hash64(seed, step, micro_batch, 2) >> 1
+    torch.default_generator.manual_seed(value)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(value)
+
+
+def seed_sample(seed: int, epoch: int, sample: int) -> None:
+    """Seed `random`, NumPy and torch on the CPU for reading one sample in one epoch."""
+    value = hash64(seed, epoch, sample, 1)  # the last word makes these draws differ from those of dropout
+    random.seed(value)
+    np.random.seed(value & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(value >> 1)  # torch.manual_seed queries every backend: 0.2 ms

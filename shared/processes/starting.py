@@ -7,6 +7,8 @@ import ctypes
 import functools
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,10 +16,36 @@ import torch
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.errors import UserError
-from shared.launch import agreement, backends, environment, rules
-from shared.processes import barrier, exit_reasons
+from shared.processes import agreement, barrier, ending, rules
 from shared.processes.accelerate_state import new_accelerator
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
+
+
+def set_backends(deterministic: bool) -> None:
+    """Set how torch computes on a GPU; with --deterministic, without TF32 and only by deterministic kernels.
+
+    cuDNN's attention is off, because it plans anew for each shape, and some of its versions give NaN gradients with a
+    mask (pytorch#196678).
+    """
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Compute matrix products of float32 in float32: TF32 keeps three decimal digits. Also a decorator."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
 
 SHARE_GPU = "ACCELERATE_RECIPES_SHARE_GPU_FOR_TESTS"
 """Environment variable: 1 lets the processes of a machine share its GPUs, over gloo, because NCCL refuses that. It
@@ -38,18 +66,18 @@ def start(config: options.Options) -> Any:
         raise UserError("--output_dir '' would be the working directory: name a folder for the run")
     if torch.distributed.is_initialized() and "RANK" not in os.environ:  # started by debug_launcher, which sets no rank
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(torch.distributed.get_rank())
-    requested = environment.cpu_requested(os.environ)
+    requested = rules.cpu_requested(os.environ)
     on_cpu = requested or not has_accelerator()
     check_environment(config, on_cpu)
     share_gpu = not on_cpu and processes_of_machine() > torch.accelerator.device_count()  # allowed for tests only
     from accelerate import Accelerator, InitProcessGroupKwargs
-    from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+    from accelerate.utils import DistributedDataParallelKwargs
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # unset, tokenizers warn at each fork of a loader worker
     if on_cpu:
         torch.set_num_threads(threads_per_process())
         keep_freed_memory()
-    backends.set_backends(config.deterministic)
+    set_backends(config.deterministic)
     # Accelerate passes broadcast_buffers by its old name, which torch warns about.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     if share_gpu:
@@ -71,33 +99,37 @@ def start(config: options.Options) -> Any:
     accelerator = new_accelerator(make)
     if has_group:
         agreement.compare(*agreement.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
-    if on_cpu and environment.uses_fsdp(os.environ):
+    if on_cpu and rules.uses_fsdp(os.environ):
         of_accelerate.use_fsdp_on_cpu(accelerator)
     # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     of_accelerate.set_ddp_handler(accelerator, settings)
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if accelerator.num_processes != launched:
-        raise UserError(
-            f"WORLD_SIZE is {launched}, but Accelerate has {accelerator.num_processes} process(es): each would train "
-            "alone; start with `accelerate launch --config_file accelerate_configs/…` or torchrun"
-        )
-    if config.expect_processes not in (None, accelerator.num_processes):
-        raise UserError(
-            f"--expect_processes {config.expect_processes}, but {accelerator.num_processes} started: some launchers "
-            "silently start only one; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node"
-        )
-    if accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA):
-        raise UserError(
-            f"distributed_type {accelerator.distributed_type.value} is not supported: recipes support only "
-            "DDP and FSDP2; use accelerate_configs/multi_gpu.yaml or fsdp.yaml"
-        )
+    refuse_lost_processes(config, accelerator.num_processes)
     return accelerator
+
+
+def refuse_lost_processes(config: options.Options, processes: int) -> None:
+    """Refuse a launch in which Accelerate has another number of processes than was started, or than was asked for.
+
+    Raises:
+        UserError: names both numbers.
+    """
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if processes != launched:
+        raise UserError(
+            f"WORLD_SIZE is {launched}, but Accelerate has {processes} process(es): each would train alone; start with "
+            "`accelerate launch --config_file accelerate_configs/…` or torchrun"
+        )
+    if config.expect_processes not in (None, processes):
+        raise UserError(
+            f"--expect_processes {config.expect_processes}, but {processes} started: some launchers silently start "
+            "only one; use accelerate_configs/multi_cpu.yaml or torchrun --nproc-per-node"
+        )
 
 
 def processes_of_machine() -> int:
     """Number of processes of this launch on this machine; a lower bound where the launcher does not tell."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", exit_reasons.local_rank() + 1))
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ending.local_rank() + 1))
 
 
 def has_accelerator() -> bool:
@@ -132,14 +164,14 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
         UserError: a setting is not supported, would be ignored, or does not fit this machine; names it and the fix.
     """
     env = os.environ
-    environment.check(env)
+    rules.refuse_variables(env)
     launch = rules.Launch(config, env, on_cpu)
     rules.refuse(launch)
     if on_cpu:
         return
     # Each process checks this: a process that continued would wait in its first collective call for those that ended.
     processes, gpus = processes_of_machine(), torch.accelerator.device_count()
-    if processes > gpus and not environment.is_true(env, SHARE_GPU):
+    if processes > gpus and not rules.is_true(env, SHARE_GPU):
         raise UserError(
             f"{processes} processes on a machine with {gpus} GPU(s): lower --num_processes (--nproc-per-node) to the "
             "number of GPUs"

@@ -8,7 +8,7 @@ from stand_ins import accelerator
 from shared.checkpoints.progress import Progress
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
-from shared.run.same_run import refuse_changed_data
+from shared.run.resume import refuse_changed_data
 
 
 @dataclass

@@ -23,9 +23,9 @@ from torch import distributed as dist
 
 from shared.compat import of_torch
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
+from shared.config.fields import Meaning, fields_with
 from shared.errors import Preempted, UserError, about
-from shared.processes import exit_reasons
+from shared.processes import ending
 
 PACKAGES = ("torch", "accelerate", "transformers", "tokenizers", "datasets", "numpy")
 KINDS = ("setting", "version", "code", "data")
@@ -81,25 +81,25 @@ def compare(store: dist.Store, place: Place, config: options.Options, device: st
     """
     name, facts = f"start-{next(_rounds)}", own_facts(config, device)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    everybody = exchange(store, place, exit_reasons.identity() | {"digest": digest}, seconds, name)
-    exit_reasons.known.store, exit_reasons.known.processes = store, everybody
+    everybody = exchange(store, place, ending.identity() | {"digest": digest}, seconds, name)
+    ending.known.store, ending.known.processes = store, everybody
     if len({each["digest"] for each in everybody}) > 1:
-        refuse_differences(exchange(store, place, facts | exit_reasons.identity(), seconds, f"{name}-facts"))
-    exit_reasons.unlink_file()
+        refuse_differences(exchange(store, place, facts | ending.identity(), seconds, f"{name}-facts"))
+    ending.unlink_file()
 
 
 def print_if_long(begun: float, what: str) -> bool:
     """Print `what` on one process per machine if PRINT_AFTER seconds have passed since `begun`; return whether so."""
     if time.monotonic() - begun < PRINT_AFTER:
         return False
-    if exit_reasons.local_rank() == 0 or exit_reasons.local_processes() <= 2:
+    if ending.local_rank() == 0 or ending.local_processes() <= 2:
         print(what, file=sys.stderr, flush=True)
     return True
 
 
 def raise_if_peer_ended() -> None:
     """Raise UserError or Preempted if another process of this launch has ended."""
-    if peer := exit_reasons.ended_peer():
+    if peer := ending.ended_peer():
         raise UserError(peer.line) if peer.line else Preempted
 
 
@@ -188,7 +188,7 @@ def own_facts(config: options.Options, device: str) -> dict[str, Any]:
         settings["--mixed_precision"] = env.get("ACCELERATE_MIXED_PRECISION", "no")
     if config.save_on_each_node:  # each machine has its own folders, shared by its processes
         for name in ("output_dir", "resume_from_checkpoint"):
-            settings[f"--{name} on {exit_reasons.identity()['host']}"] = settings.pop(f"--{name}")
+            settings[f"--{name} on {ending.identity()['host']}"] = settings.pop(f"--{name}")
     launched = {name: value for name, value in env.items() if name.startswith("FSDP_") or name == "WORLD_SIZE"}
     launched |= {"device": device, "ACCELERATE_USE_FSDP": env.get("ACCELERATE_USE_FSDP", "false").lower()}
     return {"setting": launched | settings, "version": versions(), "code": code_digests(config), "data": {}}

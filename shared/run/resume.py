@@ -1,28 +1,111 @@
-"""Checks that a start resumes the run in its folder: the same settings, the same data, the same model."""
+"""How a start continues the run in its folder. A start asks four questions, in this order:
+
+1. Which is the newest intact checkpoint? `open_run` asks `resuming.find`.
+2. Are the settings, the model and the order of the samples those of the run? `open_run` refuses others.
+3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
+4. Does the model fit? `resuming.load` reads the checkpoint into it, once it is wrapped for the processes.
+
+A run without a checkpoint answers only those that its folder can answer.
+"""
 
 import glob
 import hashlib
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
-from shared.config.meaning import Meaning, fields_with
-from shared.config.removed import FORMER_DEFAULTS
+from shared.config.fields import Meaning, fields_with
+from shared.config.removed import REMOVED
 from shared.disk import is_url
 from shared.errors import UserError
-from shared.plan import permutation
+from shared.monitoring.hooks import Hook
+from shared.monitoring.log import read_metrics
+from shared.plan import draws
 from shared.plan.loading import refuse_iterable
-from shared.processes.collectives import gather
+from shared.processes import folder_lock
+from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
+from shared.run.run_folder import check_writable, data_of, resolve
 
+Config = TypeVar("Config", bound=options.Options)
 MOST_COUNTS, MOST_SHOWN = 1000, 4  # counts per flag that are kept; differences in a message
 MODEL = "model_name_or_path"
 # Files of a model's folder that matter also when the weights come from a checkpoint. The tokenizer affects the data,
 # whose digest covers it.
 MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+
+
+def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tuple[Config, Progress, Path | None]:
+    """Open `--output_dir`: the resolved config, the progress to resume from, and its checkpoint (None at the start).
+
+    Call it on every process. Those that write lock the folder until `TrainingRun` closes; the main process reads it and
+    sends the result to the others. Nothing in the folder is changed yet.
+
+    Raises:
+        UserError: the folder cannot be written, is in use, holds a run with other settings, or contradicts
+            --save_on_each_node; or see `resuming.find`.
+    """
+    output_dir = Path(config.output_dir)
+
+    def lock_folder() -> None:
+        check_writable(output_dir)
+        folder_lock.acquire(output_dir)
+
+    on_writers(accelerator, config, lock_folder)
+    check_shared(accelerator, config)
+    left = on_main_process(accelerator, lambda: read_folder(output_dir))
+    digest = on_main_process(accelerator, lambda: model_digest(config))
+    checkpoint, state = resuming.find(accelerator, config) or (None, left)
+    stored = state["config"]
+    if checkpoint is None and stored and not left["finished"]:
+        changed = options.differences(stored, resolve(config, accelerator, None))
+        accelerator.print(f"{output_dir} holds a run without a checkpoint{shown(changed)}: the new run replaces it")
+        stored = None
+    config = resolve(config, accelerator, stored)
+    for hook in hooks:
+        config = hook.settings(config, stored)
+    if stored:
+        elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), digest)
+        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
+        if elsewhere:
+            accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
+    if checkpoint is None:
+        data, processes = state["data"] if stored else None, accelerator.num_processes
+        return config, Progress(data=data, model=digest, first_processes=processes), None
+    if (before := state["threads"]) != (now := torch.get_num_threads()):
+        accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
+    progress = Progress.from_state(state | {"model": digest})
+    if progress.order != draws.VERSION:
+        raise UserError(
+            f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
+            f"order; this code has version {draws.VERSION}): finish it with the version of this project that "
+            "began it, or begin a new run in another --output_dir, without --resume_from_checkpoint"
+        )
+    return config, progress, checkpoint
+
+
+def read_folder(output_dir: Path) -> dict[str, Any]:
+    """The settings of the run in a folder, whether it has finished, and the digests of its data, if it has.
+
+    Raises:
+        UserError: the folder has files that are not those of a run and would be overwritten.
+    """
+    settings, metrics, model = (output_dir / name for name in ("config.yaml", "metrics.jsonl", "model"))
+    lines = read_metrics(metrics) if metrics.exists() else []
+    if model.exists() and not settings.is_file():
+        raise UserError(
+            f"--output_dir {output_dir} holds a folder model/ but no config.yaml: it is not the folder of a run, and "
+            "its model would be overwritten; name another folder"
+        )
+    stored = options.load(settings) if settings.is_file() else {}
+    if stored and "output_dir" not in stored:
+        raise UserError(f"{settings} was not written by a recipe and would be overwritten: name another folder")
+    return {"config": stored, "finished": model.exists(), "data": data_of(lines)}
 
 
 def refuse_another_run(
@@ -40,7 +123,7 @@ def refuse_another_run(
     changed = {name: values for name, values in changed.items() if name not in (elsewhere or {})}
     if not changed:
         return
-    if removed := [name for name in changed if name in FORMER_DEFAULTS]:
+    if removed := [name for name in changed if name in REMOVED]:
         raise UserError(
             f"{where} belongs to a run with --{removed[0]} {changed[removed[0]][0]}, a setting that was removed: "
             "finish the run with the version of this project that began it, or begin a new one in another --output_dir"
@@ -110,20 +193,6 @@ def model_digest(config: options.Options) -> str | None:
         if (path := Path(name) / file).is_file():
             content.update(f"{file} {path.stat().st_size} ".encode() + path.read_bytes())
     return content.hexdigest()
-
-
-def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
-    """Refuse to resume from a checkpoint of a version of this project that orders the samples in another way.
-
-    Raises:
-        UserError: names the checkpoint and both ways out.
-    """
-    if checkpoint and progress.order != permutation.VERSION:
-        raise UserError(
-            f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
-            f"order; this code has version {permutation.VERSION}): finish it with the version of this project that "
-            "began it, or begin a new run in another --output_dir, without --resume_from_checkpoint"
-        )
 
 
 def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Options, *datasets: Any) -> None:

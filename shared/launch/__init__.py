@@ -1,1 +1,0 @@
-"""The start of a run: checks of the launch, the rendezvous of its processes, and the Accelerator."""

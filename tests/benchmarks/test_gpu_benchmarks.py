@@ -13,10 +13,6 @@ import runs
 import torch
 from accelerate.state import AcceleratorState
 
-sys.path.insert(0, str(runs.ROOT / "tests/recipes"))
-
-import test_gpu_distributed
-
 from benchmarks import checkpoints, gpu
 from benchmarks.harness import gpu_benchmarks, gpu_passes, run_gpu_benchmark
 from benchmarks.harness.gpu_benchmarks import BENCHMARKS, LISTS_KERNELS, PARTS
@@ -171,14 +167,6 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     assert all(found["rate"] > 0 for found in others[2]["passes"])
     assert all(row["rate"] > 0 for row in others if "passes" not in row)
     assert f"### {found[0]['machine']['device']}" in gpu.tables(found)
-
-
-def test_fsdp_and_several_processes_come_first_and_start_where_the_repository_is_not_installed(tmp_path):
-    assert PARTS[0] == "distributed"
-    path = test_gpu_distributed.ENVIRONMENT
-    runs.succeed([sys.executable, "-S", "-c", "import shared"], folder=tmp_path, **path)  # -S hides an installed one
-    tests = [name for name in vars(test_gpu_distributed) if name.startswith("test_")]
-    assert tests[0].startswith("test_fsdp")
 
 
 def test_operations_per_token_are_right_for_the_published_sizes():

@@ -10,7 +10,7 @@ import runs
 import torch
 
 from benchmarks import scaling
-from benchmarks.harness import launching, limited_links, process_group
+from benchmarks.harness import limited_links, process_group
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
@@ -92,34 +92,6 @@ def test_data_parallel_uses_one_process_and_as_many_gpus_as_ddp(monkeypatch, tmp
     assert sorted(started) == [(1, {"data_parallel": 3}, "1"), (3, {}, "3")]
     rows = json.loads((tmp_path / "out/scaling.json").read_text())
     assert [(found["processes"], found["variant"]) for found in rows] == [(3, "plain"), (3, "data_parallel")]
-
-
-TELLS = f"""
-import runpy
-import torch
-
-make = torch.nn.DataParallel.__init__
-
-def tell(self, module, ids):
-    make(self, module, ids)
-    print("spread over", ids)
-
-torch.nn.DataParallel.__init__ = tell
-runpy.run_path("{launching.HARNESS}/start_variant.py", run_name="__main__")
-"""
-
-
-@pytest.mark.docs  # its command is in docs/performance.md
-def test_a_recipe_trains_in_data_parallel_with_larger_micro_batches(texts, tmp_path):
-    """Without GPUs the wrapper only calls its module, so that the run is that of one process."""
-    script = tmp_path / "told.py"
-    script.write_text(TELLS)
-    flags = [*runs.TINY, *texts, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
-    command = [sys.executable, script, '{"data_parallel": 2}', runs.ROOT / "recipes/nlp.py", *flags]
-    printed = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert "(<= 192 tokens)" in printed
-    assert "spread over [0, 1]" in printed
-    assert (tmp_path / "run/model/model.safetensors").is_file()
 
 
 @pytest.mark.skipif(limited_links.why_not() is not None, reason=f"no limited links: {limited_links.why_not()}")

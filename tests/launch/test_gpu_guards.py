@@ -8,31 +8,17 @@ from types import SimpleNamespace
 
 import accelerate
 import pytest
-import runs
 import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import starting
-from shared.speed.compiling import compile_layers
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
+
+
 # A recipe, in a process where the initialization of CUDA fails with this text.
-BROKEN_DRIVER = """
-import sys
-import torch
-def fail():
-    raise RuntimeError({reason!r})
-torch.version.cuda, torch.cuda.init = "13.0", fail
-torch.accelerator.is_available = lambda: False
-sys.path.insert(0, {root!r})
-from recipes import nlp
-from shared.run.command import run
-run(nlp.main, nlp.Config)
-"""
-
-
 def gpus_of(monkeypatch, *capabilities):
     """Make torch find one NVIDIA GPU of each of these compute capabilities."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -84,27 +70,6 @@ def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_acc
         return
     with pytest.raises(UserError, match=r"built for CUDA 13\.0, cannot use this machine's GPU \(.*ACCELERATE_USE_CPU"):
         starting.has_accelerator()
-
-
-def test_an_unusable_driver_is_printed_once_per_launch_and_ends_every_process_with_2(tmp_path):
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN_DRIVER.format(reason=TOO_OLD, root=str(runs.ROOT)))
-    flags = ["--output_dir", tmp_path / "run"]
-    codes, printed = runs.run_forked(2, script, flags, tmp_path, CUDA_VISIBLE_DEVICES="0")
-    assert codes == [2, 2], printed
-    lines = [line for line in printed.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, printed
-    assert TOO_OLD in lines[0]
-    assert "Traceback" not in printed
-
-
-def test_compiling_for_a_gpu_needs_gcc(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
-    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)))
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), is_fsdp2=False, num_processes=1)
-    with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, and there is no gcc: .*CC"):
-        compile_layers(on_gpu, Options(torch_compile=True), model)
 
 
 # More than one process on one GPU

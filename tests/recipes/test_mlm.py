@@ -95,9 +95,7 @@ def test_the_full_size_configs_load_and_train_with_tiny_dimensions(mlm, texts, t
     decay_per_step = full.weight_decay * full.learning_rate  # torch's AdamW multiplies the two
     assert decay_per_step == pytest.approx(1e-5), "as in the sources, whose weight decay leaves out the learning rate"
     tiny = [*texts, *runs.TINY, "--intermediate_size", 48, "--max_train_steps", 2, "--mixed_precision", "no"]
-    config = options.parse(mlm.Config, ["--config", file, *map(str, tiny), "--output_dir", str(tmp_path / "run")])
-    assert config.model_type == full.model_type
-    mlm.main(config)
+    runs.train(mlm, tmp_path / "run", "--config", file, *tiny)
     assert [line["step"] for line in runs.training_lines(tmp_path / "run")] == [2]
 
 
@@ -126,25 +124,21 @@ def test_a_new_model_has_the_requested_positions_and_rotary_base(kind):
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_muon_updates_the_matrices_of_the_layers_and_adamw_the_rest(mlm, texts, tmp_path, kind):
-    flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--max_train_steps", 2]
-    flags += ["--adam_beta2", 0.98]
-    config, _, _, tokenizer = prepared(mlm, [*flags, "--output_dir", tmp_path / "run"])
+    flags = [*texts, *runs.TINY, "--model_type", kind, "--optim", "muon", "--weight_decay", 0.1, "--adam_beta2", 0.98]
+    config, _, _, tokenizer = prepared(mlm, flags)
     model = mlm.build_model(config, tokenizer)
-    optimizer = make_optimizer(model, config)
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = [({names[id(p)] for p in group["params"]}, group) for group in optimizer.param_groups]
-    assert sum(len(found) for found, _ in groups) == len(names)
-    for found, group in groups:
-        for name in found:
-            matrix = model.get_parameter(name).ndim >= 2
-            assert group["use_muon"] == (matrix and ".layer" in name), name
-            assert group["use_muon"] or (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-10)
-            assert (group["weight_decay"] > 0) == matrix, name
+    found = [(names[id(p)], group) for group in make_optimizer(model, config).param_groups for p in group["params"]]
+    assert len(found) == len(names)
+    for name, group in found:
+        matrix = model.get_parameter(name).ndim >= 2
+        assert group["use_muon"] == (matrix and ".layer" in name), name
+        assert group["use_muon"] or (group["betas"], group["eps"]) == ((0.9, 0.98), 1e-10)
+        assert (group["weight_decay"] > 0) == matrix, name
     if kind == "modernbert":
-        mlm.main(config)
-        assert all(np.isfinite(line["loss"]) for line in runs.training_lines(tmp_path / "run"))
-        before, after = vector(model.state_dict()), runs.weights(tmp_path / "run")
-        assert 0 < runs.distance(after, before) < 1
+        runs.train(mlm, tmp_path / "run", *flags, "--max_train_steps", 2)
+        moved = runs.distance(runs.weights(tmp_path / "run"), vector(model.state_dict()))
+        assert 0 < moved < 1
 
 
 @pytest.mark.campaign

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import runs
 import torch
+import toy_data
 from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
 from torch.nn import functional as F
-from toy_data import tagged_rows, write_tagged
 
 from shared.config import options
 from shared.plan.batches import Plan
@@ -31,15 +31,16 @@ def recipe():
 @pytest.fixture(scope="module")
 def tagged_texts(tmp_path_factory):
     """The flags of a small data set: functions of the standard library, whose names have roles."""
-    rows = tagged_rows()
+    rows = toy_data.tagged_rows()
     rows[3]["tokens"][1], rows[-1]["tokens"][2] = DROPPED, DROPPED
-    return write_tagged(tmp_path_factory.mktemp("tagged"), rows)
+    return toy_data.write_tagged(tmp_path_factory.mktemp("tagged"), rows)
 
 
 @pytest.fixture(scope="module")
-def configs(recipe, tagged_texts, tmp_path_factory):
+def configs(tagged_texts, tmp_path_factory):
     """{name: command line}."""
-    bert = write_bert_with_dropout(recipe, tagged_texts, tmp_path_factory.mktemp("bert") / "model")
+    folder = tmp_path_factory.mktemp("bert") / "model"
+    bert = toy_data.write_encoder_with_dropout(folder, "token_classification", tagged_texts)
     tiny = [*tagged_texts, *TINY]
     return {
         "gradient": [*tiny, *ONE_STEP],
@@ -63,19 +64,6 @@ def prepared(recipe, flags):
     return config, *recipe.load_data(config)
 
 
-def write_bert_with_dropout(recipe, texts, folder):
-    """Write a BERT with random weights and dropout 0.1, and the tokenizer of the tiny runs, to `folder`."""
-    from transformers import BertConfig, BertForTokenClassification
-
-    *_, tags, tokenizer = prepared(recipe, [*texts, *TINY])
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    names = {"id2label": dict(enumerate(tags.names)), "label2id": {name: i for i, name in enumerate(tags.names)}}
-    torch.manual_seed(0)
-    BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), **sizes, **names)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(("name", "world"), [("adam", 2), ("dropout", 3)])
 def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     one, other = outputs[1][name], outputs[world][name]
@@ -84,8 +72,7 @@ def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
     assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
-    both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
-    scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
+    scores = [runs.evaluation(output) for output in (one, other)]
     assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
     assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
     assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
@@ -138,7 +125,7 @@ def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_
     guesses = [["O" if word == DROPPED else tags.names[next(remaining)] for word in text["tokens"]] for text in texts]
     true = [text["tags"] for text in texts]
     for world in (1, 2):
-        found = next(line for line in runs.metrics(outputs[world]["adam"]) if "eval_loss" in line)
+        found = runs.evaluation(outputs[world]["adam"])
         assert found["eval_loss"] == pytest.approx(losses.double().mean().item(), rel=1e-5)
         for name in ("f1", "precision", "recall", "accuracy"):
             expected = getattr(seqeval, f"{name}_score")(true, guesses)

@@ -62,13 +62,6 @@ def test_a_dry_run_without_a_launcher_is_one_process_and_writes_no_file(texts, t
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_without_a_launcher_give_the_same_run_and_exit_with_0(texts, alone, tmp_path):
-    flags = [*runs.TINY, *texts, "--output_dir", tmp_path / "run"]
-    codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, picture=True)
-    assert codes == [0, 0], printed
-    check(tmp_path / "run", printed, alone)
-
-
 @pytest.mark.campaign
 def test_a_hundred_runs_of_two_processes_exit_with_0(texts, tmp_path):
     flags = [*runs.TINY, *texts, "--max_train_steps", 2, "--checkpointing_steps", "no"]

@@ -28,14 +28,6 @@ def marker(folder):
     return json.loads((folder / signals.MARKER).read_text())
 
 
-def test_a_signal_writes_the_marker_and_ends_the_process_if_there_is_nothing_to_save(heard, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    assert heard.hear(signal.SIGUSR1, 100.0) == EXIT_PREEMPTED
-    left = marker(heard.output_dir)
-    assert (left["step"], left["signals"]) == (None, {"3": "SIGUSR1"})
-    assert {"time", "host"} < set(left)
-
-
 def test_a_dry_run_writes_no_marker(heard, tmp_path):
     heard.output_dir = None
     assert heard.hear(signal.SIGTERM, 100.0) == EXIT_PREEMPTED

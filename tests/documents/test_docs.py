@@ -15,8 +15,8 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from shared import predict
 from shared.config.command_line import field_types
+from shared.predictions.request import Flags
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/*.py"))
@@ -26,7 +26,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
-OTHER_FLAGS |= {*field_types(predict.Flags), "no_scores", "recipe", "shard", "to"}
+OTHER_FLAGS |= {*field_types(Flags), "no_scores", "recipe", "shard", "to"}
 # Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
@@ -75,9 +75,10 @@ def test_the_page_on_the_architecture_describes_every_room():
 def test_every_path_flag_and_target_of_make_that_a_document_names_exists(path):
     text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
     named = re.findall(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})/[\w./-]*", text)
-    modules = re.findall(r"(?<= -m )(?:shared|recipes)\.[\w.]*\w", text)
-    named = {re.sub(r"[./]+$", "", word) for word in named} | {module.replace(".", "/") + ".py" for module in modules}
+    named = {re.sub(r"[./]+$", "", word) for word in named}
     assert not [word for word in sorted(named) if not (ROOT / word).exists()]
+    modules = re.findall(r"(?<= -m )(?:shared|recipes)\.[\w.]*\w", text)
+    assert not [module for module in modules if importlib.util.find_spec(module) is None]
     flags = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", text))
     assert not flags - recipe_flags() - launcher_flags() - benchmark_flags() - OTHER_FLAGS - FOREIGN_FLAGS
     targets = {*re.findall(r"^([\w-]+):", makefile, re.MULTILINE), *re.search("GPU_PARTS := (.+)", makefile)[1].split()}

@@ -57,7 +57,7 @@ START, END = "<!-- benchmarks/gpu.py --table writes these tables -->", "<!-- end
 DATASHEET = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # dense bf16 operations per second, SXM
 GPU_TESTS = {
     "distributed": ("tests/recipes/test_gpu_distributed.py",),
-    "tests": ("tests/recipes/test_gpu.py", "tests/recipes/test_gpu_images.py"),
+    "tests": ("tests/recipes/test_gpu.py",),
 }
 LAST_LINES = 8  # of the log of a benchmark that failed
 Row = dict[str, Any]

@@ -128,7 +128,7 @@ def contestants(
     from transformers import AutoTokenizer, pipeline
 
     from shared import predict
-    from shared.monitoring import flops
+    from shared.extras import flops
 
     sizes = sizes_of(arguments, on_gpu)
     made = encoder_and_texts.prepare(folder, seed=0, texts=None, sizes=sizes)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import time
 
 import fork_server
@@ -11,9 +12,9 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from hypothesis import settings
 
-from shared.config import options
 from shared.extras import curves
 
+sys.path.insert(0, str(runs.ROOT))  # for `benchmarks`
 gc.disable()  # until the tests are collected: imports leave little garbage, and searching it takes a second per worker
 settings.register_profile("without deadlines", deadline=None)  # timing never decides a test
 settings.load_profile("without deadlines")
@@ -69,12 +70,7 @@ def texts(tmp_path_factory):
 def alone(texts, tmp_path_factory):
     """The output folder of a finished run of the NLP recipe, run in this process on one CPU."""
     output = tmp_path_factory.mktemp("alone") / "run"
-    nlp = runs.load_recipe("nlp")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ACCELERATE_USE_CPU", "true")
-        environment.setenv("OMP_NUM_THREADS", "1")
-        environment.setattr(curves, "draw_curves", lambda *_: None)
-        nlp.main(options.parse(nlp.Config, [*runs.TINY, *map(str, texts), "--output_dir", str(output)]))
+    runs.train("nlp", output, *runs.TINY, *texts)
     return output
 
 

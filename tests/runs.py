@@ -222,16 +222,16 @@ def begin_many(processes, configs, folder, recipe="recipes/nlp.py", modes=None, 
     return begin_fork(_call_recipe, (words, log, environment | changes), processes)
 
 
-def run_forked(processes, script, flags, folder, timeout=240, picture=False, **changes):
+def run_forked(processes, script, flags, folder, timeout=240, **changes):
     """Run a script in forked processes of one launch, as `torchrun` would; return (exit codes by rank, their output).
 
     Prefer it to `run`, except in a test of the launcher itself: forked processes have the slow packages already.
-    Without `picture`, curves.png is not drawn, because drawing takes as long as the rest of a tiny run.
+    curves.png is not drawn, because drawing takes as long as the rest of a tiny run.
     """
     log = folder / f"forked-{time.monotonic_ns()}.txt"
     environment = environment_of_a_user(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="") | in_one_launch(processes)
     words = [str(word) for word in (ROOT / script, *flags)]
-    context = begin_fork(_run_script, (words, log, environment | changes, picture), processes)
+    context = begin_fork(_run_script, (words, log, environment | changes), processes)
     deadline = time.monotonic() + timeout
     try:
         for process in context.processes:
@@ -250,10 +250,10 @@ def in_one_launch(processes):
 
 
 def _call_recipe(rank, words, log, environment):
-    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment, False)
+    _run_script(rank, [str(ROOT / "tests/call_recipe.py"), *words], log, environment)
 
 
-def _run_script(rank, words, log, environment, picture):
+def _run_script(rank, words, log, environment):
     if "WORLD_SIZE" in environment:
         environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ.clear()
@@ -263,12 +263,27 @@ def _run_script(rank, words, log, environment, picture):
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    if not picture:
-        from shared.extras import curves
+    from shared.extras import curves
 
-        curves.draw_curves = lambda *_: None  # tests/extras/test_curves.py tests it
+    curves.draw_curves = lambda *_: None  # tests/extras/test_curves.py tests it
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
+
+
+def train(recipe, output, *flags, picture=False):
+    """Train with a recipe, a module or its name, in this process on one CPU; return the results of its `main`."""
+    import pytest
+
+    from shared.extras import curves
+
+    module = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    config = options.parse(module.Config, [*map(str, flags), "--output_dir", str(output)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        if not picture:
+            patch.setattr(curves, "draw_curves", lambda *_: None)
+        return module.main(config)
 
 
 def load_recipe(name):
@@ -320,6 +335,16 @@ def metrics(output):
 
 def training_lines(output):
     return [line for line in metrics(output) if "loss" in line]
+
+
+def evaluation(output):
+    """The last evaluation of a run."""
+    return [line for line in metrics(output) if "eval_loss" in line][-1]
+
+
+def exported(output):
+    """The exported weights as bytes."""
+    return (Path(output) / "model/model.safetensors").read_bytes()
 
 
 def weights(output, without=None):

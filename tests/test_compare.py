@@ -30,19 +30,13 @@ def weights():
 
 @pytest.fixture
 def make_run(tmp_path, weights):
-    """Write a run folder; `change` gets the list of its lines."""
+    """Write a run folder; `change` gets the list of its lines, `moved` is a relative change of its weights."""
 
-    def make(name, change=lambda lines: None, model=weights, checkpoints=(20, 40), finished=True, **settings):
-        run = tmp_path / name
+    def make(name, change=lambda lines: None, moved=0.0, checkpoints=(20, 40), finished=True, **settings):
+        run, model = tmp_path / name, weights | {"layer.weight": weights["layer.weight"] * (1 + moved)}
         run.mkdir()
         lines = [
-            {
-                "step": step,
-                "loss": 2.0 / step,
-                "learning_rate": 1e-3 / step,
-                "grad_norm": 0.1,
-                "samples": f"{step:016x}",
-            }
+            {"step": step, "loss": 2.0 / step, "learning_rate": 1e-3 / step, "samples": f"{step:016x}"}
             for step in STEPS
         ]
         change(lines)
@@ -77,137 +71,77 @@ def compare(capsys, *arguments):
     return code, printed.out.splitlines(), printed.err
 
 
-def moved(weights, by):
-    return weights | {"layer.weight": weights["layer.weight"] * (1 + by)}
-
-
 def set_line(index, **values):
     return lambda lines: lines[index].update(values)
 
 
-def test_equal_runs_are_the_same_run_byte_for_byte(make_run, capsys):
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", set_line(0, samples_per_second=3.0)))
+def cut(*where):
+    return lambda lines: lines.__delitem__(slice(*where))
+
+
+def longer(lines):
+    lines.append(lines[-1] | {"step": 60})
+
+
+SAME = {  # what differs: run A, run B, and what the table says
+    "speed": ({}, {"change": set_line(0, samples_per_second=3.0)}, "A | B: none"),  # nor does the folder affect it
+    "loss by rounding": ({}, {"change": set_line(1, loss=0.1 * (1 + 5e-5))}, "loss off by 5.0e-05 at step 20"),
+    "nothing, NaN": ({"change": set_line(1, loss="NaN")}, {"change": set_line(1, loss="NaN")}, "loss equal"),
+    # Run B logs every 20 steps: its loss at step 20 is the mean of twice as many steps as A's.
+    "logged steps": ({}, {"change": cut(0, None, 2)}, r"samples +2 steps, 20 to 40 +equal(.|\n)*loss +not compared"),
+    "a checkpoint after an interruption": (
+        {"checkpoints": (10, 40)},
+        {"checkpoints": (30, 40)},
+        r"checkpoints: model +step 40 +byte for byte",
+    ),
+    "no checkpoints": ({}, {"checkpoints": (), "checkpointing_steps": "no"}, r"checkpoints +not compared"),
+    "weights by rounding": ({}, {"moved": 1e-6}, "model off by"),
+}
+DIFFERENT = {  # what differs: run B, and the end of the report
+    "loss": ({"change": set_line(2, loss=0.07)}, "step 30 in loss: 0.0666667 against 0.07"),
+    "learning rate": ({"change": set_line(1, learning_rate=math.nextafter(5e-5, 1))}, "step 20 in learning rate: "),
+    "samples": ({"change": set_line(3, samples="00")}, "step 40 in samples: 0000000000000028 against 00"),
+    "NaN": ({"change": set_line(1, loss="NaN")}, "step 20 in loss: 0.1 against nan"),
+    # The cause is named before its consequences.
+    "all": ({"change": set_line(1, loss=9.0, samples="00", learning_rate=1.0)}, "step 20 in samples"),
+    "weights": ({"moved": 1e-3}, r"step 20 in checkpoints: model: off by .* \(1.0e-03 in layer.weight\)"),
+    "no checkpoint": ({"checkpoints": (20,)}, "step 40 in checkpoints: .* has none of step 40"),
+    "died": (
+        {"change": cut(2, None), "checkpoints": (20,), "finished": False},
+        "step 21 in end: A ends at step 40, finished; B at step 20, not finished",
+    ),
+    "no model": ({"finished": False}, "step 40 in end: A ends at step 40, finished; B at step 40, not"),
+    "longer": ({"change": longer}, "step 41 in end: A ends at step 40, finished; B at step 60, finished"),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "said"), SAME.values(), ids=SAME)
+def test_runs_that_are_the_same(make_run, capsys, first, second, said):
+    code, out, _ = compare(capsys, make_run("a", **first), make_run("b", **second))
     assert code == 0
-    assert out[-1] == (
-        "the same run: 4 steps, 10 to 40 (samples equal, learning rate equal, loss equal, "
-        "checkpoints: model byte for byte, end finished, model byte for byte)"
-    )
-    assert "settings that differ, A | B: none" in out  # output_dir differs, but does not affect the result
+    assert re.search(said, "\n".join(out))
+    assert out[-1].startswith("the same run: ")
+    assert ("byte for byte" in out[-1]) == ("moved" not in second)
 
 
-@pytest.mark.parametrize(
-    ("change", "verdict"),
-    [
-        (set_line(2, loss=0.07), "the runs first differ at step 30 in loss: 0.0666667 against 0.07"),
-        (
-            set_line(1, learning_rate=math.nextafter(5e-5, 1)),
-            "the runs first differ at step 20 in learning rate: 5e-05 against 5.000000000000001e-05",
-        ),
-        (set_line(3, samples="00"), "the runs first differ at step 40 in samples: 0000000000000028 against 00"),
-        (set_line(1, loss="NaN"), "the runs first differ at step 20 in loss: 0.1 against nan"),
-    ],
-)
-def test_the_first_step_that_differs_is_named(make_run, capsys, change, verdict):
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", change))
+@pytest.mark.parametrize(("second", "verdict"), DIFFERENT.values(), ids=DIFFERENT)
+def test_the_first_step_and_value_that_differ_are_named(make_run, capsys, second, verdict):
+    code, out, _ = compare(capsys, make_run("a"), make_run("b", **second))
     assert code == 1
-    assert out[-1].startswith(verdict)
+    assert re.match(f"the runs first differ at {verdict}", out[-1])
 
 
-def test_within_one_step_the_cause_is_named_before_its_consequences(make_run, capsys):
-    _, out, _ = compare(capsys, make_run("a"), make_run("b", set_line(1, loss=9.0, samples="00", learning_rate=1.0)))
-    assert out[-1].startswith("the runs first differ at step 20 in samples")
-    table = "\n".join(out)
-    assert re.search(r"^learning rate +4 steps, 10 to 40 +off by 1.0e\+00 at step 20 +step 20$", table, re.MULTILINE)
-    assert re.search(r"^loss +4 steps, 10 to 40 +off by 9.9e-01 at step 20 +step 20$", table, re.MULTILINE)
-
-
-def test_the_loss_has_a_tolerance_and_the_learning_rate_has_none(make_run, capsys):
+def test_the_losses_may_differ_by_a_tolerance_that_a_flag_sets(make_run, capsys):
     a, b = make_run("a"), make_run("b", set_line(1, loss=0.1 * (1 + 5e-5)))
-    code, out, _ = compare(capsys, a, b)
-    assert code == 0
-    assert "loss off by 5.0e-05 at step 20" in out[-1]
     assert compare(capsys, a, b, "--loss_tolerance", "1e-6")[0] == 1
 
 
-def test_nan_in_both_runs_is_no_difference(make_run, capsys):
-    code, _, _ = compare(capsys, make_run("a", set_line(1, loss="NaN")), make_run("b", set_line(1, loss="NaN")))
-    assert code == 0
-
-
-def test_a_loss_is_compared_only_where_it_is_a_mean_over_the_same_steps(make_run, capsys):
-    """Run B logs every 20 steps: its loss at step 20 is the mean of twice as many steps as A's."""
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", lambda lines: lines.__delitem__(slice(0, None, 2))))
-    assert code == 0
-    assert re.search(r"^loss +not compared", "\n".join(out), re.MULTILINE)
-    assert re.search(r"^samples +2 steps, 20 to 40 +equal", "\n".join(out), re.MULTILINE)
-
-
-def test_the_tensor_that_differs_most_is_named(make_run, weights, capsys):
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", model=moved(weights, 1e-3)))
-    assert code == 1
-    expected = 1e-3 * math.sqrt(1 / (1 + (weights["layer.bias"].norm() / weights["layer.weight"].norm() / 1.001) ** 2))
-    where = "at step 20 in checkpoints: model"
-    assert out[-1] == f"the runs first differ {where}: off by {expected:.1e} (1.0e-03 in layer.weight)"
-
-
-def test_weights_within_the_tolerance_are_the_same_run_but_not_byte_for_byte(make_run, weights, capsys):
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", model=moved(weights, 1e-6)))
-    assert code == 0
-    assert "byte for byte" not in out[-1]
-    assert "model off by" in out[-1]
-
-
 def test_an_incomplete_checkpoint_does_not_count(make_run, weights, capsys):
-    a, b = make_run("a"), make_run("b", checkpoints=(20,))
-    broken = b / "checkpoints" / "step_00000040"
-    broken.mkdir()
-    save_file(weights, broken / "model.safetensors")
-    code, out, _ = compare(capsys, a, b)
-    assert code == 1
-    assert out[-1] == f"the runs first differ at step 40 in checkpoints: {b} has none of step 40"
-
-
-def test_the_checkpoint_of_an_interruption_and_a_removed_one_are_no_difference(make_run, capsys):
-    code, out, _ = compare(capsys, make_run("a", checkpoints=(10, 40)), make_run("b", checkpoints=(30, 40)))
-    assert code == 0
-    assert re.search(r"^checkpoints: model +step 40 +byte for byte", "\n".join(out), re.MULTILINE)
-
-
-def test_a_run_that_was_asked_for_no_checkpoints_lacks_none(make_run, capsys):
-    a, b = make_run("a"), make_run("b", checkpoints=(), checkpointing_steps="no")
-    code, out, _ = compare(capsys, a, b)
-    assert code == 0
-    assert re.search(r"^checkpoints +not compared", "\n".join(out), re.MULTILINE)
-
-
-def test_a_run_that_died_is_not_the_same_run(make_run, capsys):
-    died = make_run("b", lambda lines: lines.__delitem__(slice(2, None)), checkpoints=(20,), finished=False)
-    whole = make_run("a")
-    ends = "A ends at step 40, finished; B at step 20, not finished"
-    other_way = "A ends at step 20, not finished; B at step 40, finished"
-    for runs, words in (((whole, died), ends), ((died, whole), other_way)):
-        code, out, _ = compare(capsys, *runs)
-        assert code == 1
-        assert out[-1] == f"the runs first differ at step 21 in end: {words}"
-        table = "\n".join(out)
-        assert re.search(r"^checkpoints .*step 40$", table, re.MULTILINE)
-        assert re.search(r"^model .*differs", table, re.MULTILINE)
-
-
-def test_a_run_without_an_exported_model_is_not_the_same_run(make_run, capsys):
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", finished=False))
-    assert code == 1
-    assert out[-1].startswith("the runs first differ at step 40 in end: A ends at step 40, finished; B at step 40, not")
-
-
-def test_a_longer_run_is_another_run(make_run, capsys):
-    def longer(lines):
-        lines.append(lines[-1] | {"step": 60})
-
-    code, out, _ = compare(capsys, make_run("a"), make_run("b", longer))
-    assert code == 1
-    assert "first differ at step 41 in end: A ends at step 40, finished; B at step 60, finished" in out[-1]
-    assert "not compared: the runs end at steps 40 and 60" in "\n".join(out)
+    b = make_run("b", checkpoints=(20,))
+    (b / "checkpoints/step_00000040").mkdir()
+    save_file(weights, b / "checkpoints/step_00000040/model.safetensors")
+    code, out, _ = compare(capsys, make_run("a"), b)
+    assert (code, out[-1].endswith(f"{b} has none of step 40")) == (1, True)
 
 
 def test_optimizer_and_averaged_weights_are_compared(make_run, weights, capsys):
@@ -216,7 +150,13 @@ def test_optimizer_and_averaged_weights_are_compared(make_run, weights, capsys):
 
     def save(run, by_moment, by_average):
         optimizer = moments | {"layer/exp_avg_sq": moments["layer/exp_avg_sq"] * (1 + by_moment)}
-        save_checkpoint(run, 40, weights, optimizer=optimizer, registered_0=moved(weights, by_average))
+        save_checkpoint(
+            run,
+            40,
+            weights,
+            optimizer=optimizer,
+            registered_0=weights | {"layer.weight": weights["layer.weight"] * (1 + by_average)},
+        )
 
     a, b, c, d = (make_run(name) for name in "abcd")
     for run, changes in {a: (0, 0), b: (0, 0), c: (1e-2, 0), d: (0, 1e-2)}.items():
@@ -263,29 +203,28 @@ def test_a_long_comparison_says_from_which_step_on_losses_and_weights_tell_littl
     assert out[-2].startswith("after step 2,000 of 3,000, rounding may reach 10%")
 
 
-def test_the_numbers_of_processes_are_shown_and_equal_ones_are_said_to_prove_nothing(make_run, capsys):
-    def on(*numbers, again=None):
+@pytest.mark.parametrize(
+    ("first", "second", "shown", "nothing"),
+    [
+        ([2] * 4, [2, 2, 1, 1], ["on 2 processes", "on 2 processes to step 20, 1 process to step 40"], False),
+        ([1] * 4, [1] * 4, ["on 1 process"] * 2, True),
+        (None, None, ["on unknown processes"] * 2, False),  # of an older version
+    ],
+)
+def test_the_numbers_of_processes_are_shown_and_equal_ones_are_said_to_prove_nothing(
+    make_run, capsys, first, second, shown, nothing
+):
+    def on(numbers):
         def change(lines):
-            for line, number in zip(lines, numbers, strict=True):
+            for line, number in zip(lines, numbers or [], strict=numbers is not None):
                 line["processes"] = number
-            if again is not None:
-                lines[again]["timed_steps"] = 4
 
         return change
 
-    one, two = make_run("one", on(1, 1, 1, 1)), make_run("two", on(2, 2, 2, 2, again=2))
-    mixed, old = make_run("mixed", on(2, 2, 1, 1, again=2)), make_run("old")
-    _, out, _ = compare(capsys, two, mixed)
-    assert out[0].endswith("two: logged 4 steps, 10 to 40, on 2 processes to step 20, 2 processes to step 40")
-    assert out[1].endswith("mixed: logged 4 steps, 10 to 40, on 2 processes to step 20, 1 process to step 40")
-    nothing = "on the same number of processes at every step: this comparison says nothing about other numbers"
-    assert nothing not in out
-    _, out, _ = compare(capsys, one, make_run("other", on(1, 1, 1, 1)))
-    assert out[0].endswith("10 to 40, on 1 process")
-    assert nothing in out
-    _, out, _ = compare(capsys, old, make_run("old2"))
-    assert out[0].endswith("on unknown processes")
-    assert nothing not in out
+    _, out, _ = compare(capsys, make_run("a", on(first)), make_run("b", on(second)))
+    assert [line.endswith(words) for line, words in zip(out, shown, strict=False)] == [True, True]
+    said = "on the same number of processes at every step: this comparison says nothing about other numbers"
+    assert (said in out) == nothing
 
 
 def test_settings_that_differ_are_listed(make_run, capsys):
@@ -294,22 +233,14 @@ def test_settings_that_differ_are_listed(make_run, capsys):
 
 
 def test_runs_that_cannot_be_compared_exit_with_2_and_one_line(make_run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/metrics.jsonl").touch()
     a = make_run("a")
-    code, out, error = compare(capsys, a, tmp_path / "missing")
-    assert (code, out) == (2, [])
-    assert error == f"error: {tmp_path}/missing: the folder has no metrics.jsonl; give the --output_dir of a run\n"
-
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    (empty / "metrics.jsonl").touch()
-    assert compare(capsys, a, empty)[0] == 2
-
-    elsewhere = make_run(
-        "elsewhere", lambda lines: [line.update(step=line["step"] + 3) for line in lines], checkpoints=()
-    )
-    code, out, error = compare(capsys, a, elsewhere)
-    assert (code, out) == (2, [])
-    assert "--logging_steps" in error
+    make_run("elsewhere", lambda lines: [line.update(step=line["step"] + 3) for line in lines], checkpoints=())
+    for other, said in (("missing", "no metrics.jsonl"), ("empty", ""), ("elsewhere", "--logging_steps")):
+        code, out, error = compare(capsys, a, tmp_path / other)
+        assert (code, out, error.count("\n")) == (2, [], 1)
+        assert said in error
 
 
 @given(st.floats(), st.floats())

@@ -61,6 +61,11 @@ def write_data(recipe, texts, folder):
     return write_triplets(texts, folder) if recipe == "embeddings" else texts
 
 
+def tiny(recipe, texts, folder):
+    """The flags of a tiny run of any recipe, whose data are written to `folder`."""
+    return runs.TINY_IMAGES if recipe == "image_classification" else [*write_data(recipe, texts, folder), *runs.TINY]
+
+
 def write_numbered(recipe, folder, count):
     """As `write_data`, with `count` training samples whose texts begin with the number of the sample; return the flags.
 

@@ -136,6 +136,9 @@ def with_dense_head(replace: Any, recipe: Any) -> None:
 
         def forward_all(_: Any, *args: Any, masked: Any = None, **arguments: Any) -> Any:
             output = forward(*args, **arguments)
+            documents = arguments.get("documents")
+            if documents is not None and documents.masked is not None:  # packed
+                masked = documents.masked.places
             if masked is not None:
                 output["logits"] = output.logits.flatten(0, 1).index_select(0, masked)
             return output

@@ -4,9 +4,6 @@ import json
 import sys
 
 import pytest
-import runs
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import checkpoints
 
@@ -41,10 +38,3 @@ def test_a_size_without_room_is_not_measured_and_the_output_has_the_reason(monke
     assert found["not_measured"].startswith("3100000.0 GB of memory are needed, and ")
     assert f"not measured: {found['not_measured']}" in capsys.readouterr().out
     assert not (tmp_path / "files").exists()
-
-
-def test_contestants_without_a_size_are_refused(monkeypatch, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, tmp_path, "--contestants", "plain")
-    assert ended.value.code == 2
-    assert "--contestants needs --gigabytes" in capsys.readouterr().err

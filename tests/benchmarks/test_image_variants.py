@@ -3,17 +3,13 @@
 Most tests trace without code generation, because a C++ compiler takes a minute.
 """
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import runs
 import torch
 from torch.nn import functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness import image_variants
 from shared.augmentation.augmentation import Augmentation, Targets

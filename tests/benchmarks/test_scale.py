@@ -4,9 +4,6 @@ import json
 import sys
 
 import pytest
-import runs
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import scale
 

@@ -9,10 +9,8 @@ import pytest
 import runs
 import torch
 
-sys.path.insert(0, str(runs.ROOT))
-
 from benchmarks import scaling
-from benchmarks.harness import launching, limited_links, process_group
+from benchmarks.harness import limited_links, process_group
 
 
 def row(processes, rate, variant="plain", link=0.0, step=1.0, share=0.1):
@@ -67,17 +65,6 @@ def test_steps_that_give_a_shorter_last_window_are_refused(steps, monkeypatch, c
     assert not any(n % scaling.window(n) for n in (1, 2, 3, 4, 5, 6, 9, 12, 30))
 
 
-def test_a_single_process_needs_no_group_and_gpus_are_used_on_request():
-    alone = process_group.environment_of(0, 1, None, None, 5, gpus=False)
-    assert alone == {"OMP_NUM_THREADS": 1, "HF_HUB_OFFLINE": 1, "TQDM_DISABLE": 1, "ACCELERATE_USE_CPU": "true"}
-    second = process_group.environment_of(1, 2, None, None, 5, gpus=True)
-    assert "ACCELERATE_USE_CPU" not in second
-    assert (second["RANK"], second["LOCAL_RANK"], second["WORLD_SIZE"], second["MASTER_PORT"]) == (1, 1, 2, 5)
-    places = [([], "10.0.0.1", "a"), ([], "10.0.0.2", "b")]
-    apart = process_group.environment_of(1, 2, places, None, 5, gpus=False)
-    assert (apart["LOCAL_RANK"], apart["MASTER_ADDR"], apart["GLOO_SOCKET_IFNAME"]) == (0, "10.0.0.1", "b")
-
-
 def test_a_process_that_fails_ends_the_others_and_its_output_is_in_the_error(tmp_path):
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '1' else 60); sys.exit('no luck')"
     with pytest.raises(RuntimeError, match="no luck"):
@@ -85,14 +72,6 @@ def test_a_process_that_fails_ends_the_others_and_its_output_is_in_the_error(tmp
 
 
 # DataParallel
-
-
-def test_data_parallel_is_skipped_with_one_line_on_fewer_than_two_gpus(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "--strategy", "dp", "--output_dir", str(tmp_path / "out")])
-    scaling.main()
-    assert capsys.readouterr().out == "skipped: --strategy dp compares on 2 GPUs, and this machine has 1\n"
-    assert not (tmp_path / "out").exists()
 
 
 def test_data_parallel_uses_one_process_and_as_many_gpus_as_ddp(monkeypatch, tmp_path):
@@ -113,40 +92,6 @@ def test_data_parallel_uses_one_process_and_as_many_gpus_as_ddp(monkeypatch, tmp
     assert sorted(started) == [(1, {"data_parallel": 3}, "1"), (3, {}, "3")]
     rows = json.loads((tmp_path / "out/scaling.json").read_text())
     assert [(found["processes"], found["variant"]) for found in rows] == [(3, "plain"), (3, "data_parallel")]
-
-
-TELLS = f"""
-import runpy
-import torch
-
-make = torch.nn.DataParallel.__init__
-
-def tell(self, module, ids):
-    make(self, module, ids)
-    print("spread over", ids)
-
-torch.nn.DataParallel.__init__ = tell
-runpy.run_path("{launching.HARNESS}/start_variant.py", run_name="__main__")
-"""
-
-
-@pytest.mark.docs  # its command is in docs/performance.md
-def test_a_recipe_trains_in_data_parallel_with_larger_micro_batches(texts, tmp_path):
-    """Without GPUs the wrapper only calls its module, so that the run is that of one process."""
-    script = tmp_path / "told.py"
-    script.write_text(TELLS)
-    flags = [*runs.TINY, *texts, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
-    command = [sys.executable, script, '{"data_parallel": 2}', runs.ROOT / "recipes/nlp.py", *flags]
-    printed = runs.succeed(command, CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
-    assert "(<= 192 tokens)" in printed
-    assert "spread over [0, 1]" in printed
-    assert (tmp_path / "run/model/model.safetensors").is_file()
-
-
-def test_rows_with_the_same_number_of_processes_are_drawn_as_bars(tmp_path):
-    rows = scaling.summarize([row(2, 10.0), row(2, 20.0, link=100.0), row(2, 30.0, "accumulate4")])
-    scaling.draw(rows, tmp_path / "bars.png")
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(limited_links.why_not() is not None, reason=f"no limited links: {limited_links.why_not()}")

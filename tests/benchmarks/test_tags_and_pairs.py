@@ -1,11 +1,6 @@
 """The benchmarks of token_classification.py and embeddings.py, and their peers; no test depends on a speed."""
 
-import sys
-
 import pytest
-import runs
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks import gpu
 from benchmarks.harness import launching, run_gpu_benchmark, tags_and_pairs

@@ -18,11 +18,6 @@ STEPS, INTERVAL = 24, 4  # of the watched runs, and steps between their checkpoi
 PATIENCE = 600  # seconds to wait for anything
 
 
-def exported(output):
-    """The weights a run ended with, as bytes."""
-    return (output / "model/model.safetensors").read_bytes()
-
-
 def last_step(output):
     """The last step in metrics.jsonl, 0 before the first."""
     with contextlib.suppress(FileNotFoundError):
@@ -134,7 +129,7 @@ class Launch:
 
 def assert_same(output, whole):
     """Assert that two runs have the same weights, byte for byte, and the same steps and samples in metrics.jsonl."""
-    assert exported(output) == exported(whole), "the weights differ"
+    assert runs.exported(output) == runs.exported(whole), "the weights differ"
     ours, theirs = (runs.training_lines(folder) for folder in (output, whole))
     for key in ("step", "samples", "learning_rate", "grad_norm"):
         assert [line[key] for line in ours] == [line[key] for line in theirs], f"{key} differs"

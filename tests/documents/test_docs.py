@@ -15,8 +15,8 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from shared import predict
 from shared.config.command_line import field_types
+from shared.predictions.request import Flags
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.glob("recipes/*.py"))
@@ -26,7 +26,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
-OTHER_FLAGS |= {*field_types(predict.Flags), "no_scores", "recipe", "shard", "to"}
+OTHER_FLAGS |= {*field_types(Flags), "no_scores", "recipe", "shard", "to"}
 # Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
@@ -39,12 +39,6 @@ def name(path: Path) -> str:
 
 def by_name(paths: list[Path]):
     return pytest.mark.parametrize("path", paths, ids=name)
-
-
-def test_the_lists_of_files_are_not_empty():
-    assert RECIPES
-    assert len(MODULES) > 20
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/exactness.md"} <= {name(path) for path in DOCUMENTS}
 
 
 # The documents
@@ -78,11 +72,19 @@ def test_the_page_on_the_architecture_describes_every_room():
 
 
 @by_name(DOCUMENTS)
-def test_every_path_that_a_document_names_exists(path):
-    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})/[\w./-]*", path.read_text())
-    modules = re.findall(r"(?<= -m )(?:shared|recipes)\.[\w.]*\w", path.read_text())
-    named = {re.sub(r"[./]+$", "", word) for word in named} | {module.replace(".", "/") + ".py" for module in modules}
+def test_every_path_flag_and_target_of_make_that_a_document_names_exists(path):
+    text, makefile = path.read_text(), (ROOT / "Makefile").read_text()
+    named = re.findall(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})/[\w./-]*", text)
+    named = {re.sub(r"[./]+$", "", word) for word in named}
     assert not [word for word in sorted(named) if not (ROOT / word).exists()]
+    modules = re.findall(r"(?<= -m )(?:shared|recipes)\.[\w.]*\w", text)
+    assert not [module for module in modules if importlib.util.find_spec(module) is None]
+    flags = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", text))
+    assert not flags - recipe_flags() - launcher_flags() - benchmark_flags() - OTHER_FLAGS - FOREIGN_FLAGS
+    targets = {*re.findall(r"^([\w-]+):", makefile, re.MULTILINE), *re.search("GPU_PARTS := (.+)", makefile)[1].split()}
+    # In code only: between backticks, or alone on a line.
+    assert targets >= set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )?([a-z][\w-]*)", text, re.MULTILINE))
+    assert not re.findall(r"@@\w+@@|TODO|FIXME", text)
 
 
 @by_name(DOCUMENTS)
@@ -104,12 +106,6 @@ def anchors(document: Path) -> set[str]:
     """The anchors that GitHub makes from the headings: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@by_name(DOCUMENTS)
-def test_every_flag_that_a_document_names_exists(path):
-    flags = set(re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", path.read_text()))
-    assert not flags - recipe_flags() - launcher_flags() - benchmark_flags() - OTHER_FLAGS - FOREIGN_FLAGS
 
 
 def benchmark_flags() -> set[str]:
@@ -163,20 +159,6 @@ def strings_in(path):
             yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
-
-
-@by_name(DOCUMENTS)
-def test_every_target_of_make_that_a_document_names_exists(path):
-    makefile = (ROOT / "Makefile").read_text()
-    targets = {*re.findall(r"^([\w-]+):", makefile, re.MULTILINE), *re.search("GPU_PARTS := (.+)", makefile)[1].split()}
-    # In code only: between backticks, or alone on a line.
-    named = set(re.findall(r"(?:`|^)make (?:[A-Z]+=\S+ )?([a-z][\w-]*)", path.read_text(), re.MULTILINE))
-    assert named <= targets
-
-
-@by_name(DOCUMENTS)
-def test_a_document_has_no_placeholder(path):
-    assert not re.findall(r"@@\w+@@|TODO|FIXME", path.read_text())
 
 
 # The limits of the code

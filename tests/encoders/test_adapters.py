@@ -1,6 +1,5 @@
 """Adapters (--lora_rank): what is trained, the fast paths of adapted models, and refusals."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +7,6 @@ import runs
 import torch
 from families import FAMILIES, tiny
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
-
-sys.path.insert(0, str(runs.ROOT))
 
 from shared.config import options
 from shared.encoders.adapters import (

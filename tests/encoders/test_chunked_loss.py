@@ -1,7 +1,6 @@
 """--chunked_loss gives the loss, gradients and scores of the whole logits, and never holds them all."""
 
 import copy
-import sys
 
 import pytest
 import runs
@@ -11,8 +10,6 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForMaskedLM
-
-sys.path.insert(0, str(runs.ROOT))
 
 from shared.config import options
 from shared.encoders import chunked_loss

@@ -1,6 +1,5 @@
 """A last layer that computes masked tokens only gives the same logits and gradients, and is used only where it may."""
 
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,9 +9,6 @@ import pytest
 import runs
 import torch
 from transformers import AttentionInterface, AutoModelForMaskedLM, AutoModelForTokenClassification, BertForMaskedLM
-
-sys.path.insert(0, str(runs.ROOT))
-
 
 from shared.compat import of_torch
 from shared.encoders import masked_head

@@ -1,6 +1,5 @@
 """Our attention and our masks on the device give the results of those of transformers."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,6 @@ from transformers.masking_utils import (
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
 )
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.host_waits import Operations
 from shared.config.options import Options

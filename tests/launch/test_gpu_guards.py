@@ -8,31 +8,17 @@ from types import SimpleNamespace
 
 import accelerate
 import pytest
-import runs
 import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import starting
-from shared.speed.compiling import compile_layers
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver"
+
+
 # A recipe, in a process where the initialization of CUDA fails with this text.
-BROKEN_DRIVER = """
-import sys
-import torch
-def fail():
-    raise RuntimeError({reason!r})
-torch.version.cuda, torch.cuda.init = "13.0", fail
-torch.accelerator.is_available = lambda: False
-sys.path.insert(0, {root!r})
-from recipes import nlp
-from shared.run.command import run
-run(nlp.main, nlp.Config)
-"""
-
-
 def gpus_of(monkeypatch, *capabilities):
     """Make torch find one NVIDIA GPU of each of these compute capabilities."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -52,13 +38,9 @@ def test_bf16_on_a_gpu_that_is_too_old_is_refused_on_every_process(monkeypatch, 
     config = Options() if environment else Options(mixed_precision="bf16")
     with pytest.raises(UserError, match=r"bf16 needs .* 8\.0 or newer, and GPU number 1 has 7\.5: use .*fp16"):
         starting.check_environment(config, on_cpu=False)
-
-
-def test_bf16_is_accepted_if_the_gpus_that_train_support_it(monkeypatch):
-    gpus_of(monkeypatch, (8, 0), (7, 5))
-    starting.check_environment(Options(mixed_precision="bf16"), on_cpu=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    starting.check_environment(Options(mixed_precision="fp16"), on_cpu=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # the second GPU does not train
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    starting.check_environment(config, on_cpu=False)
 
 
 @pytest.mark.parametrize(
@@ -88,27 +70,6 @@ def test_a_gpu_that_torch_cannot_use_is_refused_and_a_machine_without_gpu_is_acc
         return
     with pytest.raises(UserError, match=r"built for CUDA 13\.0, cannot use this machine's GPU \(.*ACCELERATE_USE_CPU"):
         starting.has_accelerator()
-
-
-def test_an_unusable_driver_is_printed_once_per_launch_and_ends_every_process_with_2(tmp_path):
-    script = tmp_path / "broken.py"
-    script.write_text(BROKEN_DRIVER.format(reason=TOO_OLD, root=str(runs.ROOT)))
-    flags = ["--output_dir", tmp_path / "run"]
-    codes, printed = runs.run_forked(2, script, flags, tmp_path, CUDA_VISIBLE_DEVICES="0")
-    assert codes == [2, 2], printed
-    lines = [line for line in printed.splitlines() if line.startswith("error:")]
-    assert len(lines) == 1, printed
-    assert TOO_OLD in lines[0]
-    assert "Traceback" not in printed
-
-
-def test_compiling_for_a_gpu_needs_gcc(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
-    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)))
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), is_fsdp2=False, num_processes=1)
-    with pytest.raises(UserError, match=r"^--torch_compile needs a compiler, and there is no gcc: .*CC"):
-        compile_layers(on_gpu, Options(torch_compile=True), model)
 
 
 # More than one process on one GPU
@@ -145,17 +106,14 @@ def test_processes_share_a_gpu_over_gloo_if_a_test_asks_for_it(monkeypatch, gpus
     assert (os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] == "true") == (gpus == 1)  # DDP gets no GPU index
 
 
-@pytest.mark.parametrize("value", [None, "0", "no"])
-def test_more_processes_than_gpus_are_refused_by_default(monkeypatch, value):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("", r"2 processes on a machine with 1 GPU\(s\): lower"), ("please", "is 'please': expected one of")],
+)
+def test_more_processes_than_gpus_are_refused_by_default(monkeypatch, value, message):
     gpus_of(monkeypatch, (9, 0))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    if value is not None:
+    if value:
         monkeypatch.setenv(starting.SHARE_GPU, value)
-    with pytest.raises(UserError, match=r"2 processes on a machine with 1 GPU\(s\): lower"):
+    with pytest.raises(UserError, match=message):
         starting.check_environment(Options(), on_cpu=False)
-
-
-def test_an_unknown_value_of_the_variable_to_share_gpus_is_refused(monkeypatch):
-    monkeypatch.setenv(starting.SHARE_GPU, "please")
-    with pytest.raises(UserError, match=f"{starting.SHARE_GPU} is 'please': expected one of"):
-        starting.check_environment(Options(), on_cpu=True)

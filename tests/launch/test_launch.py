@@ -37,13 +37,13 @@ def check(output, printed, alone):
 
 LAUNCHES = {
     "torchrun": lambda: runs.torchrun(2, "recipes/nlp.py"),
-    "accelerate launch": lambda: runs.accelerate_launch(
-        "multi_gpu", "recipes/nlp.py", flags=["--mixed_precision", "no"]
-    ),
+    "multi_cpu": lambda: runs.accelerate_launch("multi_cpu", "recipes/nlp.py"),
+    "multi_gpu": lambda: runs.accelerate_launch("multi_gpu", "recipes/nlp.py", flags=["--mixed_precision", "no"]),
 }
+LAUNCHERS = [pytest.param(name, marks=pytest.mark.clusters) for name in ("torchrun", "multi_cpu")]
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.clusters), "accelerate launch"])
+@pytest.mark.parametrize("launcher", [*LAUNCHERS, "multi_gpu"])
 def test_two_launched_processes_give_the_same_run_as_one_and_exit_with_0(launcher, texts, alone, tmp_path):
     flags = [*runs.TINY, *texts, "--expect_processes", 2, "--output_dir", tmp_path / "run"]
     (tmp_path / "tmp").mkdir()
@@ -60,13 +60,6 @@ def test_a_dry_run_without_a_launcher_is_one_process_and_writes_no_file(texts, t
     assert codes == [0], printed
     assert printed_processes(printed) == "1"
     assert not (tmp_path / "run").exists()
-
-
-def test_processes_without_a_launcher_give_the_same_run_and_exit_with_0(texts, alone, tmp_path):
-    flags = [*runs.TINY, *texts, "--output_dir", tmp_path / "run"]
-    codes, printed = runs.run_forked(2, "recipes/nlp.py", flags, tmp_path, picture=True)
-    assert codes == [0, 0], printed
-    check(tmp_path / "run", printed, alone)
 
 
 @pytest.mark.campaign

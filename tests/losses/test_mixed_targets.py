@@ -1,13 +1,8 @@
 """The loss from class numbers equals torch's loss from the probabilities of all classes."""
 
-import sys
-
 import pytest
-import runs
 import torch
 from torch.nn import functional as F
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.image_variants import probabilities
 from shared.augmentation.augmentation import Targets

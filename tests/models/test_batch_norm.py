@@ -25,7 +25,10 @@ def micro_batches():
     torch.manual_seed(1)
     ids = np.arange(10)
     for index, size in enumerate(SIZES):
-        yield MicroBatch(0, index, ids[:size], ids[:size], 10, step_samples=10), torch.randn(size, 3, 8, 8) * (1 + index) + index
+        yield (
+            MicroBatch(0, index, ids[:size], ids[:size], 10, step_samples=10),
+            torch.randn(size, 3, 8, 8) * (1 + index) + index,
+        )
 
 
 def averages_of(net, accelerator=None):

@@ -1,6 +1,6 @@
 """The memory layout of loaded weights, the order of labels, and activation checkpointing.
 
-Models that cannot be loaded are tested in tests/recipes/test_bad_models.py.
+Models that cannot be loaded are tested in tests/recipes/test_bad_input.py.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Processes wait longer than the group's timeout for a late process, but do not wait for a lost one."""
+"""Processes wait for a late process and not for a lost one, and share the result or error of one of them."""
 
 import os
 import signal
@@ -7,7 +7,6 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import psutil
-import pytest
 import runs
 import torch
 
@@ -17,6 +16,18 @@ from shared.optimization.optimizers import make_optimizer
 from shared.processes import barrier, collectives
 
 TIMEOUT, LATE = 4.0, 6.0  # seconds: timeout of the group, and time that one process works
+
+
+def refusal(function, *arguments):
+    try:
+        function(*arguments)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def fail():
+    raise UserError("of the main process")
 
 
 def together(accelerator, folder):
@@ -38,6 +49,12 @@ def together(accelerator, folder):
     model, _ = collectives.prepare(accelerator, model, make_optimizer(model, Options()))
     found["after"] = barrier._barriers[0].calls
 
+    found["errors"] = [
+        refusal(collectives.agree, accelerator, UserError(f"of rank {rank}")),
+        refusal(collectives.agree, accelerator, UserError("of rank 1") if rank else None),
+        refusal(collectives.on_main_process, accelerator, fail),
+    ]
+
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         barrier.wait_for_all(accelerator)
@@ -54,24 +71,18 @@ def together(accelerator, folder):
     return found
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return runs.in_group(together, 2, tmp_path_factory.mktemp("waiting"))
-
-
-def test_a_process_may_be_late_by_more_than_the_timeout_of_the_group(found):
-    assert [rank["main"] for rank in found] == ["late", "late"]
-
-
-def test_processes_wait_for_each_other_before_each_exchange_and_before_ddp(found):
+def test_processes_wait_for_a_late_one_share_results_and_errors_and_name_a_lost_one(tmp_path):
+    found = runs.in_group(together, 2, tmp_path)
     for rank in found:
+        assert rank["main"] == "late"  # by more than the timeout of the group
         assert rank["gathered"] == [0, 1]
-        assert (rank["before"], rank["after"]) == (2, 5)
-
-
-def test_a_process_without_heartbeats_is_named_and_ends_the_wait(found):
+        assert (rank["before"], rank["after"]) == (2, 5), "a wait before each exchange, and before DDP"
+        assert rank["errors"] == ["of rank 0", "of rank 1", "of the main process"]
     assert found[0]["lost"].startswith("process 1 has sent no heartbeat for 4 s: ")
 
 
 def test_a_single_process_does_not_wait():
-    barrier.wait_for_all(SimpleNamespace(num_processes=1))  # returns, although there is no group
+    alone = SimpleNamespace(num_processes=1)
+    barrier.wait_for_all(alone)  # returns, although there is no group
+    collectives.agree(alone, None)
+    assert refusal(collectives.agree, alone, UserError("mine")) == "mine"

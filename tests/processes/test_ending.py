@@ -1,7 +1,6 @@
 """How a process ends: its exit code, its one-line message, and the messages of the other processes."""
 
 import errno
-import gc
 import json
 import os
 import re
@@ -60,28 +59,16 @@ def refuse(monkeypatch, rank):
         ending.refuse(UserError("--seed x: give a number"))
 
 
-def test_local_rank_0_prints_the_error_and_waits_for_the_others_which_print_nothing(leaving, monkeypatch, capsys):
+@pytest.mark.parametrize("first", [0, 1])
+def test_local_rank_0_prints_the_error_of_all_and_the_first_process_to_end_waits(leaving, monkeypatch, capsys, first):
     def refuse_later():
         if leaving.waited > 3:
             leaving.on_sleep = lambda: None
-            refuse(monkeypatch, 1)
+            refuse(monkeypatch, 1 - first)
 
     leaving.on_sleep = refuse_later
-    refuse(monkeypatch, 0)
+    refuse(monkeypatch, first)
     assert capsys.readouterr().err == "error: --seed x: give a number\n"
-    assert 3 < leaving.waited < 4
-    assert leaving.codes == [2, 2]
-
-
-def test_a_process_that_ends_first_waits_for_local_rank_0(leaving, monkeypatch, capsys):
-    def print_later():
-        if leaving.waited > 3:
-            leaving.on_sleep = lambda: None
-            refuse(monkeypatch, 0)
-
-    leaving.on_sleep = print_later
-    refuse(monkeypatch, 1)
-    assert capsys.readouterr().err.count("error") == 1
     assert 3 < leaving.waited < 4
     assert leaving.codes == [2, 2]
 
@@ -159,14 +146,6 @@ def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, c
     err = capsys.readouterr().err
     assert err.startswith(said)
     assert err.count("\n") == (1 if said else 0)
-
-
-def test_garbage_collection_skips_imported_objects_when_main_starts(leaving, monkeypatch):
-    frozen = []
-    monkeypatch.setattr(sys, "argv", ["recipe.py"])
-    gc.unfreeze()
-    command.run(lambda _: frozen.append(gc.get_freeze_count()), Options)
-    assert frozen[0] > len(sys.modules)
 
 
 def test_an_unexpected_error_keeps_its_traceback(leaving, monkeypatch):

@@ -11,11 +11,8 @@ import runs
 from torch import distributed as dist
 
 from shared.checkpoints import resuming
-from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
-from shared.config import options
 from shared.errors import Preempted
-from shared.extras import curves
 from shared.optimization import gradients
 from shared.processes import barrier, preemption, signals
 from shared.processes.preemption import Preemption
@@ -33,13 +30,11 @@ FLAGS = [
 def nothing_heard(monkeypatch):
     for name, value in {"signal": 0, "cut_short": False, "something_to_save": False, "output_dir": None}.items():
         monkeypatch.setattr(heard, name, value)
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 # Two processes
 
-NOTHING = SimpleNamespace(finish=lambda: None, close=lambda: None)  # stands in for a saver and for objects to close
+NOTHING = SimpleNamespace(finish=lambda: None)  # stands in for a saver
 
 
 def together(accelerator, folder):
@@ -74,7 +69,7 @@ def together(accelerator, folder):
 
     heard.signal = signal.SIGUSR1 if rank == 1 else 0
     try:
-        loop.end_run(6, NOTHING, NOTHING, NOTHING)
+        loop.end_run(6, NOTHING, NOTHING.finish)
     except Preempted:
         found["left"] = True
     return found
@@ -114,27 +109,19 @@ def test_processes_with_fewer_batches_wait_at_the_barrier_for_the_others(monkeyp
 ALONE = SimpleNamespace(num_processes=1, is_main_process=True, is_fsdp2=False)
 
 
-def test_a_single_process_notices_a_signal_in_the_same_step(tmp_path, capsys):
-    loop = Preemption(ALONE, str(tmp_path))
+def test_a_single_process_notices_a_signal_in_the_same_step_and_writes_the_marker_after_the_checkpoint(
+    tmp_path, capsys
+):
+    loop, there = Preemption(ALONE, str(tmp_path)), []
     assert not loop.exchange_signals()
     assert heard.something_to_save
     heard.signal = signal.SIGINT
     assert loop.exchange_signals()
-    closed = []
-    monitor = SimpleNamespace(close=lambda: closed.append("profile"))
-    with pytest.raises(Preempted):
-        loop.end_run(3, NOTHING, NOTHING, monitor)
-    assert closed == ["profile"]
-    assert capsys.readouterr().out == "interrupted at step 3: checkpoint saved, start again to resume\n"
-
-
-def test_the_marker_is_written_after_the_checkpoint_and_before_the_tracker_closes(tmp_path):
-    there = []
-    tracker = SimpleNamespace(close=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     saver = SimpleNamespace(finish=lambda: there.append((tmp_path / "PREEMPTED").exists()))
     with pytest.raises(Preempted):
-        Preemption(ALONE, str(tmp_path)).end_run(3, saver, tracker, tracker)  # also in place of the monitor
-    assert there == [False, True, True]
+        loop.end_run(3, saver, saver.finish)  # to save, and to close the hooks
+    assert there == [False, True]
+    assert "interrupted at step 3: checkpoint saved" in capsys.readouterr().out
 
 
 def test_a_signal_ends_the_run_immediately_if_everything_is_saved(tmp_path):
@@ -153,17 +140,10 @@ def recipe():
     return runs.load_recipe("nlp")
 
 
-def train(recipe, texts, output):
-    recipe.main(options.parse(recipe.Config, [*map(str, [*texts, *FLAGS]), "--output_dir", str(output)]))
-
-
 @pytest.fixture(scope="module")
 def whole(recipe, texts, tmp_path_factory):
     output = tmp_path_factory.mktemp("whole") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(curves, "draw_curves", lambda *_: None)
-        train(recipe, texts, output)
+    runs.train(recipe, output, *texts, *FLAGS)
     return output
 
 
@@ -203,7 +183,7 @@ def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninter
     with monkeypatch.context() as patch:
         signal_in(patch, {"save": Saver, "clip": gradients}.get(name, recipe), name, when)
         with pytest.raises(Preempted):
-            train(recipe, texts, output)
+            runs.train(recipe, output, *texts, *FLAGS)
     left = json.loads((output / "PREEMPTED").read_text())
     assert (left["step"], left["signals"]) == (step, {"0": "SIGTERM"})
     newest = resuming.complete(output)[step]
@@ -215,7 +195,7 @@ def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninter
     assert (step in evaluated) is False, "an incomplete evaluation was recorded"
 
     heard.signal, heard.something_to_save = 0, False
-    train(recipe, texts, output)
+    runs.train(recipe, output, *texts, *FLAGS)
     assert not (output / "PREEMPTED").exists()
     weights = [folder / "model/model.safetensors" for folder in (output, whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -225,32 +205,23 @@ def test_an_interrupted_and_resumed_run_has_the_weights_and_record_of_an_uninter
 
 
 def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_again(recipe, texts, tmp_path, monkeypatch):
-    flags = [*map(str, [*texts, *FLAGS]), "--output_dir", str(tmp_path / "run"), "--eval_steps", "2"]
-    flags += ["--early_stopping_patience", "1", "--metric_for_best_model", "loss", "--learning_rate", "10"]
-    config = options.parse(recipe.Config, flags)
+    flags = [*texts, *FLAGS, "--eval_steps", 2, "--early_stopping_patience", 1]
+    flags += ["--metric_for_best_model", "loss", "--learning_rate", 10]
     with monkeypatch.context() as patch:
         patch.setattr(training_run, "export", signal_in)  # its call raises a TypeError
         with pytest.raises(TypeError):
-            recipe.main(config)
+            runs.train(recipe, tmp_path / "run", *flags)
     stopped = max(resuming.complete(tmp_path / "run"))
     assert stopped < STEPS
-    recipe.main(config)
+    runs.train(recipe, tmp_path / "run", *flags)
     assert max(resuming.complete(tmp_path / "run")) == stopped
     assert runs.metrics(tmp_path / "run")[-1]["step"] == stopped
 
 
 def test_a_finished_run_has_no_marker(recipe, texts, whole):
     signals.write_marker(whole, None, {0: signal.SIGTERM})  # the signal came as the run ended
-    train(recipe, texts, whole)
+    runs.train(recipe, whole, *texts, *FLAGS)
     assert not (whole / "PREEMPTED").exists()
-
-
-def test_a_checkpoint_records_that_an_evaluation_is_owed():
-    progress = Progress(step=4)
-    assert not progress.record({}, None)
-    again = Progress.from_state(progress.state())
-    assert again.evaluation_owed
-    assert again.best_step is None
 
 
 # Launched

@@ -1,5 +1,6 @@
 """How one process handles signals: before there is anything to save, in training, and in its children."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -25,14 +26,6 @@ def heard(tmp_path):
 
 def marker(folder):
     return json.loads((folder / signals.MARKER).read_text())
-
-
-def test_a_signal_writes_the_marker_and_ends_the_process_if_there_is_nothing_to_save(heard, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    assert heard.hear(signal.SIGUSR1, 100.0) == EXIT_PREEMPTED
-    left = marker(heard.output_dir)
-    assert (left["step"], left["signals"]) == (None, {"3": "SIGUSR1"})
-    assert {"time", "host"} < set(left)
 
 
 def test_a_dry_run_writes_no_marker(heard, tmp_path):
@@ -95,8 +88,10 @@ os._exit(7)
 """
 
 
+@contextlib.contextmanager
 def listening(folder, mode, *before, stdout=subprocess.PIPE):
-    return subprocess.Popen(
+    """A process that listens to signals, once it is ready; it is killed at the end."""
+    process = subprocess.Popen(
         [*before, sys.executable, "-c", LISTENING, folder / "run", mode],
         cwd=runs.ROOT,
         stdout=stdout,
@@ -104,63 +99,51 @@ def listening(folder, mode, *before, stdout=subprocess.PIPE):
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )
+    try:
+        if mode != "child" and stdout == subprocess.PIPE:
+            assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        runs.end(process)
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
 def test_each_signal_is_noted(tmp_path, number):
-    process = listening(tmp_path, "training")
-    try:
-        assert process.stdout.readline() == "ready\n"
+    with listening(tmp_path, "training") as process:
         process.send_signal(number)
         assert process.communicate(timeout=30)[0] == f"noted {number.name}\n"
         assert process.returncode == 7
         assert not (tmp_path / "run").exists()
-    finally:
-        runs.end(process)
 
 
 def test_a_closed_terminal_has_no_effect_under_nohup(tmp_path):
-    process = listening(tmp_path, "training", "nohup")
-    try:
-        assert process.stdout.readline() == "ready\n"
+    with listening(tmp_path, "training", "nohup") as process:
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         assert process.communicate(timeout=30)[0] == "noted SIGTERM\n"
-    finally:
-        runs.end(process)
 
 
 def test_printing_after_the_terminal_was_closed_is_not_an_error(tmp_path):
     ours, theirs = os.openpty()
-    process = listening(tmp_path, "training", stdout=theirs)
-    try:
+    with listening(tmp_path, "training", stdout=theirs) as process:
         with os.fdopen(ours, "rb") as terminal:  # all of it: if closed earlier, printing this line would fail
             assert terminal.readline() == b"ready\r\n"
         process.send_signal(signal.SIGHUP)
         assert process.wait(30) == 7
-    finally:
-        os.close(theirs)
-        runs.end(process)
+    os.close(theirs)
 
 
 def test_a_signal_ends_a_process_that_is_blocked(tmp_path):
-    process = listening(tmp_path, "blocked")
-    try:
-        assert process.stdout.readline() == "ready\n"
+    with listening(tmp_path, "blocked") as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == EXIT_PREEMPTED
         assert marker(tmp_path / "run")["signals"] == {"0": "SIGTERM"}
-    finally:
-        runs.end(process)
 
 
 def test_a_child_that_gets_a_signal_ends_and_writes_no_marker(tmp_path):
-    process = listening(tmp_path, "child")
-    try:
+    with listening(tmp_path, "child") as process:
         assert process.communicate(timeout=60)[0] == f"{-signal.SIGTERM}\n"
         assert not (tmp_path / "run").exists()
-    finally:
-        runs.end(process)
 
 
 def work(pipe):

@@ -2,7 +2,6 @@
 
 import socket
 
-import pytest
 import runs
 import torch
 from torch import nn
@@ -108,63 +107,35 @@ def on_two_machines(accelerator, folder):
     return results
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("machines")
-    return *runs.in_group(on_two_machines, 2, folder, machines=True), folder
-
-
-def test_separate_folders_need_save_on_each_node_and_a_shared_folder_refuses_it(results):
-    for rank, machine in enumerate(results[:2]):
+def test_machines_with_separate_folders_resume_from_the_same_checkpoint_and_lose_none(tmp_path):
+    machines = runs.in_group(on_two_machines, 2, tmp_path, machines=True)
+    host = socket.gethostname()
+    for rank, machine in enumerate(machines):
+        own = f"{tmp_path}/own-{rank}"
+        # Separate folders need --save_on_each_node, and a shared one refuses it.
         assert machine["own, given"] is None
         assert machine["shared, not given"] is None
-        assert machine["own, not given"] == (
-            f"--output_dir {results[2]}/own-{rank} is not shared, 1 of 2 machines do not see what the "
-            "main process writes: name a folder on a shared file system, or give --save_on_each_node"
-        )
-        assert machine["shared, given"].startswith(
-            f"--save_on_each_node, but --output_dir {results[2]}/shared is shared by several machines"
-        )
+        assert machine["own, not given"].startswith(f"--output_dir {own} is not shared")
+        assert machine["shared, given"].startswith(f"--save_on_each_node, but --output_dir {tmp_path}/shared is shared")
         assert machine["left"] == []
         assert machine["writers"] == [[0], [0, 1]]
-
-
-def test_each_machine_has_complete_checkpoints(results):
-    for machine in results[:2]:
+        # Each machine has complete checkpoints, and resumes from the newest one that is intact on every machine.
         assert {"model.safetensors", "optimizer.safetensors", "state.json"} < set(machine["files"])
         assert machine["loaded"] == [15.0]
-
-
-def test_a_run_resumes_from_the_newest_checkpoint_that_is_intact_on_every_machine(results):
-    for rank, machine in enumerate(results[:2]):
         assert machine["nothing"] is None
-        assert machine["newest"] == [f"{results[2]}/own-{rank}/checkpoints/step_00000015", 15]
-        assert machine["older"] == [f"{results[2]}/own-{rank}/checkpoints/step_00000006", 6]
+        assert machine["newest"] == [f"{own}/checkpoints/step_00000015", 15]
+        assert machine["older"] == [f"{own}/checkpoints/step_00000006", 6]
         assert f"own-{rank}/checkpoints/step_00000018" in machine["opened"]
         assert machine["finished"] is None
-
-
-def test_no_machine_removes_a_checkpoint_that_another_may_need(results):
-    main, other, _ = results
+        # The limit holds when all machines have the last checkpoint.
+        assert machine["end"] == [18]
+        # A machine with an empty disk is refused; it does not start over.
+        missing = f"checkpoint {own}/checkpoints/step_00000018 is intact on machine 0 ({host}) but not on machine 1"
+        assert machine["replaced"].startswith(missing)
+        # All refuse a checkpoint that is damaged on one.
+        assert "state.json is damaged" in machine["damaged, by path"] or "no such folder" in machine["damaged, by path"]
+    # No machine removes a checkpoint that another may need.
+    main, other = machines
     assert main["saved"] == other["saved"] == [[3], [3, 6]]
     assert (main["failing"], other["failing"]) == ([6, 9], [])
     assert (main["again"], other["again"]) == ([6, 9, 15], [6, 15])
-
-
-def test_the_limit_holds_when_all_machines_have_the_last_checkpoint(results):
-    assert results[0]["end"] == results[1]["end"] == [18]
-
-
-def test_a_machine_with_an_empty_disk_is_refused_instead_of_starting_over(results):
-    for rank, machine in enumerate(results[:2]):
-        path = f"{results[2]}/own-{rank}/checkpoints"
-        host = socket.gethostname()
-        assert machine["replaced"] == (
-            f"checkpoint {path}/step_00000018 is intact on machine 0 ({host}) but not on machine 1 ({host}): copy that "
-            f"folder from machine 0, remove {path} on all of them to start over, or name another --output_dir"
-        )
-
-
-def test_all_machines_refuse_a_checkpoint_that_is_damaged_on_one(results):
-    for machine in results[:2]:
-        assert "state.json is damaged" in machine["damaged, by path"] or "no such folder" in machine["damaged, by path"]

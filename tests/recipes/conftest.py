@@ -5,8 +5,6 @@ import shutil
 import pytest
 import runs
 
-from shared.config import options
-
 
 @pytest.fixture(scope="module")
 def nlp():
@@ -18,9 +16,7 @@ def train(nlp, texts):
     """A function that trains on the small data set, with further flags."""
 
     def call(output, *flags):
-        return nlp.main(
-            options.parse(nlp.Config, [*map(str, (*runs.TINY, *texts, *flags)), "--output_dir", str(output)])
-        )
+        return runs.train(nlp, output, *runs.TINY, *texts, *flags)
 
     return call
 

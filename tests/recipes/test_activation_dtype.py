@@ -1,4 +1,4 @@
-"""--activation_dtype and --chunked_loss in whole runs: several processes, FSDP, resuming, export."""
+"""--activation_dtype and --chunked_loss in whole runs: several processes, FSDP, export."""
 
 import pytest
 import runs
@@ -15,7 +15,7 @@ SEVERAL = ("bf16", "chunked")
 CPU = {"ACCELERATE_USE_CPU": "true"}
 SHARDED = {**CPU, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
 HOW = {"two": CPU, "sharded": SHARDED}
-FEW = ["--max_train_steps", 6, "--checkpointing_steps", 3]
+FEW = ["--max_train_steps", 6]
 
 
 @pytest.fixture(scope="module", params=["two", pytest.param("sharded", marks=pytest.mark.clusters)])
@@ -63,38 +63,17 @@ def test_the_gradient_of_chunks_is_that_of_all_logits(gradients):
     assert runs.distance(gradients["one"]["both"], gradients["one"]["bf16"]) < 0.02
 
 
-@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-def test_a_resumed_run_ends_with_the_same_bytes(texts, tmp_path):
-    mlm = runs.load_recipe("mlm")
-    flags = list(map(str, [*texts, *runs.TINY, *FEW, *FLAGS["both"]]))
-    whole = mlm.main(options.parse(mlm.Config, [*flags, "--output_dir", str(tmp_path / "whole")]))
-    middle = tmp_path / "whole/checkpoints/step_00000003"
-    again = [*flags, "--output_dir", str(tmp_path / "again"), "--resume_from_checkpoint", str(middle)]
-    assert mlm.main(options.parse(mlm.Config, again)) == whole
-    one, other = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "again"))
-    assert one == other
-    plain = mlm.main(
-        options.parse(mlm.Config, [*flags[: -len(FLAGS["both"])], "--output_dir", str(tmp_path / "plain")])
-    )
-    assert whole["eval_loss"] == pytest.approx(plain["eval_loss"], rel=0.01)
-    assert whole["eval_loss"] != plain["eval_loss"]
-
-
-@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 def test_chunks_change_no_score_by_more_than_rounding(texts, tmp_path):
-    mlm, found = runs.load_recipe("mlm"), []
-    for name in ("plain", "chunked"):
-        flags = [*texts, *runs.TINY, *FEW, *FLAGS[name], "--output_dir", tmp_path / name]
-        found.append(mlm.main(options.parse(mlm.Config, list(map(str, flags)))))
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    plain, chunked = (
+        runs.train("mlm", tmp_path / name, *texts, *runs.TINY, *FEW, *FLAGS[name]) for name in ("plain", "chunked")
+    )
+    assert chunked == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 def test_a_classifier_trains_in_bf16_and_is_exported_in_float32(texts, tmp_path):
-    nlp, losses = runs.load_recipe("nlp"), []
+    losses = []
     for name in ("plain", "bf16"):
-        flags = [*texts, *runs.TINY, *FEW, "--logging_steps", 1, *FLAGS[name], "--output_dir", tmp_path / name]
-        nlp.main(options.parse(nlp.Config, list(map(str, flags))))
+        runs.train("nlp", tmp_path / name, *texts, *runs.TINY, *FEW, "--logging_steps", 1, *FLAGS[name])
         losses.append([line["loss"] for line in runs.training_lines(tmp_path / name)])
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
     assert losses[1] != losses[0]
@@ -102,18 +81,15 @@ def test_a_classifier_trains_in_bf16_and_is_exported_in_float32(texts, tmp_path)
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
-@pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 def test_a_vision_transformer_trains_in_bf16_and_its_average_is_evaluated_in_bf16(tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    transformers.ViTForImageClassification(
-        transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=10)
-    ).save_pretrained(tmp_path / "vit")
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=10)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path / "vit")
     transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
-    recipe, scores = runs.load_recipe("image_classification"), []
-    for name in ("plain", "bf16"):
-        flags = [*runs.TINY_IMAGES, "--model_name_or_path", tmp_path / "vit", "--ema_decay", 0.9, *FLAGS[name]]
-        flags += ["--output_dir", tmp_path / name]
-        scores.append(recipe.main(options.parse(recipe.Config, list(map(str, flags)))))
-    assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=0.02)
-    assert scores[1]["eval_loss"] != scores[0]["eval_loss"]
+    flags = [*runs.TINY_IMAGES, "--model_name_or_path", tmp_path / "vit", "--ema_decay", 0.9]
+    plain, bf16 = (
+        runs.train("image_classification", tmp_path / name, *flags, *FLAGS[name]) for name in ("plain", "bf16")
+    )
+    assert bf16["eval_loss"] == pytest.approx(plain["eval_loss"], rel=0.02)
+    assert bf16["eval_loss"] != plain["eval_loss"]

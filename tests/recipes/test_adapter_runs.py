@@ -5,33 +5,33 @@ import json
 import pytest
 import runs
 import torch
+import toy_data
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     BertConfig,
-    BertForMaskedLM,
 )
 
 from shared.config import options
 from shared.errors import UserError
-from shared.extras import curves
 
 ADAPTERS = ["--lora_rank", "4", "--lora_dropout", "0.1"]
+OTHERS = {
+    "mlm": AutoModelForMaskedLM,
+    "token_classification": AutoModelForTokenClassification,
+    "embeddings": AutoModel,
+}
 EVERY = ["--checkpointing_steps", "4", "--learning_rate", "0.01"]
 
 
 def train(recipe, flags, output):
-    """Call a recipe in this process, on one CPU; return its output folder."""
-    module = runs.load_recipe(recipe)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ACCELERATE_USE_CPU", "true")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setattr(curves, "draw_curves", lambda *_: None)
-        words = [*flags, "--output_dir", output]
-        module.main(options.parse(module.Config, list(map(str, words))))
+    """Train, and return the output folder."""
+    runs.train(recipe, output, *flags)
     return output
 
 
@@ -56,10 +56,16 @@ def same_files(one, other, *names):
     return [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()] == []
 
 
+def prepared(recipe, flags):
+    module = runs.load_recipe(recipe)
+    return module.load_data(options.parse(module.Config, list(map(str, flags))))
+
+
 def logits(model, folder):
+    """The first output of a model: its logits, or the last hidden state."""
     words = AutoTokenizer.from_pretrained(folder)(["Return the name of the test.", "Parse it"], padding=True)
     with torch.no_grad():
-        return model.eval()(**words.convert_to_tensors("pt")).logits
+        return model.eval()(**words.convert_to_tensors("pt"))[0]
 
 
 def test_a_checkpoint_has_what_is_trained_and_the_run_resumes_bit_identically(flags, whole, tmp_path):
@@ -112,24 +118,41 @@ def test_peft_loads_the_adapter_with_its_head_and_gives_the_logits_of_the_merged
     assert torch.equal(head, load_file(whole / "model/model.safetensors")["classifier.weight"])
 
 
-def test_masked_language_modeling_trains_the_adapters_only(flags, texts, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(flags[-1])
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("mlm", ["--chunked_loss", "--lora_targets", "query", "value"]),
+        ("token_classification", ["--no_packing"]),
+        ("embeddings", []),
+    ],
+)
+def test_other_recipes_train_the_adapters_and_the_head_of_classes_only(texts, tmp_path, recipe, more):
+    auto, classes = OTHERS[recipe], {}
+    data = toy_data.tiny(recipe, texts, tmp_path)
+    *_, tags, tokenizer = prepared(recipe, data)
+    if recipe == "token_classification":
+        names = dict(enumerate(tags.names))
+        classes = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    base = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.5))
-    base.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    words = [*runs.TINY, *texts, *EVERY, *ADAPTERS, "--model_name_or_path", tmp_path / "base", "--max_train_steps", 4]
-    words += ["--chunked_loss", "--lora_targets", "query", "value"]
-    output = train("mlm", words, tmp_path / "mlm")
+    config = BertConfig(vocab_size=len(tokenizer), **sizes, **classes, initializer_range=0.5)
+    for each in (auto.from_config(config), tokenizer):
+        each.save_pretrained(tmp_path / "base")
+    words = [*data, *EVERY, *ADAPTERS, *more, "--model_name_or_path", tmp_path / "base", "--max_train_steps", 4]
+    output = train(recipe, words, tmp_path / "run")
     before, after = (load_file(folder / "model.safetensors") for folder in (tmp_path / "base", output / "model"))
-    assert before.keys() == after.keys()
-    moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {
-        f"bert.encoder.layer.{layer}.attention.self.{kind}.weight" for layer in (0, 1) for kind in ("query", "value")
-    }
-    adapted = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(tmp_path / "base"), output / "adapter")
-    merged = AutoModelForMaskedLM.from_pretrained(output / "model")
+    moved = {name for name in before if name in after and not torch.equal(before[name], after[name])}
+    head = {name for name in load_file(output / "adapter/adapter_model.safetensors") if ".lora_" not in name}
+    if recipe == "mlm":
+        layers = [f"bert.encoder.layer.{layer}.attention.self" for layer in (0, 1)]
+        assert moved == {f"{layer}.{kind}.weight" for layer in layers for kind in ("query", "value")}
+    if recipe == "token_classification":
+        assert {name.rpartition("model.")[2] for name in head} == {"classifier.weight", "classifier.bias"}
+    else:
+        assert not head
+    assert moved
+    adapted = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), output / "adapter")
+    merged = auto.from_pretrained(output / "model")
     assert runs.distance(logits(adapted, output / "model"), logits(merged, output / "model")) < 1e-5
 
 

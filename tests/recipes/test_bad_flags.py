@@ -1,43 +1,67 @@
-"""Flags, Hub names, folders and disks that a run cannot use cause a one-line error."""
+"""Flags, Hub names, folders and disks that a run cannot use cause a one-line error, before anything is written."""
 
 import errno
+import functools
 import resource
 import socket
 import tempfile
 
 import pytest
 import runs
+import toy_data
 from huggingface_hub import constants
 from refusals import files, refusal
 
 from shared.checkpoints import saving
-from shared.config import options
 from shared.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-
-
-# Batches and metrics
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
+REFUSED = {
+    "nlp": [
         (["--max_tokens_per_micro_batch", 20], "--max_tokens_per_micro_batch 20 is smaller than sample "),
-        (
-            ["--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2],
-            "--global_batch_size 12 is not 4 per device x 1 process x 2 accumulation steps = 8: leave out one of",
-        ),
-        (
-            ["--metric_for_best_model", "bleu"],
-            "--metric_for_best_model bleu is not computed: use one of loss, accuracy",
-        ),
+        (["--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2], "--global_batch_size 12 is not 4"),
+        (["--metric_for_best_model", "bleu"], "--metric_for_best_model bleu is not computed"),
         (["--metric_name", "pearson"], "--metric_name pearson does not fit classification"),
+        (["--num_attention_heads", 3], "--hidden_size 32 is not a multiple of twice --num_attention_heads 3"),
+        (["--model_type", "bert", "--pooling", "mean"], "--pooling mean: --model_type bert has a classifier without"),
     ],
-)
-def test_flags_that_conflict_are_refused(train, tmp_path, flags, expected):
-    assert refusal(train, tmp_path, *flags).startswith(expected)
-    assert not files(tmp_path)
+    "mlm": [
+        (["--metric_name", "accuracy"], "--metric_name accuracy: this recipe always computes"),
+        (["--metric_for_best_model", "f1"], "--metric_for_best_model f1"),
+        (["--mask_replace_prob", 0.95], "--mask_replace_prob 0.95 and --random_replace_prob 0.1"),
+        (["--max_length", 2], "--max_length 2 leaves no room"),
+        (["--text_column_name", "words"], "--text_column_name words: "),
+        (["--decay_ratio", 0.3, "--lr_scheduler_type", "linear"], "--decay_ratio 0.3 has no effect"),
+    ],
+    "token_classification": [
+        (["--max_length", 24, "--stride", 22], "--stride 22 is not smaller than the 22 tokens of text"),
+        (["--max_length", 2, "--stride", 0], "--max_length 2 leaves no room"),
+        (["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on tagged texts"),
+        (["--label_column_name", "ner"], "--label_column_name ner: --train_file "),
+    ],
+    "embeddings": [
+        (["--global_batch_size", 1], "--global_batch_size 1: the negatives of a sample are"),
+        (["--global_batch_size", 500], "--global_batch_size 500 is larger than the training data"),
+        (["--matryoshka_dims", 64], "--matryoshka_dims 64: the embeddings have 32 dimensions"),
+        (["--text_column_names", "anchor", "answer"], "has no such column"),
+    ],
+    "image_classification": [
+        (["--validation_dir", "x"], "--validation_dir x has no effect without --train_dir"),
+        (["--freeze_backbone"], "--freeze_backbone True has no effect without --model_name_or_path"),
+        (["--depths", 1, 1, 1], "--depths 1 1 1 has 3 stages, --hidden_sizes 2"),
+        (["--sync_batchnorm"], "--sync_batchnorm needs a GPU"),
+        (["--dataset_name", "./none"], "no such folder"),
+    ],
+}
+CASES = [(recipe, *case) for recipe, cases in REFUSED.items() for case in cases]
+
+
+@pytest.mark.parametrize(("recipe", "flags", "expected"), CASES, ids=lambda part: str(part)[:40])
+def test_flags_that_do_not_fit_are_refused(recipe, flags, expected, texts, tmp_path):
+    train = functools.partial(runs.train, recipe)
+    given = [*toy_data.tiny(recipe, texts, tmp_path), *flags]
+    assert expected in refusal(train, tmp_path / "run", *given)
+    assert not files(tmp_path / "run")
 
 
 # The Hub
@@ -61,11 +85,10 @@ def attempts(monkeypatch):
     ("flag", "way_out"),
     [("--model_name_or_path", "train a new encoder"), ("--dataset_name", "train on the embedded docstrings")],
 )
-def test_a_hub_name_without_a_network_is_tried_once(nlp, texts, attempts, tmp_path, flag, way_out):
-    data = [] if flag == "--dataset_name" else [str(word) for word in texts]
-    config = options.parse(nlp.Config, [*data, flag, "nobody/nothing", "--output_dir", str(tmp_path)])
+def test_a_hub_name_without_a_network_is_tried_once(texts, attempts, tmp_path, flag, way_out):
+    data = [] if flag == "--dataset_name" else texts
     with pytest.raises(UserError, match=rf"{flag} nobody/nothing .*there is no network to .*: .*{way_out}"):
-        nlp.main(config)
+        runs.train("nlp", tmp_path, *data, flag, "nobody/nothing")
     assert len(attempts) == 1
     assert not files(tmp_path)
 
@@ -88,11 +111,7 @@ def test_an_upload_that_cannot_succeed_is_refused_before_training(train, attempt
 def test_a_folder_that_cannot_be_written_is_refused(train, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("mine")
     for output, reason in ((tmp_path / "file", "File exists"), (tmp_path / "file/run", "Not a directory")):
-        message = refusal(train, output)
-        start, end = f"--output_dir {output} cannot be written ({reason}): ", ", or name another folder"
-        assert message.startswith(start)
-        assert message.endswith(end)
-        assert "space" not in message[len(start) :]
+        assert refusal(train, output).startswith(f"--output_dir {output} cannot be written ({reason}): ")
     assert (tmp_path / "file").read_text() == "mine"
 
     def full(**_):
@@ -114,7 +133,6 @@ def test_a_run_ends_with_a_one_line_error_if_the_disk_fills_up(train, tmp_path, 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"{tmp_path / what} (" in message
-    assert "raise the limit on the size of a file (ulimit -f)" in message
-    assert "space" not in message
+    assert "ulimit -f" in message
     assert not list(tmp_path.glob("model*"))
     assert len(runs.training_lines(tmp_path)) == 4

@@ -3,21 +3,16 @@
 import pytest
 import runs
 
-from shared.config import options
-
 BUDGETS = {"nlp": (96, 4096), "mlm": (200, 8192)}  # several micro-batches per step, and one
 
 
 @pytest.mark.parametrize("recipe", BUDGETS)
-def test_losses_are_the_same_with_two_budgets(recipe, texts, tmp_path, one_cpu_process_without_a_picture):
-    module = runs.load_recipe(recipe)
+def test_losses_are_the_same_with_two_budgets(recipe, texts, tmp_path):
     found = []
     for budget in BUDGETS[recipe]:
-        flags = [*runs.TINY, *texts, "--max_tokens_per_micro_batch", budget, "--logging_steps", 1]
-        config = options.parse(module.Config, [*map(str, flags), "--output_dir", str(tmp_path / str(budget))])
-        assert (config.mixed_precision, config.max_train_steps) == ("launcher", 8)
-        module.main(config)
-        lines = runs.metrics(tmp_path / str(budget))
+        output = tmp_path / str(budget)
+        runs.train(recipe, output, *runs.TINY, *texts, "--max_tokens_per_micro_batch", budget, "--logging_steps", 1)
+        lines = runs.metrics(output)
         found.append([line[key] for line in lines for key in ("loss", "grad_norm", "eval_loss") if key in line])
     assert len(found[0]) == 2 * 8 + 1
     assert found[0] == pytest.approx(found[1], rel=1e-5)

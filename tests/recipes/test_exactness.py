@@ -57,12 +57,8 @@ def embeddings_outputs(configs, tmp_path_factory):
     """The same for the embeddings recipe."""
     folder, jobs = tmp_path_factory.mktemp("embeddings"), {1: ("adam", "rows", "dropout"), 2: ("adam", "dropout")}
     jobs[3] = ("adam", "gradient")
-    return {
-        world: runs.run_many(
-            world, {n: configs["embeddings"][n] for n in names}, folder, recipe="recipes/embeddings.py"
-        )
-        for world, names in jobs.items()
-    }
+    chosen = {world: {name: configs["embeddings"][name] for name in names} for world, names in jobs.items()}
+    return {world: runs.run_many(world, chosen[world], folder, recipe="recipes/embeddings.py") for world in jobs}
 
 
 @pytest.fixture(scope="module")
@@ -148,35 +144,32 @@ def plan_of(nlp, flags, **processes):
     return config, train, validation, labels, tokenizer, plan
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_full_batch(nlp, configs, nlp_outputs, budget):
-    config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"][f"gradient-{budget}"])
-    model = nlp.build_model(config, labels, tokenizer)
-    before = state_vector(model)
-    samples, _ = plan.global_batch(0)
-    assert len(plan.cut(0)) == {48: 12, 96: 8, 576: 1}[budget]
-    batch = Padding(tokenizer.pad_token_id)([train[i] for i in samples])
-    targets = batch.pop("labels")
-    F.cross_entropy(model(**batch).logits, targets).backward()
-    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
-    assert len(expected) == len(before)
-    for world in WORLDS:
-        moved = runs.weights(nlp_outputs[world][f"gradient-{budget}"]) - before
+def assert_moved_by(outputs, before, expected):
+    """Assert that the only step of each run has moved the weights `before` by the gradient `expected`."""
+    for world, output in outputs.items():
+        moved = runs.weights(output) - before
         assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
 
 
-def test_the_gradient_with_class_weights_equals_that_of_the_torch_loss_on_the_full_batch(nlp, configs, nlp_outputs):
-    config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"]["weighted"])
+def gradient_of(model):
+    return torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
+
+
+@pytest.mark.parametrize("name", [*(f"gradient-{budget}" for budget in BUDGETS), "weighted"])
+def test_the_gradient_of_a_step_equals_that_of_torchs_loss_in_one_pass_over_the_full_batch(
+    nlp, configs, nlp_outputs, name
+):
+    config, train, _, labels, tokenizer, plan = plan_of(nlp, configs["nlp"][name])
     model = nlp.build_model(config, labels, tokenizer)
     before = state_vector(model)
+    assert len(plan.cut(0)) == {"gradient-48": 12, "gradient-576": 1}.get(name, 8)
     batch = Padding(tokenizer.pad_token_id)([train[i] for i in plan.global_batch(0)[0]])
     targets = batch.pop("labels")
-    loss = torch.nn.CrossEntropyLoss(torch.tensor(CLASS_WEIGHTS), label_smoothing=0.1)
-    loss(model(**batch).logits, targets).backward()
-    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
-    for world in WORLDS:
-        moved = runs.weights(nlp_outputs[world]["weighted"]) - before
-        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+    settings = {"weight": torch.tensor(CLASS_WEIGHTS), "label_smoothing": 0.1} if name == "weighted" else {}
+    torch.nn.CrossEntropyLoss(**settings)(model(**batch).logits, targets).backward()
+    expected = gradient_of(model)
+    assert len(expected) == len(before)
+    assert_moved_by({world: nlp_outputs[world][name] for world in WORLDS}, before, expected)
 
 
 def state_vector(model):
@@ -311,9 +304,7 @@ def test_the_gradient_of_an_mlm_step_equals_that_of_its_pieces_one_at_a_time_wit
     assert len(losses) == train.masked[samples].sum()
     losses.mean().backward()
     expected = vector({name: p.grad for name, p in model.named_parameters()})
-    for world in WORLDS:
-        moved = runs.weights(mlm_outputs[world]["gradient"]) - before
-        assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6, f"{world} processes"
+    assert_moved_by({world: mlm_outputs[world]["gradient"] for world in WORLDS}, before, expected)
 
 
 def vector(tensors):
@@ -331,7 +322,7 @@ def test_the_mlm_evaluation_equals_that_of_its_pieces_one_at_a_time(mlm, configs
         each = [dense_losses(model.eval(), validation, i, 0) for i in range(len(validation))]
     losses, hits = (torch.cat(part).double() for part in zip(*each, strict=True))
     for world in WORLDS:
-        found = next(line for line in runs.metrics(mlm_outputs[world]["adam"]) if "eval_loss" in line)
+        found = runs.evaluation(mlm_outputs[world]["adam"])
         assert found["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
         assert found["eval_accuracy"] == pytest.approx(hits.mean().item(), abs=1.5 / len(hits))
         assert found["eval_perplexity"] == pytest.approx(losses.mean().exp().item(), rel=1e-4)
@@ -355,9 +346,7 @@ def test_the_gradient_of_an_embeddings_step_equals_that_of_one_pass_over_the_ful
     assert known.any(), "the batch needs duplicates"
     scores = (anchors @ positives.T / config.temperature).masked_fill(known, -torch.inf)
     F.cross_entropy(scores, torch.arange(len(ids))).backward()
-    expected = torch.cat([p.grad.flatten().double() for _, p in sorted(model.named_parameters())])
-    moved = runs.weights(embeddings_outputs[3]["gradient"]) - before
-    assert runs.distance(moved / (-1.9 * SGD_RATE), expected) < 1e-6
+    assert_moved_by({3: embeddings_outputs[3]["gradient"]}, before, gradient_of(model))
 
 
 # Images

@@ -77,7 +77,7 @@ def train_and_evaluate(accelerator, model, sync, equal_counts):
     data, parameters = Sequences(0, SAMPLES), list(model.parameters())
     optimizer = make_optimizer(model, CONFIG)
     loader = Loader(data, plan, collate, accelerator.device)
-    monitor = Monitor(accelerator, LENGTHS, lambda: loader.seconds_waited, {}, model, CONFIG)
+    monitor = Monitor(accelerator, LENGTHS, {})
     schedule = make_schedule(CONFIG, plan.total_steps)
     steps, counts = [], []
     for step in range(plan.total_steps):
@@ -159,49 +159,37 @@ def alone():
     return train_and_evaluate(Accelerator(cpu=True), model, lambda last: None, equal_counts=False), model.state_dict()
 
 
-def test_both_processes_have_equally_many_forward_passes(sharded):
-    (main, second), _ = sharded
+def test_steps_equal_those_of_one_process_and_the_update_that_is_not_finite_is_skipped(sharded, alone):
+    (main, second), weights = sharded
     assert main["sharded"]
     assert second["sharded"]
-    for counts in zip(main["counted"], second["counted"], strict=True):
-        assert len(counts[0]) == len(counts[1])
-    assert main["counted"][-1] != second["counted"][-1], "no process had to repeat a sample"
-    assert len(main["evaluated"]) == len(second["evaluated"])
-    assert not all(main["evaluated"] + second["evaluated"]), "no process had to repeat a sample in evaluation"
-
-
-def test_losses_norms_and_samples_equal_those_of_one_process(sharded, alone):
-    (main, second), _ = sharded
     assert main["steps"] == second["steps"]
     assert [step["samples"] for step in main["steps"]] == [step["samples"] for step in alone[0]["steps"]]
     for key in ("loss", "grad_norm"):
         ours, expected = ([float(step[key]) for step in result["steps"]] for result in (main, alone[0]))
         assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True), key
-
-
-def test_both_processes_skip_the_update_of_a_gradient_that_is_not_finite(sharded, alone):
-    (main, second), _ = sharded
     assert main["skipped"] == second["skipped"] == alone[0]["skipped"] == 1
     finite = [np.isfinite(float(step["grad_norm"])) for step in main["steps"]]
     assert finite == [step != OVERFLOW_AT for step in range(len(finite))]
-
-
-def test_parameters_on_the_host_give_the_same_steps_and_predictions(sharded):
-    """fsdp_offload_params, as far as a CPU can show: the same policy, with host and device in one memory."""
-    for result in sharded[0]:
-        assert result["offloaded"]["steps"] == result["steps"]
-        assert result["offloaded"]["predictions"] == result["predictions"]
-        assert result["offloaded"]["skipped"] == 1
-
-
-def test_the_full_weights_are_gathered_and_saved(sharded, alone):
-    _, weights = sharded
     assert weights.keys() == alone[1].keys()
     vectors = [torch.cat([w[name].flatten().double() for name in sorted(w)]) for w in (weights, alone[1])]
     assert runs.distance(*vectors) < 1e-6
 
 
-def test_evaluation_counts_each_sample_exactly_once(sharded, alone):
-    for result in sharded[0]:
+def test_both_processes_have_equally_many_passes_and_the_evaluation_counts_each_sample_once(sharded, alone):
+    (main, second), _ = sharded
+    for counts in zip(main["counted"], second["counted"], strict=True):
+        assert len(counts[0]) == len(counts[1])
+    assert main["counted"][-1] != second["counted"][-1], "no process had to repeat a sample"
+    assert len(main["evaluated"]) == len(second["evaluated"])
+    assert not all(main["evaluated"] + second["evaluated"]), "no process had to repeat a sample in evaluation"
+    for result in (main, second):
         assert result["predictions"] == alone[0]["predictions"]
         assert result["eval_losses"] == pytest.approx(alone[0]["eval_losses"], rel=1e-5)
+
+
+def test_parameters_on_the_host_give_the_same_steps_and_predictions(sharded):
+    """fsdp_offload_params, as far as a CPU can show: the same policy, with host and device in one memory."""
+    for result in sharded[0]:
+        for key in ("steps", "predictions", "skipped"):
+            assert result["offloaded"][key] == result[key]

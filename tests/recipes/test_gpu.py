@@ -7,15 +7,12 @@ the packages (`runs.fork`), because a cold start takes 10 to 20 s on such a mach
 import json
 import os
 import signal
-import sys
 import time
 
 import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState, PartialState
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.host_waits import HostWaits
 from shared.config import options
@@ -58,6 +55,7 @@ def train(texts, tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()
     torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
 
 
 def losses(output):
@@ -73,6 +71,12 @@ def test_bf16_matches_full_precision_within_noise(train, recipe):
     assert losses(half) == pytest.approx(losses(full), rel=0.05)
     assert runs.training_lines(half)[-1]["samples"] == runs.training_lines(full)[-1]["samples"]
     assert torch.isfinite(runs.weights(half)).all()
+
+
+@pytest.mark.parametrize("flags", [["--cudnn_benchmark"], ["--channels_last", "false"]])
+def test_convolutions_of_another_kind_train_the_same(train, flags):
+    usual, other = (train(*words, recipe="image_classification") for words in (["usual"], ["other", *flags]))
+    assert losses(other) == pytest.approx(losses(usual), rel=0.05)
 
 
 def noting(skipped):
@@ -122,17 +126,17 @@ def test_fp16_keeps_its_loss_scale_in_the_checkpoint(train):
     assert json.loads((output / "checkpoints/step_00000020/state.json").read_text())["scaler"]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_no_step_makes_the_host_wait(train, recipe, workers):
+@pytest.mark.parametrize(
+    ("recipe", "precision", "workers"),
+    [
+        *((recipe, "bf16", workers) for recipe in RECIPES for workers in (0, 2)),
+        *((recipe, precision, 0) for recipe in ("nlp", "mlm") for precision in ("fp16", "no")),
+    ],
+)
+def test_no_step_makes_the_host_wait(train, recipe, precision, workers):
     flags = ["--trivial_augment", "--ema_decay", 0.9] if recipe == "image_classification" else []
-    train("watched", *BF16, *flags, "--dataloader_num_workers", workers, recipe=recipe, watch="error")
-
-
-@pytest.mark.parametrize("precision", ["fp16", "no"])
-@pytest.mark.parametrize("recipe", ["nlp", "mlm"])
-def test_no_step_waits_in_other_precisions(train, recipe, precision):
-    train("watched", "--mixed_precision", precision, recipe=recipe, watch="error")
+    flags += ["--mixed_precision", precision, "--dataloader_num_workers", workers]
+    train("watched", *flags, recipe=recipe, watch="error")
 
 
 def test_a_host_wait_is_found(train, monkeypatch):

@@ -4,13 +4,10 @@ Most need one GPU, whose processes share it over gloo. See test_gpu.py for what 
 """
 
 import shutil
-import sys
 
 import pytest
 import runs
 import torch
-
-sys.path.insert(0, str(runs.ROOT))
 
 from benchmarks.harness.launching import python_path
 from shared.processes import starting

@@ -1,17 +1,10 @@
 """No step of a recipe makes the host wait for the device. On a CPU, the operations that would wait are counted."""
 
-import sys
-
 import pytest
 import runs
-import torch
 
-sys.path.insert(0, str(runs.ROOT))
-
-from benchmarks.harness.host_waits import HostWaits, Operations
-from shared.config import options
+from benchmarks.harness.host_waits import HostWaits
 from shared.encoders import text_models
-from shared.extras import curves
 
 FLAGS = {
     "nlp": runs.TINY,
@@ -27,19 +20,14 @@ FLAGS = {
 @pytest.fixture
 def train(texts, tmp_path, monkeypatch):
     """A function that trains with a recipe in this process on one CPU and returns the counted waits."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     monkeypatch.setattr(text_models, "mask_by_row", text_models.mask_on_device)  # the masks of a GPU
 
     def call(name, break_it=lambda recipe: None):
         recipe = runs.load_recipe(name.split()[0])
         break_it(recipe)
-        data = [] if name == "image_classification" else [*map(str, texts)]
-        flags = [*data, *FLAGS[name]]
-        flags += ["--max_train_steps", "3", "--logging_steps", "3", "--output_dir", str(tmp_path / name)]
+        data = [] if name == "image_classification" else texts
         with HostWaits(recipe) as waits:
-            recipe.main(options.parse(recipe.Config, flags))
+            runs.train(recipe, tmp_path / name, *data, *FLAGS[name], "--max_train_steps", 3, "--logging_steps", 3)
         return waits
 
     return call
@@ -62,13 +50,3 @@ def test_a_norm_that_is_read_in_each_step_is_found(train):
     waits = train("image_classification", read_norms)
     assert waits.steps == [1, 1, 1]
     assert [where for where in waits.where if where.startswith("_local_scalar_dense at")]
-
-
-def test_a_mask_as_an_index_is_found():
-    found = []
-    values = torch.arange(4.0)
-    with Operations(found.append):
-        values[values > 1]
-        values[torch.tensor([0, 1])]
-        torch.where(values > 1, values, 0.0)
-    assert found == ["index"]

@@ -1,6 +1,7 @@
-"""`recipes/nlp.py --packing`: it computes no padding, resumes exactly, and its evaluation is that of each text alone.
+"""`recipes/nlp.py --packing`: it computes no padding, and its evaluation is that of each text alone.
 
-test_exactness.py tests that its weights are those of padded rows, on any number of processes.
+test_exactness.py tests that its weights are those of padded rows, on any number of processes, and
+test_resumed_recipes.py that it resumes exactly.
 """
 
 import csv
@@ -11,27 +12,13 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from shared.errors import UserError
-
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
-EIGHT = ["--packing", "--checkpointing_steps", 4]
 
 
 @pytest.fixture(scope="module")
 def bert(texts, tmp_path_factory):
     """The flag of a BERT with dropout."""
     return ["--model_name_or_path", runs.write_bert_with_dropout(tmp_path_factory.mktemp("bert") / "model", texts)]
-
-
-def test_a_resumed_run_ends_with_the_same_bytes_and_needs_the_same_flag(train, bert, tmp_path):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    train(whole, *bert, *EIGHT)
-    middle = ["--resume_from_checkpoint", whole / "checkpoints/step_00000004"]
-    train(resumed, *bert, *EIGHT, *middle)
-    bytes_of = [(output / "model/model.safetensors").read_bytes() for output in (whole, resumed)]
-    assert bytes_of[0] == bytes_of[1]
-    with pytest.raises(UserError, match="--packing was True, is False"):
-        train(tmp_path / "padded", *bert, "--checkpointing_steps", 4, *middle)
 
 
 def test_a_micro_batch_is_full_of_real_tokens_and_evaluation_is_that_of_each_text_alone(

@@ -24,7 +24,6 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.processes import folder_lock
 
-pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 RECIPES = sorted(path.stem for path in (runs.ROOT / "recipes").glob("*.py"))
 FEW = 2  # runs of a recipe in `make test`
 
@@ -110,37 +109,26 @@ def rows_of(factors: dict[str, list[str]], fits: Callable[[dict[str, str]], bool
 
     Each takes the values with the most pairs that no choice before it contains.
     """
-    names, draw = list(factors), random.Random(0)
+    draw = random.Random(0)
+    values = {name: [(name, value) for value in factors[name]] for name in factors}
     pairs = {
-        ((one, first), (other, second))
-        for one, other in itertools.combinations(names, 2)
-        for first in factors[one]
-        for second in factors[other]
+        frozenset(both): None
+        for one, other in itertools.combinations(factors, 2)
+        for both in itertools.product(values[one], values[other])
     }
     while pairs:
-        row = dict(min(pairs))
-        pairs.remove(min(pairs))
+        row = dict(sorted(next(iter(pairs))))
+        pairs.pop(frozenset(row.items()))
         if not fits(row):
             continue
-        for name in draw.sample(names, len(names)):
-            if name in row:
-                continue
-            found = []
-            for value in factors[name]:
-                candidate = row | {name: value}
-                new = sum(pair(names, (name, value), each) in pairs for each in row.items())
-                found.append((new, draw.random(), value, candidate))
-            for _, _, value, candidate in sorted(found, reverse=True, key=lambda each: each[:2]):
-                if value == "" or fits(candidate):
-                    row[name] = value
-                    break
-        pairs -= {pair(names, *both) for both in itertools.combinations(row.items(), 2)}
+        for name in draw.sample([*factors], len(factors)):
+            if name not in row:
+                found = draw.sample(values[name], len(values[name]))
+                found.sort(key=lambda one: sum(frozenset([one, other]) in pairs for other in row.items()), reverse=True)
+                row[name] = next(value for _, value in found if value == "" or fits(row | {name: value}))
+        for both in itertools.combinations(row.items(), 2):
+            pairs.pop(frozenset(both), None)
         yield row
-
-
-def pair(names: list[str], one: tuple[str, str], other: tuple[str, str]) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two options with their values, in the order of `names`."""
-    return (one, other) if names.index(one[0]) < names.index(other[0]) else (other, one)
 
 
 def words_of(row: dict[str, str]) -> list[str]:
@@ -187,16 +175,9 @@ def with_labels(texts, folder, kind: str) -> str:
 def train(module, row: dict[str, str], output) -> None:
     """Train with a choice of values for two steps, without each option because of which the recipe refuses to."""
     for attempt in itertools.count():
-        words = [
-            *(IMAGES if hasattr(module.Config, "train_dir") else SIZES),
-            "--max_train_steps",
-            "2",
-            *words_of(row),
-            "--output_dir",
-            str(output / str(attempt)),
-        ]
+        words = [*(IMAGES if hasattr(module.Config, "train_dir") else SIZES), "--max_train_steps", "2", *words_of(row)]
         try:
-            module.main(options.parse(module.Config, words))
+            runs.train(module, output / str(attempt), *words)
             return
         except UserError as error:
             flags = set(re.findall(r"--\w+", str(error)))

@@ -4,7 +4,6 @@ import families
 import pytest
 import runs
 import torch
-from refusals import refusal
 from test_nlp_packing import loss_of_each_text
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -79,15 +78,3 @@ def test_the_weights_are_the_same_packed_padded_and_on_two_processes(outputs):
     expected = runs.weights(outputs[1]["padded"])
     for found in (outputs[1]["packed"], outputs[2]["packed"]):
         assert runs.distance(runs.weights(found), expected) < 1e-5
-
-
-def test_a_classifier_without_a_choice_of_pooling_is_refused(train, model_of, tmp_path):
-    bert = model_of("bert")
-    for flags, given in (
-        (["--model_type", "bert"], "--model_type bert"),
-        (["--model_name_or_path", bert], f"--model_name_or_path {bert}, a bert,"),
-    ):
-        message = refusal(train, tmp_path / "run", *flags, "--pooling", "mean")
-        assert message.startswith(f"--pooling mean: {given} has a classifier without a choice of pooling")
-        assert message.endswith("use a modernbert or eurobert or ultrabert")
-        assert not (tmp_path / "run/config.yaml").exists()

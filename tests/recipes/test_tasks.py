@@ -14,8 +14,6 @@ import torch
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, mean_squared_error, precision_score, recall_score, roc_auc_score
 
-from shared.config import options
-
 FLAGS = [*runs.TINY, "--max_train_steps", "24", "--eval_steps", "24", "--learning_rate", "0.005"]
 
 
@@ -31,7 +29,7 @@ def one_number(text):
 
 
 @pytest.fixture
-def train(texts, tmp_path, one_cpu_process_without_a_picture):
+def train(texts, tmp_path):
     """A function that trains on rows made from the texts; it returns the validation rows and the folder of the run."""
 
     def call(row_of, *flags):
@@ -42,8 +40,7 @@ def train(texts, tmp_path, one_cpu_process_without_a_picture):
             written = tmp_path / f"{file.stem}.jsonl"
             written.write_text("".join(json.dumps(row) + "\n" for row in rows))
             files += [flag, str(written)]
-        nlp = runs.load_recipe("nlp")
-        nlp.main(options.parse(nlp.Config, [*FLAGS, *files, *flags, "--output_dir", str(tmp_path / "run")]))
+        runs.train("nlp", tmp_path / "run", *FLAGS, *files, *flags)
         return rows, tmp_path / "run"
 
     return call
@@ -65,8 +62,8 @@ def logits_of(output, rows, columns):
 
 def scores_of(output):
     """The scores of the evaluation in metrics.jsonl."""
-    (line,) = [line for line in runs.metrics(output) if "eval_loss" in line]
-    return {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}
+    found = runs.evaluation(output).items()
+    return {name.removeprefix("eval_"): value for name, value in found if name.startswith("eval_")}
 
 
 def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
@@ -91,8 +88,6 @@ def test_scores_of_several_labels_per_text_equal_those_of_scikit_learn(train):
     assert [*scores] == ["loss", *several]
     for name, value in expected.items():
         assert scores[name] == pytest.approx(float(value), abs=1e-5), name
-    first, *_, last = runs.training_lines(output)
-    assert last["loss"] < first["loss"]
 
 
 def test_scores_of_a_number_for_a_pair_of_texts_equal_those_of_scipy(train):
@@ -109,21 +104,6 @@ def test_scores_of_a_number_for_a_pair_of_texts_equal_those_of_scipy(train):
     }
     for name, value in expected.items():
         assert scores[name] == pytest.approx(float(value), abs=1e-4), name
-    first, *_, last = runs.training_lines(output)
-    assert last["loss"] < first["loss"]
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
-def test_a_new_encoder_of_another_architecture_learns_pairs(train, model_type):
-    sizes = ["--model_type", model_type, "--intermediate_size", "40", "--text_column_names", "first", "second"]
-    rows, output = train(one_number, *sizes)
-    config = json.loads((output / "model/config.json").read_text())
-    assert (config["model_type"], config["intermediate_size"], config["hidden_size"]) == (model_type, 40, 32)
-    logits, _ = logits_of(output, rows, ["first", "second"])
-    true = np.array([row["label"] for row in rows])
-    assert scores_of(output)["loss"] == pytest.approx(mean_squared_error(true, logits[:, 0].numpy()), abs=1e-4)
-    first, *_, last = runs.training_lines(output)
-    assert last["loss"] < first["loss"]
 
 
 def two_classes(text):
@@ -187,22 +167,11 @@ def test_large_numbers_are_learned_and_the_exported_model_answers_in_their_units
     assert scores_of(output) == {name: pytest.approx(value, rel=1e-3) for name, value in scores.items()}
 
 
-def test_the_exported_classifier_answers_in_a_pipeline(alone):
-    from transformers import pipeline
-
-    (answer,) = pipeline("text-classification", model=str(alone / "model"))("Return the decoded header of a message.")
-    assert answer["label"] in {"asyncio", "email", "unittest", "xml"}
-    assert 0.25 <= answer["score"] <= 1
-
-
-def test_a_classifier_with_its_labels_in_another_order_has_the_same_scores(alone, texts, tmp_path, request):
-    request.getfixturevalue("one_cpu_process_without_a_picture")
+def test_a_classifier_with_its_labels_in_another_order_has_the_same_scores(alone, texts, tmp_path):
     model = runs.write_in_another_order(alone / "model", tmp_path / "model")
-    nlp = runs.load_recipe("nlp")
     frozen = ["--model_name_or_path", model, "--learning_rate", 1e-30, "--max_train_steps", 1, "--eval_steps", 1]
-    flags = [*runs.TINY, *texts, *frozen, "--output_dir", tmp_path / "run"]
-    results = nlp.main(options.parse(nlp.Config, list(map(str, flags))))
-    (before,) = [line for line in runs.metrics(alone) if "eval_loss" in line]
+    results = runs.train("nlp", tmp_path / "run", *runs.TINY, *texts, *frozen)
+    before = runs.evaluation(alone)
     assert results == {name: pytest.approx(before[name], abs=1e-5) for name in results}
     exported = json.loads((tmp_path / "run/model/config.json").read_text())
     assert exported["id2label"] == json.loads((model / "config.json").read_text())["id2label"]

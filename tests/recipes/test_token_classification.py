@@ -4,18 +4,15 @@ One launch for each number of processes runs all configs. The tolerances are tho
 """
 
 import json
-import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import runs
 import torch
+import toy_data
 from exact_runs import ONE_STEP, SGD_RATE, TWENTY_STEPS
-from refusals import refusal
-from safetensors.torch import load_file
 from torch.nn import functional as F
-from toy_data import tagged_rows, write_tagged
 
 from shared.config import options
 from shared.plan.batches import Plan
@@ -34,15 +31,16 @@ def recipe():
 @pytest.fixture(scope="module")
 def tagged_texts(tmp_path_factory):
     """The flags of a small data set: functions of the standard library, whose names have roles."""
-    rows = tagged_rows()
+    rows = toy_data.tagged_rows()
     rows[3]["tokens"][1], rows[-1]["tokens"][2] = DROPPED, DROPPED
-    return write_tagged(tmp_path_factory.mktemp("tagged"), rows)
+    return toy_data.write_tagged(tmp_path_factory.mktemp("tagged"), rows)
 
 
 @pytest.fixture(scope="module")
-def configs(recipe, tagged_texts, tmp_path_factory):
+def configs(tagged_texts, tmp_path_factory):
     """{name: command line}."""
-    bert = write_bert_with_dropout(recipe, tagged_texts, tmp_path_factory.mktemp("bert") / "model")
+    folder = tmp_path_factory.mktemp("bert") / "model"
+    bert = toy_data.write_encoder_with_dropout(folder, "token_classification", tagged_texts)
     tiny = [*tagged_texts, *TINY]
     return {
         "gradient": [*tiny, *ONE_STEP],
@@ -66,19 +64,6 @@ def prepared(recipe, flags):
     return config, *recipe.load_data(config)
 
 
-def write_bert_with_dropout(recipe, texts, folder):
-    """Write a BERT with random weights and dropout 0.1, and the tokenizer of the tiny runs, to `folder`."""
-    from transformers import BertConfig, BertForTokenClassification
-
-    *_, tags, tokenizer = prepared(recipe, [*texts, *TINY])
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    names = {"id2label": dict(enumerate(tags.names)), "label2id": {name: i for i, name in enumerate(tags.names)}}
-    torch.manual_seed(0)
-    BertForTokenClassification(BertConfig(vocab_size=len(tokenizer), **sizes, **names)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(("name", "world"), [("adam", 2), ("dropout", 3)])
 def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     one, other = outputs[1][name], outputs[world][name]
@@ -87,30 +72,10 @@ def test_the_run_is_the_same_on_any_number_of_processes(outputs, name, world):
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert runs.distance(runs.weights_that_learn(other), runs.weights_that_learn(one)) < 1e-5
     assert [line["samples"] for line in runs.training_lines(other)] == [line["samples"] for line in lines]
-    both = [next(line for line in runs.metrics(output) if "eval_f1" in line) for output in (one, other)]
-    scores = [{name: value for name, value in line.items() if name.startswith("eval_")} for line in both]
+    scores = [runs.evaluation(output) for output in (one, other)]
     assert {"eval_loss", "eval_f1", "eval_precision", "eval_recall", "eval_accuracy"} <= set(scores[0])
     assert scores[1]["eval_loss"] == pytest.approx(scores[0]["eval_loss"], rel=1e-5)
     assert scores[1]["eval_f1"] == pytest.approx(scores[0]["eval_f1"], abs=0.02)  # rounding may flip a close word
-
-
-def test_adapters_and_the_head_are_all_that_is_trained(recipe, configs, tmp_path):
-    from peft import PeftModel
-    from transformers import AutoModelForTokenClassification
-
-    flags = configs["dropout"]
-    base = flags[flags.index("--model_name_or_path") + 1]
-    words = [*flags, "--lora_rank", 4, "--learning_rate", 0.01, "--max_train_steps", 2, "--eval_steps", 2]
-    recipe.main(options.parse(recipe.Config, [*map(str, words), "--output_dir", str(tmp_path)]))
-    stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
-    head = {name for name in stored if ".lora_" not in name}
-    assert head == {"base_model.model.classifier.weight", "base_model.model.classifier.bias"}
-    kind = AutoModelForTokenClassification
-    merged = kind.from_pretrained(tmp_path / "model").eval()
-    adapted = PeftModel.from_pretrained(kind.from_pretrained(base), tmp_path / "adapter").eval()
-    ids = torch.arange(20).view(2, 10)
-    with torch.no_grad():
-        assert torch.allclose(merged(input_ids=ids).logits, adapted(input_ids=ids).logits, atol=1e-5)
 
 
 def losses_of_words(model, data, windows):
@@ -160,41 +125,21 @@ def test_each_word_of_the_validation_texts_is_predicted_once_and_the_scores_are_
     guesses = [["O" if word == DROPPED else tags.names[next(remaining)] for word in text["tokens"]] for text in texts]
     true = [text["tags"] for text in texts]
     for world in (1, 2):
-        found = next(line for line in runs.metrics(outputs[world]["adam"]) if "eval_loss" in line)
+        found = runs.evaluation(outputs[world]["adam"])
         assert found["eval_loss"] == pytest.approx(losses.double().mean().item(), rel=1e-5)
         for name in ("f1", "precision", "recall", "accuracy"):
             expected = getattr(seqeval, f"{name}_score")(true, guesses)
             assert found[f"eval_{name}"] == pytest.approx(expected, abs=1e-9 if world == 1 else 0.02), name
 
 
-@pytest.fixture
-def train(recipe, tagged_texts):
-    """A function that trains on the small data set in this process, with further flags."""
-
-    def call(output, *flags):
-        everything = map(str, [*tagged_texts, *TINY, *flags, "--output_dir", output])
-        return recipe.main(options.parse(recipe.Config, list(everything)))
-
-    return call
-
-
-def test_a_resumed_run_ends_with_the_same_bytes(train, configs, tmp_path):
-    bert = configs["dropout"][-3:-1]
-    train(tmp_path / "whole", *bert, "--checkpointing_steps", 4)
-    middle = tmp_path / "whole/checkpoints/step_00000004"
-    train(tmp_path / "again", *bert, "--checkpointing_steps", 4, "--resume_from_checkpoint", middle)
-    whole, resumed = ((tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "again"))
-    assert whole == resumed
-
-
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
-def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(train, tagged_texts, tmp_path, kind):
+def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(recipe, tagged_texts, tmp_path, kind):
     """Of texts that fit into a window; both kinds of tokenizer cut a word as after a space."""
     from seqeval import metrics as seqeval
     from transformers import pipeline
 
     flags = ["--tokenizer_type", kind, "--max_length", 120, "--max_tokens_per_micro_batch", 500]
-    results = train(tmp_path / "run", *flags, "--max_train_steps", 30)
+    results = runs.train(recipe, tmp_path / "run", *tagged_texts, *TINY, *flags, "--max_train_steps", 30)
     tagger = pipeline("token-classification", model=str(tmp_path / "run/model"), device="cpu")
     true, predicted = [], []
     for row in map(json.loads, tagged_texts[3].read_text().splitlines()):
@@ -209,50 +154,3 @@ def test_the_pipeline_gives_the_reported_scores_by_the_first_pieces_of_words(tra
     assert results["eval_f1"] == pytest.approx(seqeval.f1_score(true, predicted))
     assert results["eval_accuracy"] == pytest.approx(seqeval.accuracy_score(true, predicted))
     assert results["eval_f1"] > 0.1
-
-
-REFUSED = [
-    (["--metric_name", "accuracy"], "--metric_name accuracy: this recipe always computes f1, precision, recall"),
-    (["--metric_for_best_model", "macro_f1"], "--metric_for_best_model macro_f1 is not computed: use one of loss, f1"),
-    (
-        ["--stride", "22"],
-        "--max_length 24 leaves room for 22 tokens of text beside 2 special tokens, not more",
-    ),
-    (["--max_length", "2", "--stride", "0"], "--max_length 2 leaves room for 0 tokens"),
-    (["--csv_delimiter", ";"], "--csv_delimiter ; has no effect on tagged texts"),
-    (["--label_column_name", "ner"], "--label_column_name ner: --train_file "),
-]
-
-
-@pytest.mark.parametrize(("flags", "expected"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
-def test_invalid_flags_are_refused_in_one_line(train, tmp_path, flags, expected):
-    assert refusal(train, tmp_path / "out", *flags).startswith(expected)
-    assert not (tmp_path / "out/config.yaml").exists()
-
-
-def test_bad_data_are_refused_or_reported(train, tmp_path, capsys):
-    def write(name, *rows):
-        (tmp_path / name).write_text("".join(f"{word} {tag}\n" if word else "\n" for word, tag in rows))
-        return tmp_path / name
-
-    sentences = [("EU", "B-ORG"), ("", ""), ("a", "O"), ("b", "I-ORG"), ("c", "B-ORG"), ("", "")]
-    good = write("good.conll", *sentences * 10)
-    unknown = write("unknown.conll", ("a", "O"), ("", ""), ("Ada", "B-PER"))
-    outside = write("outside.conll", ("a", "O"), ("", ""), ("b", "O"))
-    message = refusal(train, tmp_path / "run", "--train_file", good, "--validation_file", unknown)
-    assert message.startswith(f"row 2 of --validation_file {unknown} has the tag")
-    message = refusal(train, tmp_path / "run", "--train_file", outside, "--validation_file", good)
-    assert message.startswith(f"--train_file {outside}: every word has the tag O, so there is nothing to learn")
-    capsys.readouterr()
-    train(tmp_path / "run", "--train_file", good, "--validation_file", "None", "--dry_run")
-    said = capsys.readouterr().err
-    assert re.search(r"good.conll: \d+ tags violate IOB2 \(such as I- without B- before it\)", said)
-    assert "2 of its rows (10 %, chosen by --seed 0) are held out" in said
-
-
-def test_words_without_pieces_and_violations_of_the_scheme_are_reported(train, tmp_path, capsys):
-    train(tmp_path / "run", "--dry_run")
-    said = capsys.readouterr()
-    assert said.err.count("1 words have no tokens; the evaluation counts the tag O as their prediction") == 2
-    assert "tags violate IOB2" not in said.err
-    assert "70 texts" in said.out

@@ -1,7 +1,6 @@
 """--activation_dtype bf16: which tensors are bf16, which stay float32, and what the results are."""
 
 import copy
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,8 +16,6 @@ from transformers import (
     BertForSequenceClassification,
     ResNetConfig,
 )
-
-sys.path.insert(0, str(runs.ROOT))
 
 from shared.config import options
 from shared.config.options import Options

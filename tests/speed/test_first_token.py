@@ -1,7 +1,6 @@
 """A last layer for the first token only gives the same logits and gradients, and is used only where it is valid."""
 
 import copy
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +14,6 @@ from transformers import (
     BertForSequenceClassification,
     DeiTForImageClassificationWithTeacher,
 )
-
-sys.path.insert(0, str(runs.ROOT))
 
 from shared.config.options import Options
 from shared.encoders.text_models import adapt_to_device

@@ -1,11 +1,9 @@
 """A replacement in a model that changes the model's outputs is undone, and one line is printed."""
 
 import copy
-import sys
 from types import SimpleNamespace
 
 import pytest
-import runs
 import torch
 from transformers import (
     AutoConfig,
@@ -14,8 +12,6 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 from transformers.integrations import sdpa_attention
-
-sys.path.insert(0, str(runs.ROOT))
 
 from shared.compat import of_transformers
 from shared.encoders import text_models

@@ -160,7 +160,7 @@ def test_a_machine_with_an_empty_disk_is_refused_instead_of_starting_over(result
         host = socket.gethostname()
         assert machine["replaced"] == (
             f"checkpoint {path}/step_00000018 is intact on machine 0 ({host}) but not on machine 1 ({host}): copy that "
-            f"folder from machine 0, remove {path} on all of them to start over, or name another --output_dir"
+            f"folder from there, remove {path} on all of them to start over, or name another --output_dir"
         )
 
 

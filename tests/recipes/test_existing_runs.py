@@ -155,7 +155,7 @@ def test_a_checkpoint_of_another_model_is_refused(train, nlp, tmp_path, monkeypa
         return build_model(dataclasses.replace(config, hidden_size=64), *args)
 
     monkeypatch.setattr(nlp, "build_model", build_a_wider_model)
-    assert "step_00000002 does not fit this model (" in refusal(train, tmp_path, *flags, 4)
+    assert "step_00000002 cannot be loaded into this model (" in refusal(train, tmp_path, *flags, 4)
 
 
 def test_a_checkpoint_with_another_order_of_samples_is_refused_and_its_finished_run_is_not(train, tmp_path):

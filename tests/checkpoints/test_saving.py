@@ -1,7 +1,6 @@
 """Saving during training: the files, and the effect of failures."""
 
 import dataclasses
-import json
 import shutil
 import threading
 import time
@@ -14,7 +13,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 
-from shared.checkpoints import digests, folders, resuming, saving, staging, states
+from shared.checkpoints import digests, folders, resuming, saving, staging
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.saving import Saver
 from shared.config.options import Options
@@ -53,9 +52,12 @@ def run(tmp_path):
     accelerator.free_memory()
 
 
-@pytest.fixture
-def synchronous(monkeypatch):
-    monkeypatch.setattr(staging, "available_memory", lambda: 100)
+@pytest.fixture(params=["in the background", "while the training waits"])
+def how(request, monkeypatch):
+    """How the checkpoints are written."""
+    if request.param == "while the training waits":
+        monkeypatch.setattr(staging, "available_memory", lambda: 100)
+    return request.param
 
 
 @pytest.fixture
@@ -150,15 +152,12 @@ def test_a_checkpoint_is_not_saved_if_other_code_changes_parameters_during_the_c
     assert_holds(run.folder / "step_00000006", weights)
 
 
-@pytest.mark.parametrize("how", ["in the background", "synchronous"])
-def test_a_saved_checkpoint_is_loaded_bit_by_bit(run, how, request, capfd):
-    if how == "synchronous":
-        request.getfixturevalue("synchronous")
+def test_a_saved_checkpoint_is_loaded_bit_by_bit(run, how, capfd):
     for _ in range(4):
         run.step()
     run.saver.finish()
     warnings = capfd.readouterr().err
-    assert warnings.count("checkpoints are written while the training waits: ") == (how == "synchronous")
+    assert warnings.count("checkpoints are written while the training waits: ") == (how == "while the training waits")
     drawn = torch.randn(5, 3)
 
     def continued():
@@ -189,10 +188,7 @@ def test_both_ways_of_saving_write_the_same_files(run, monkeypatch):
     assert (kept / "optimizer.safetensors").read_bytes() == (background / "optimizer.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("how", ["in the background", "synchronous"])
-def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, how, request, capfd, monkeypatch):
-    if how == "synchronous":
-        request.getfixturevalue("synchronous")
+def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, how, capfd, monkeypatch):
     monkeypatch.setattr(saving, "SECONDS_BETWEEN", 0.0)
     run.step(), run.step()
     run.saver.finish()
@@ -225,6 +221,18 @@ def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, ho
     assert set(resuming.complete(run.config.output_dir)) == {2, 4}
 
 
+def test_a_run_that_waits_for_its_disk_says_so_once(run, capfd, monkeypatch):
+    monkeypatch.setattr(saving, "MAY_WAIT", 0.1)
+    write = folders.write
+    monkeypatch.setattr(folders, "write", lambda job: time.sleep(0.2) or write(job))
+    for _ in range(8):
+        run.step()
+    assert capfd.readouterr().err == (
+        "warning: the training has waited 0 s for checkpoints to be written; with a larger --checkpointing_steps it "
+        "waits less\n"
+    )
+
+
 def full_disk(monkeypatch, attempts=10**9):
     """Let this many attempts to write a checkpoint fail as on a full disk; return the list of all attempts."""
     made, write_file = [], digests.write_file
@@ -252,12 +260,7 @@ def test_two_failed_saves_in_a_row_end_the_run_if_failed_saves_is_end(run, capfd
     assert capfd.readouterr().err.count("No space left") == 2
 
 
-@pytest.mark.parametrize("how", ["in the background", "synchronous"])
-def test_two_failed_saves_in_a_row_make_the_run_wait_and_the_second_is_tried_again(
-    run, how, request, capfd, monkeypatch
-):
-    if how == "synchronous":
-        request.getfixturevalue("synchronous")
+def test_two_failed_saves_in_a_row_make_the_run_wait_and_the_second_is_tried_again(run, how, capfd, monkeypatch):
     monkeypatch.setattr(saving, "BETWEEN_ATTEMPTS", 0.0)
     run.saver.config = dataclasses.replace(run.config, failed_saves="wait")
     attempts = full_disk(monkeypatch, attempts=4)  # the save of step 2, and three of the save of step 4
@@ -308,26 +311,3 @@ def test_a_disk_that_fills_up_keeps_the_older_checkpoint_and_its_free_space(smal
     saver.finish()
     assert set(resuming.complete(small_disk)) == {6}
     accelerator.free_memory()
-
-
-def test_plain_values_of_an_optimizer_keep_their_types(run):
-    run.step(), run.step()
-    run.optimizer.param_groups[0]["betas"] = (0.5, 1)  # an integer among the floats
-    run.step(), run.step()
-    run.saver.finish()
-    (state,) = states.optimizer_state_dicts(run.folder / "step_00000004")
-    assert state["param_groups"][0]["betas"] == (0.5, 1)
-
-
-def test_state_json_has_the_step_the_epoch_and_the_number_of_processes(run):
-    run.step(), run.step()
-    run.saver.finish()
-    state = json.loads((run.folder / "step_00000002/state.json").read_text())
-    assert (state["step"], state["epoch"], state["world_size"]) == (2, 0, 1)
-
-
-def test_a_prepared_object_that_cannot_be_saved_fails_an_assertion(run):
-    run.accelerator._schedulers.append(torch.optim.lr_scheduler.ConstantLR(run.optimizer.optimizer))
-    with pytest.raises(AssertionError):
-        Saver(run.accelerator, run.config, PLAN)
-    run.accelerator._schedulers.clear()

@@ -125,8 +125,8 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
 
     from shared.checkpoints import resuming
     from shared.checkpoints.progress import Progress
-    from shared.checkpoints.saving import Saver, state_tensors
-    from shared.checkpoints.states import distinct
+    from shared.checkpoints.saving import Saver
+    from shared.checkpoints.states import distinct, state_tensors
     from shared.config.options import Options
     from shared.optimization.optimizers import inner, make_optimizer
     from shared.plan.batches import Plan

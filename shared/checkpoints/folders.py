@@ -6,15 +6,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.checkpoints import digests
 from shared.checkpoints.states import Tensors, pieces_of
-from shared.disk import NO_SPACE, sync, usual_permissions
+from shared.disk import sync
 
 COMPLETE, PARTIAL = re.compile(r"step_(\d{8,})"), re.compile(r"step_\d{8,}\.partial-[0-9a-f]{8}")
 WRITERS = 2  # files that are written at the same time: model and optimizer
@@ -29,17 +28,7 @@ class Job:
     contents: dict[str, bytes]  # of the other files
     keep: int | None = None  # how many of the newest checkpoints are kept when this one is complete; None: all
     best: int | None = None  # the step of another one to keep
-    more_bytes: int = 0  # of other files, which other code writes
     needed_from: int | None = None  # also keep this step and later ones: another machine may lack the newest
-    partial: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.partial = partial_of(self.final)
-
-    def bytes(self) -> int:
-        """Its size on disk, except the names of the tensors."""
-        tensors = (tensor for of_file in self.tensors.values() for tensor in of_file.values())
-        return sum(tensor.nbytes for tensor in tensors) + sum(map(len, self.contents.values())) + self.more_bytes
 
 
 def folder(output_dir: str | Path) -> Path:
@@ -63,50 +52,38 @@ def write(job: Job) -> None:
     Raises:
         OSError: it could not be written, and its files are removed.
     """
-
-    def fill() -> None:
-        require_space(job.final.parent, job.bytes())
-        files = {name: pieces_of(tensors) for name, tensors in job.tensors.items()}
-        files |= {name: iter([content]) for name, content in job.contents.items()}
-        with ThreadPoolExecutor(WRITERS) as pool:
-            lines = pool.map(lambda name: digests.write_file(job.partial / name, files[name]), files)
-            commit(job.partial, job.final, dict(zip(files, lines, strict=True)))
-
-    attempt(job.partial, fill)
-    rotate(job.final, job.keep, job.best, job.needed_from)
-
-
-def attempt(partial: Path, fill: Callable[[], object]) -> None:
-    """Create the folder `partial` and fill it; remove it if that fails."""
+    partial = partial_of(job.final)
+    files = {name: pieces_of(tensors) for name, tensors in job.tensors.items()}
+    files |= {name: iter([content]) for name, content in job.contents.items()}
     try:
-        if not partial.parent.exists():
-            partial.parent.mkdir()  # without parents: after a lost mount they would be created on another disk
-            sync(partial.parent.parent)
-        partial.mkdir()
-        fill()
+        begin(partial, sum(tensor.nbytes for tensors in job.tensors.values() for tensor in tensors.values()))
+        with ThreadPoolExecutor(WRITERS) as pool:
+            lines = [*pool.map(lambda name: digests.write_file(partial / name, files[name]), files)]
+        commit(partial, job.final, dict(zip(files, lines, strict=True)))
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    rotate(job.final, job.keep, job.best, job.needed_from)
 
 
-def require_space(folder: Path, needed: int) -> None:
-    """Raise OSError when the disk of `folder` has less than `needed` bytes left."""
-    if shutil.disk_usage(folder).free < needed:
-        raise OSError(errno.ENOSPC, "not enough space")
+def begin(partial: Path, size: int) -> None:
+    """Create a folder for a checkpoint whose tensors take `size` bytes.
 
-
-def described(error: OSError, job: Job) -> str:
-    """An error with, if the disk is full, the space that a checkpoint needs and the space left."""
-    if error.errno not in NO_SPACE:
-        return str(error)
-    free = shutil.disk_usage(job.final.parent.parent).free
-    return f"{error}; {job.bytes() / 1e6:,.1f} MB are needed, and in {job.final.parent} {free / 1e6:,.1f} MB are free"
+    Raises:
+        OSError: there is less space, which other files of the run need as well; or the folder cannot be created.
+    """
+    folder = partial.parent
+    if not folder.exists():
+        folder.mkdir()  # without parents: after a lost mount they would be created on another disk
+        sync(folder.parent)
+    if (free := shutil.disk_usage(folder).free) < size:
+        raise OSError(errno.ENOSPC, f"{size / 1e6:,.1f} MB are needed, and {free / 1e6:,.1f} MB are free")
+    partial.mkdir()
 
 
 def commit(partial: Path, final: Path, manifest: dict[str, dict[str, Any]]) -> None:
     """Turn a folder whose files are on disk into a checkpoint: write the manifest, then rename the folder."""
     digests.write_file(partial / "manifest.json", [json.dumps(manifest, indent=1, sort_keys=True).encode()])
-    usual_permissions(partial)
     for folder in {(partial / name).parent for name in manifest} | {partial}:
         sync(folder)
     replaced = None
@@ -126,10 +103,8 @@ def rotate(newest: Path, keep: int | None, best: int | None, needed_from: int | 
     Also kept are the one of step `best`, those from step `needed_from` on, and those later than `newest`, which exist
     if the run was resumed from an earlier step.
     """
-    match = COMPLETE.fullmatch(newest.name)
-    assert match
     found = complete_in(newest.parent)
-    older = sorted(step for step in found if step <= int(match[1]))
+    older = sorted(step for step in found if step <= int(newest.name.removeprefix("step_")))
     for step in older[: -keep if keep else 0]:
         if step != best and (needed_from is None or step < needed_from):
             try:
@@ -149,28 +124,15 @@ def complain(what: str) -> None:
 
 
 def complete_in(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints in a folder, by step; links are not followed."""
-    return {int(match[1]): path for path, match in ours(folder, COMPLETE) if has_manifest(path)}
-
-
-def partials_in(folder: Path) -> list[Path]:
-    """The incomplete checkpoints in a folder, recognized by their names."""
-    return [path for path, _ in ours(folder, PARTIAL)]
+    """The complete checkpoints in a folder, by step; links are not followed, unreadable ones are left out."""
+    found = ours(folder, COMPLETE)
+    return {int(match[1]): path for path, match in found if any(path.glob("manifest.json"))}
 
 
 def ours(folder: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
-    """The folders in `folder` whose names match `names`, in order."""
+    """The folders in `folder` whose names match `names`, without links."""
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
-    matches = [(entry, names.fullmatch(entry.name)) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return [(Path(entry.path), match) for entry, match in matches if match]
-
-
-def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a readable manifest."""
-    try:
-        return (folder / "manifest.json").is_file()
-    except OSError:
-        return False
+    return [(path, match) for path in entries if (match := names.fullmatch(path.name))]

@@ -26,11 +26,6 @@ def load(path: Path, optimizers: list[Any], registered: list[Any]) -> None:
         each.load_state_dict(read(path / f"custom_checkpoint_{i}.pkl"))
 
 
-def scaler(path: Path) -> Any:
-    """The state of the loss scale, of a checkpoint that is sharded or not."""
-    return read(path / "scaler.pt")
-
-
 def read(file: Path) -> Any:
     """What torch.save wrote to a file, on the CPU."""
     return torch.load(file, map_location="cpu", weights_only=True)

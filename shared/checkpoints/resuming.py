@@ -15,30 +15,16 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from shared import disk
 from shared.checkpoints import digests, folders, older_format, sharded
 from shared.checkpoints.folders import folder, path_of
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_state, numbered
+from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_optimizers, modules_by_file
 from shared.compat import of_accelerate
 from shared.config.options import Options
 from shared.errors import UserError, count_of
-from shared.plan.batches import Plan
 from shared.processes.collectives import gather, on_main_process, on_writers
 
 State = dict[str, Any]
-
-
-def save_is_due(config: Options, plan: Plan, progress: Progress) -> bool:
-    """Whether a checkpoint is to be saved after `progress.step` steps: by --checkpointing_steps, or as the best one."""
-    best = config.load_best_model_at_end and progress.best_step == progress.step
-    return best or interval_ends(config, plan, progress.step)
-
-
-def interval_ends(config: Options, plan: Plan, step: int) -> bool:
-    """Whether --checkpointing_steps asks for a checkpoint after `step` steps."""
-    every = config.checkpointing_steps
-    return every != "no" and plan.due(None if every == "epoch" else int(every), step - 1)
 
 
 def complete(output_dir: str | Path) -> dict[int, Path]:
@@ -48,19 +34,9 @@ def complete(output_dir: str | Path) -> dict[int, Path]:
 
 def remove_partials(output_dir: str | Path) -> None:
     """Remove, and print, the incomplete checkpoints of an earlier start. Only processes that write call it."""
-    for partial in folders.partials_in(folder(output_dir)):
+    for partial, _ in folders.ours(folder(output_dir), folders.PARTIAL):
         folders.remove(partial)
         print(f"removed {partial}, a checkpoint that was never finished")
-
-
-def manifest_of(path: Path, rank: int | None = None) -> dict[str, Any]:
-    """Size and digest of the files in a folder (those that process `rank` wrote), which are then on disk."""
-
-    files = [file for file in path.rglob("*") if file.is_file()]
-    mine = {str(file.relative_to(path)): file for file in files if rank is None or sharded.is_mine(file, rank)}
-    for file in mine.values():
-        disk.sync(file)
-    return digests.lines_of(mine)
 
 
 def problem_with(path: Path) -> str | None:
@@ -83,30 +59,26 @@ def find(accelerator: Any, config: Options) -> tuple[Path, State] | None:
         UserError: the checkpoint named by a path is missing or damaged; `never`, but there are checkpoints; some
             machines have intact checkpoints, but no checkpoint is intact on all machines.
     """
-    output_dir, resume_from = config.output_dir, config.resume_from_checkpoint
+    asked = config.resume_from_checkpoint
 
-    def refuse_any() -> None:
-        if found := complete(output_dir):
+    def refuse() -> None:
+        if asked != "never" and (problem := problem_with(Path(asked))):
+            raise UserError(f"--resume_from_checkpoint {asked}: {problem}; use auto for the newest complete one")
+        if asked == "never" and (found := complete(config.output_dir)):
             raise UserError(
-                f"--resume_from_checkpoint never, but {folder(output_dir)} holds checkpoints up to step {max(found)}: "
-                "set another --output_dir, or remove them"
+                f"--resume_from_checkpoint never, but {folder(config.output_dir)} holds checkpoints up to step "
+                f"{max(found)}: set another --output_dir, or remove them"
             )
-
-    def refuse_damaged() -> None:
-        if problem := problem_with(Path(resume_from)):
-            raise UserError(f"--resume_from_checkpoint {resume_from}: {problem}; use auto for the newest complete one")
 
     path: Path | None = None
     # A path or `never` is meant for the first start: obeying it at a restart would lose the steps trained since.
-    if resume_from == "auto" or any(gather(accelerator, started_again())):
+    if asked == "auto" or any(gather(accelerator, started_again())):
         path = newest_intact(accelerator, config)
-        if path and resume_from != "auto" and accelerator.is_main_process:
-            print(f"started again by the launcher: {path.name} of this run, not --resume_from_checkpoint {resume_from}")
-    if not path and resume_from == "never":
-        on_writers(accelerator, config, refuse_any)
-    elif not path and resume_from != "auto":
-        on_writers(accelerator, config, refuse_damaged)
-        path = Path(resume_from)
+        if path and asked != "auto" and accelerator.is_main_process:
+            print(f"started again by the launcher: {path.name} of this run, not --resume_from_checkpoint {asked}")
+    if path is None and asked != "auto":
+        on_writers(accelerator, config, refuse)
+        path = None if asked == "never" else Path(asked)
     return (path, on_main_process(accelerator, lambda: read_state(path))) if path else None
 
 
@@ -122,28 +94,25 @@ def newest_intact(accelerator: Any, config: Options) -> Path | None:
         UserError: with --save_on_each_node, some machines have intact checkpoints, but none is intact on all machines.
     """
     found = on_writers(accelerator, config, lambda: list(complete(config.output_dir)))
-    in_part: tuple[Path, list[str | None]] | None = None
+    in_part = ""
     for step in sorted(set().union(*found), reverse=True):
         path = path_of(config.output_dir, step)
-        problems = on_writers(accelerator, config, lambda path=path: problem_with(path))  # type: ignore[misc]
-        if not any(problems):
+        machines = on_writers(accelerator, config, lambda path=path: (socket.gethostname(), problem_with(path)))  # type: ignore[misc]
+        lack = [f"{i} ({host})" for i, (host, problem) in enumerate(machines) if problem]
+        has = [f"{i} ({host})" for i, (host, problem) in enumerate(machines) if not problem]
+        if not lack:
             return path
-        if in_part is None and not all(problems):
-            in_part = path, problems
+        if has and not in_part:
+            in_part = (
+                f"checkpoint {path} is intact on machine {has[0]} but not on machine {', '.join(lack[:8])}: copy that "
+                f"folder from there, remove {path.parent} on all of them to start over, or name another --output_dir"
+            )
         if accelerator.is_main_process:
-            where = [machine for machine, problem in enumerate(problems) if problem]
-            on = f" on machine {where[0]}" if config.save_on_each_node else ""
-            folders.complain(f"checkpoint {path} is skipped{on}: {problems[where[0]]}")
+            on = f" on machine {lack[0]}" if config.save_on_each_node else ""
+            problem = next(problem for _, problem in machines if problem)
+            folders.complain(f"checkpoint {path} is skipped{on}: {problem}")
     if in_part:  # most likely a machine was replaced: a start at step 0 would lose the run
-        path, problems = in_part
-        hosts = on_writers(accelerator, config, socket.gethostname)
-        has = problems.index(None)
-        lack = [machine for machine, problem in enumerate(problems) if problem]
-        raise UserError(
-            f"checkpoint {path} is intact on machine {has} ({hosts[has]}) but not on machine "
-            f"{', '.join(f'{machine} ({hosts[machine]})' for machine in lack[:8])}: copy that folder from machine "
-            f"{has}, remove {path.parent} on all of them to start over, or name another --output_dir"
-        )
+        raise UserError(in_part)
     return None
 
 
@@ -161,24 +130,21 @@ def load(accelerator: Any, path: Path) -> None:
     """
     try:
         load_all(accelerator, path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}): start the same command again to resume from the newest intact checkpoint"
-        ) from None
-    except (RuntimeError, ValueError) as error:  # as torch's load_state_dict raises them
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise UserError(
-            f"{path} does not fit this model ({reason}): it was saved by other code or another version of "
-            "transformers; restore that, or begin a new run in another --output_dir, without "
-            "--resume_from_checkpoint"
+            f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
+            "transformers, or a file can no longer be read; restore that, or begin a new run in another --output_dir, "
+            "without --resume_from_checkpoint"
         ) from None
 
 
 def load_all(accelerator: Any, path: Path) -> None:
     """Load every file of a checkpoint into the object that it was saved from."""
     models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
+    registered = of_accelerate.registered_objects(accelerator)
     if sharded.is_in(path):
         sharded.load(path, models, optimizers)
     elif any(map(sharded.is_sharded, models)):
@@ -187,15 +153,18 @@ def load_all(accelerator: Any, path: Path) -> None:
             "or begin a new run in another --output_dir"
         )
     else:
-        for i, model in enumerate(models):
-            load_weights(model, path, numbered(i))
+        for file, model in modules_by_file(models).items():
+            load_weights(model, path, file)
         if older_format.is_in(path):
-            older_format.load(path, optimizers, of_accelerate.registered_objects(accelerator))
+            older_format.load(path, optimizers, registered)
         else:
-            load_state(path, models, optimizers, of_accelerate.registered_objects(accelerator))
+            for file, module in modules_by_file([], registered).items():
+                load_model(module, path / file)
+            load_optimizers(path, models, optimizers)
     if accelerator.scaler is not None:
         state = read_state(path)
-        accelerator.scaler.load_state_dict(state["scaler"] if "scaler" in state else older_format.scaler(path))
+        stored = state["scaler"] if "scaler" in state else older_format.read(path / "scaler.pt")
+        accelerator.scaler.load_state_dict(stored)
 
 
 def load_weights(model: nn.Module, path: Path, file: str) -> None:

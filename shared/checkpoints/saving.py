@@ -1,39 +1,45 @@
 """Saving: the state is copied to memory while the next step is computed, and a thread writes the checkpoint."""
 
 import json
-import math
 import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
 
 import torch
+from torch import nn
 
 from shared.checkpoints import digests, folders, sharded
 from shared.checkpoints.folders import Job, complain
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.resuming import interval_ends, manifest_of, save_is_due
-from shared.checkpoints.staging import Copy, Staging
-from shared.checkpoints.states import Tensors, Values, digest_of, frozen_parameters, state_of
+from shared.checkpoints.staging import Changed, Staging
+from shared.checkpoints.states import (
+    OPTIMIZER,
+    Tensors,
+    Values,
+    digest_of,
+    distinct,
+    frozen_parameters,
+    modules_by_file,
+    optimizer_state,
+    state_tensors,
+)
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
 from shared.disk import remedy
-from shared.errors import UserError
+from shared.errors import UserError, about
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
-from shared.processes.collectives import agree, gather, on_main_process, writes
+from shared.processes.collectives import agree, gather
 from shared.processes.signals import heard
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good
 MAY_WAIT = 10.0  # seconds that a run waits for the disk before it says so
-BETWEEN_LINES = 60.0  # seconds between the attempts of a run that waits for its disk
+BETWEEN_ATTEMPTS = 60.0  # seconds, of a run that waits for its disk
 NICENESS = 10  # of the thread that writes: it takes the time that training leaves
-CHANGED = "code other than an optimizer step changed parameters while they were being copied"
 
 
 class Saver:
@@ -56,6 +62,7 @@ class Saver:
         self.models = of_accelerate.models(accelerator)
         self.optimizers = of_accelerate.optimizers(accelerator)
         self.others = of_accelerate.registered_objects(accelerator)
+        assert all(isinstance(each, nn.Module) for each in self.others)
         self.sharded = any(map(sharded.is_sharded, self.models))
         assert not (self.sharded and self.others)
         if self.sharded and config.save_on_each_node:
@@ -64,23 +71,19 @@ class Saver:
                 "have all of them; leave the flag out, and name an --output_dir on a shared file system"
             )
         self.writes = writes(accelerator, config)
-        if digests.ALGORITHM == "sha256":
-            accelerator.print("checkpoints get SHA-256 digests, which are slow: pip install xxhash")
         self.settings = options.plain(config)
         self.frozen, self.frozen_digest = self._frozen()
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
         self.in_background = not self.sharded
         self.staging: Staging | None = None
-        self.copy: Copy | None = None  # under way
+        self.copied: Future[None] | None = None  # of the last save
         for optimizer in self.optimizers:
             inner(optimizer).register_step_pre_hook(lambda *_: self._before_update())
         self._thread = ThreadPoolExecutor(1, "writer", initializer=lower_priority)
         self.writing: Future[None] | None = None  # under way
         self.job: Job | None = None  # of the last save
         self.problem: str | None = None  # of the last save
-        self.remedy = ""  # of this problem
         self.committed = -1  # the newest step that this process has saved
-        self.returned = 0.0  # when `save` last returned
         self.waited = 0.0  # seconds, for the disk
 
     def poll(self) -> None:
@@ -88,16 +91,27 @@ class Saver:
         self._look()
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether a checkpoint is due: by --checkpointing_steps, or for a new best evaluation."""
-        return save_is_due(self.config, self.plan, progress)
+        """Whether a checkpoint is to be saved now: by --checkpointing_steps, or for a new best evaluation."""
+        if self.config.load_best_model_at_end and progress.best_step == progress.step:
+            return True
+        every = self.config.checkpointing_steps
+        return every != "no" and self.plan.due(None if every == "epoch" else int(every), progress.step - 1)
 
     def save(self, progress: Progress, monitored: dict[str, Any]) -> None:
-        """Save the state after `progress.step` steps, with what the monitor keeps; call it on every process."""
+        """Save the state after `progress.step` steps, with what the monitor keeps; call it on every process.
+
+        Raises:
+            UserError: this save and the one before failed, and --failed_saves is "end".
+        """
         progress.monitor = monitored
         due = time.perf_counter()
         self._look(wait=True)
-        if self.job:
-            self._warn_of_slow_disk(progress.step, due, time.perf_counter())
+        before, self.waited = self.waited, self.waited + time.perf_counter() - due
+        if self.writes and before <= MAY_WAIT < self.waited:
+            complain(
+                f"warning: the training has waited {self.waited:.0f} s for checkpoints to be written; with a larger "
+                "--checkpointing_steps it waits less"
+            )
         everybody = gather(self.accelerator, (self.committed if self.writes else None, self.problem))
         committed = [step for step, _ in everybody if step is not None]
         self.progress, self.step = progress, progress.step
@@ -105,15 +119,16 @@ class Saver:
             self._begin(progress, min(committed) if self.config.save_on_each_node else None)
         if any(problem for _, problem in everybody):
             self._require_success()
-        self.returned = time.perf_counter()
 
     def _begin(self, progress: Progress, needed_from: int | None) -> None:
         """Begin to copy and write the state, or write it."""
         tensors, values = self._state_of_objects()
+        with about("a checkpoint cannot hold the state of an optimizer"):
+            content = json.dumps(self._state(progress) | values, indent=1).encode()
         self.job = Job(
             folders.path_of(self.config.output_dir, progress.step),
             tensors,
-            {"state.json": json.dumps(self._state(progress) | values, indent=1).encode()},
+            {"state.json": content},
             keep=self.config.save_total_limit,
             best=progress.best_step if self.config.load_best_model_at_end else None,
             needed_from=needed_from,
@@ -121,10 +136,9 @@ class Saver:
         if self.in_background and not (self.staging and self.staging.fits(tensors)):
             self._set_up(tensors)
         if self.staging:
-            self.copy = self.staging.copy(tensors, self._lasting())
+            self.copied = self.staging.copy(tensors, self._lasting())
             self.job.tensors = self.staging.places
-        else:
-            self._write()
+        self._write()
 
     def _set_up(self, tensors: dict[str, Tensors]) -> None:
         """Allocate memory for a state, or give up writing in the background."""
@@ -136,27 +150,20 @@ class Saver:
             complain(f"checkpoints are written while the training waits: {error}")
 
     def _require_success(self) -> None:
-        """Wait until the save under way succeeds, because the one before failed; every process calls it.
-
-        Raises:
-            UserError: it failed as well, and --failed_saves is "end".
-        """
+        """Wait until the save under way succeeds, because the one before failed; every process calls it."""
         self._look(wait=True)
-        while any(problems := gather(self.accelerator, self.problem)):
-            if self.config.failed_saves == "end":
-                agree(self.accelerator, self._error())
-            if any(gather(self.accelerator, heard.signal)):  # `finish` tries again, and then ends the run
-                return
+        if self.config.failed_saves == "end":
+            agree(self.accelerator, self._error())
+        # After a signal, `finish` tries again, and then ends the run.
+        while any(gather(self.accelerator, self.problem)) and not any(gather(self.accelerator, heard.signal)):
             if self.problem and self.writes:
-                complain(f"{self.problem}: {self.remedy}; the run waits for that, and tries again each minute")
-            wait_for_signal(BETWEEN_LINES)
-            self._repeat(problems)
+                complain("the run waits for that, and tries again each minute")
+            wait_for_signal(BETWEEN_ATTEMPTS)
+            self._write_again()
 
     def _error(self) -> UserError | None:
         """The problem of the last save as an error."""
-        if not self.problem:
-            return None
-        return UserError(f"{self.problem}: {self.remedy}, or set another --output_dir")
+        return UserError(f"{self.problem}, or set another --output_dir") if self.problem else None
 
     def finish(self) -> None:
         """Wait until the last checkpoint is complete, and try again if it failed. Call it on every process.
@@ -164,19 +171,15 @@ class Saver:
         Raises:
             UserError: on all processes, if one of them could not save it.
         """
-        self._look(wait=True, last=True)
+        self._look(wait=True)
         for _ in range(ATTEMPTS - 1):
-            problems = gather(self.accelerator, self.problem)
-            if not any(problems) or not any(gather(self.accelerator, self._can_repeat())):
-                break
-            if self.problem and self.writes:
-                complain(f"{self.problem}; trying again in {SECONDS_BETWEEN:g} s")
-            time.sleep(SECONDS_BETWEEN)
-            self._repeat(problems, last=True)
+            if any(gather(self.accelerator, bool(self.problem and self._can_repeat()))):
+                time.sleep(SECONDS_BETWEEN)
+                self._write_again()
         problem = self._error()
         self.close()
         agree(self.accelerator, problem)
-        if self.config.save_on_each_node and self.writes and self.job:  # now every machine has the last one
+        if self.writes and self.job:  # now every machine has the last one
             folders.rotate(self.job.final, self.job.keep, self.job.best)
 
     def close(self) -> None:
@@ -184,41 +187,27 @@ class Saver:
         self._look(wait=True)
         if self.staging:
             self.staging.close()
-        self.staging = None
+        self.staging = self.copied = None
 
-    def _repeat(self, problems: list[str | None], last: bool = False) -> None:
-        """Write the last checkpoint again where that failed; every process calls it, with the problems of all."""
+    def _can_repeat(self) -> bool:
+        """Whether the state of the last save still exists, in memory or as the current state."""
+        return self.staging is not None or self.progress.step == self.step
+
+    def _write_again(self) -> None:
+        """Write the last checkpoint again where that failed; every process calls it if one failed."""
         if self.sharded or (self.problem and self._can_repeat()):
-            assert any(problems)
             assert self.job
-            if not self.sharded and not self.staging:  # the state is as it was, or an invalid copy is replaced by it
+            if not self.staging:  # the state is as it was, or an invalid copy is replaced by it
                 self.job.tensors, _ = self._state_of_objects()
             self._write()
-        self._look(wait=True, last=last)
-
-    def _warn_of_slow_disk(self, step: int, due: float, complete: float) -> None:
-        """Say once that saves wait: that of `step` was due at time `due`, and the last one `complete` later.
-
-        Only saves that --checkpointing_steps asks for count, because that flag is what the message proposes to change.
-        """
-        if (
-            not self.writes
-            or step == self.plan.total_steps
-            or not all(interval_ends(self.config, self.plan, s) for s in (self.step, step))
-        ):
-            return
-        before, self.waited = self.waited, self.waited + complete - due
-        between, took = due - self.returned, complete - self.returned
-        if before <= MAY_WAIT < self.waited:
-            complain(
-                f"warning: checkpoints are due faster than they are written: one every {between:.1f} s, and writing "
-                f"takes {took:.1f} s. The training has waited {self.waited:.0f} s for that; --checkpointing_steps "
-                f"{math.ceil(1.1 * (step - self.step) * took / between)} would not wait"
-            )
+        self._look(wait=True)
 
     def _lasting(self) -> set[int]:
-        """The addresses of the tensors that only an optimizer step changes."""
-        return {tensor.data_ptr() for optimizer in self.optimizers for tensor in changed_by(inner(optimizer))}
+        """The addresses of the tensors that only an optimizer step changes: parameters, and the optimizer's state."""
+        optimizers = [inner(optimizer) for optimizer in self.optimizers]
+        tensors = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        tensors += [tensor for optimizer in optimizers for tensor in state_tensors(optimizer)]
+        return {tensor.data_ptr() for tensor in tensors}
 
     def _frozen(self) -> tuple[set[str], dict[str, str] | None]:
         """The names of the parameters that checkpoints leave out, and their digest, by its algorithm."""
@@ -229,111 +218,60 @@ class Saver:
         return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None
 
     def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
-        """The tensors of the model, optimizers and registered objects, by file and name, and their plain values."""
+        """The tensors of the model, optimizers and registered modules, by file and name, and their plain values."""
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
-        if self.sharded:  # torch.distributed.checkpoint writes them
+        if self.sharded:  # torch.distributed.checkpoint writes the tensors
             return {}, values
-        tensors, more = state_of(self.models, self.optimizers, self.others, self.frozen)
-        return tensors, values | more
+        files = {}
+        for file, module in modules_by_file(self.models, self.others).items():
+            left_out = self.frozen if module in self.models else ()
+            state = module.state_dict()
+            files[file] = distinct({name: tensor for name, tensor in state.items() if name not in left_out})
+        files[OPTIMIZER], values["optimizers"] = optimizer_state(self.models, self.optimizers)
+        return files, values
 
     def _write(self) -> None:
         """Write the last job, in the background if its content is in memory."""
         assert self.job
-        self.job.partial = folders.partial_of(self.job.final)
         if self.sharded:
-            self._record_outcome(self._write_shards(self.job))
+            problem = None
+            try:
+                sharded.write(self.accelerator, self.job, self.models, self.optimizers)
+            except OSError as error:
+                problem = error
+            self._record_outcome(problem)
             return
-        self.writing = self._thread.submit(folders.write, self.job)
+        self.writing = self._thread.submit(write_when_copied, self.copied, self.job)
         if not self.staging:
             self._look(wait=True)
 
     def _before_update(self) -> None:
         """Wait until the tensors that an optimizer is about to change have been copied."""
-        if self.copy:
-            self.copy.hold()
-            self._hand_over()
+        if self.copied:
+            self.copied.exception()  # `_look` reads it as well
 
-    def _hand_over(self, wait: bool = False, last: bool = False) -> None:
-        """Write the copy once it is complete."""
-        if not self.copy or not (wait or self.copy.done()):
-            return
-        copy, self.copy = self.copy, None
-        if copy.wait():
-            self._write()
-            return
-        self.close()  # so that no other attempt writes this invalid copy
-        self._record_outcome(RuntimeError(CHANGED), last)
-
-    def _look(self, wait: bool = False, last: bool = False) -> None:
+    def _look(self, wait: bool = False) -> None:
         """Read the outcome of the save under way, if it has ended."""
-        self._hand_over(wait, last)
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             error = writing.exception()
-            if error and not isinstance(error, OSError):
+            if isinstance(error, Changed):
+                self.close()  # so that no other attempt writes this invalid copy
+            elif error and not isinstance(error, OSError):
                 raise error
-            self._record_outcome(error, last)
+            self._record_outcome(error)
 
-    def _record_outcome(self, error: BaseException | None, last: bool = False) -> None:
+    def _record_outcome(self, error: BaseException | None) -> None:
         """Keep the outcome of a save, and print a warning about a failure."""
         assert self.job
         if not error:
             self.committed, self.problem = self.step, None
             return
-        why = folders.described(error, self.job) if isinstance(error, OSError) else str(error)
-        self.problem, self.remedy = f"cannot save {self.job.final} ({why})", remedy(error)
-        if self.writes and not last:
-            complain(f"warning: {self.problem}; the next save tries again")
-
-    def _write_shards(self, job: Job) -> OSError | None:
-        """Write a checkpoint with all processes; return the first error of any of them, the same on all."""
-        accelerator = self.accelerator
-        job.partial = on_main_process(accelerator, lambda: job.partial)
-        tensors = [tensor for model in self.models for tensor in model.state_dict().values()]
-        tensors += [tensor for each in self.optimizers for tensor in state_tensors(inner(each))]
-        job.more_bytes = sum(tensor.nbytes for tensor in tensors)
-
-        def begin() -> None:
-            if accelerator.is_main_process:
-                folders.attempt(job.partial, lambda: None)
-                folders.require_space(job.final.parent, job.bytes())
-
-        def write() -> dict[str, Any]:
-            sharded.save(job.partial, self.models, self.optimizers)
-            if accelerator.is_main_process:
-                for name, content in job.contents.items():
-                    (job.partial / name).write_bytes(content)
-            return manifest_of(job.partial, accelerator.process_index)
-
-        def commit() -> None:
-            if accelerator.is_main_process:
-                lines = {name: line for part in parts for name, line in part.items()}
-                folders.commit(job.partial, job.final, lines)
-                folders.rotate(job.final, job.keep, job.best)
-
-        problem, _ = self._together(begin)
-        if not problem:
-            problem, parts = self._together(write)
-        if not problem:
-            problem, _ = self._together(commit)
-        if problem and accelerator.is_main_process:
-            shutil.rmtree(job.partial, ignore_errors=True)
-        return problem
-
-    def _together(self, function: Callable[[], Any]) -> tuple[OSError | None, list[Any]]:
-        """Call `function` on every process; return the first failure to write, or None, and the results of all."""
-        result, problem = None, None
-        try:
-            result = function()
-        except OSError as error:
-            problem = error
-        problems, results = zip(*gather(self.accelerator, (problem, result)), strict=True)
-        return next(filter(None, problems), None), list(results)
-
-    def _can_repeat(self) -> bool:
-        """Whether the state of the last save still exists, in memory or as the current state."""
-        return self.staging is not None or self.progress.step == self.step
+        mend = f": {remedy(error)}" if isinstance(error, OSError) else ""
+        self.problem = f"cannot save {self.job.final} ({error}){mend}"
+        if self.writes:
+            complain(f"warning: {self.problem}")
 
     def _state(self, progress: Progress) -> dict[str, Any]:
         """The content of state.json."""
@@ -348,17 +286,11 @@ class Saver:
         }
 
 
-def changed_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors that a step of an optimizer changes: its parameters, and its state."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
-    yield from state_tensors(optimizer)
-
-
-def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """The tensors of an optimizer's state."""
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+def write_when_copied(copied: Future[None] | None, job: Job) -> None:
+    """Write a checkpoint once its tensors are in memory."""
+    if copied:
+        copied.result()
+    folders.write(job)
 
 
 def lower_priority() -> None:

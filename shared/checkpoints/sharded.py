@@ -1,17 +1,23 @@
-"""The files of a checkpoint whose model is sharded over processes (FSDP2): torch's distributed checkpoint.
+"""Checkpoints of a model that is sharded over processes (FSDP2), by torch's distributed checkpoint.
 
 Each process writes its own shard. The folders have the names and layout of Accelerate's, so Accelerate can read them.
 Any number of processes can read them.
 """
 
 import errno
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from shared.checkpoints import digests, folders
+from shared.checkpoints.folders import Job
+from shared.checkpoints.states import state_tensors
 from shared.optimization.optimizers import inner
+from shared.processes.collectives import gather, on_main_process
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -26,6 +32,57 @@ def is_sharded(model: nn.Module) -> bool:
 def is_in(path: Path) -> bool:
     """Whether a checkpoint was saved from sharded models."""
     return (path / "pytorch_model_fsdp_0").is_dir()
+
+
+def write(accelerator: Any, job: Job, models: list[nn.Module], optimizers: list[Any]) -> None:
+    """Write a checkpoint with all processes, commit it, and remove the old checkpoints.
+
+    Raises:
+        OSError: the first error of any process, on every process; the files are removed.
+    """
+    main = accelerator.is_main_process
+    partial = on_main_process(accelerator, lambda: folders.partial_of(job.final))
+    tensors = [tensor for model in models for tensor in model.state_dict().values()]
+    tensors += [tensor for optimizer in optimizers for tensor in state_tensors(inner(optimizer))]
+
+    def begin() -> None:
+        if main:
+            folders.begin(partial, sum(tensor.nbytes for tensor in tensors))
+
+    def fill() -> dict[str, Any]:
+        save(partial, models, optimizers)
+        files = [file for file in partial.rglob("*") if is_mine(file, accelerator.process_index)]
+        lines = digests.lines_of({str(file.relative_to(partial)): file for file in files})
+        if main:
+            lines |= {name: digests.write_file(partial / name, [text]) for name, text in job.contents.items()}
+        return lines
+
+    def commit() -> None:
+        if main:
+            folders.commit(partial, job.final, {name: line for part in lines for name, line in part.items()})
+            folders.rotate(job.final, job.keep, job.best)
+
+    try:
+        together(accelerator, begin)
+        lines = together(accelerator, fill)
+        together(accelerator, commit)
+    except OSError:
+        if main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def together(accelerator: Any, function: Callable[[], Any]) -> list[Any]:
+    """Call `function` on every process; return the results of all, or raise the first OSError, on every process."""
+    result, problem = None, None
+    try:
+        result = function()
+    except OSError as error:
+        problem = error
+    problems, results = zip(*gather(accelerator, (problem, result)), strict=True)
+    if first := next(filter(None, problems), None):
+        raise first
+    return list(results)
 
 
 def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
@@ -46,6 +103,11 @@ def save(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
             raise OSError(number, f"process {rank}: {text}") from None
 
 
+def is_mine(file: Path, rank: int) -> bool:
+    """Whether process `rank` wrote a file of the shards: its own ones, and on rank 0 also the index."""
+    return file.name.startswith(f"__{rank}_") or (rank == 0 and file.name == ".metadata")
+
+
 def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
     """Read this process's part, whatever the number of processes that wrote it; call it on every process.
 
@@ -61,12 +123,6 @@ def load(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
         set_model_state_dict(model, states[f"pytorch_model_fsdp_{i}"]["model"])
     for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
         set_optimizer_state_dict(model, inner(optimizer), states[f"optimizer_{i}"]["optimizer"])
-
-
-def is_mine(file: Path, rank: int) -> bool:
-    """Whether process `rank` wrote a file of a checkpoint: its own shards, and on rank 0 all other files."""
-    owner = file.name.split("_")[2] if file.suffix == ".distcp" else "0"
-    return int(owner) == rank
 
 
 def _states(models: list[nn.Module], optimizers: list[Any]) -> dict[str, dict[str, Any]]:

@@ -15,51 +15,14 @@ from shared.compat import of_torch
 ALIGNMENT = 64  # bytes between the starts of two tensors are a multiple of it
 
 
-class Copy:
-    """A copy of tensors into memory under way, by a thread or by a CUDA stream.
-
-    Args:
-        places: the destinations, one tensor for each of `tensors`.
-        tensors: the sources; they must not change before `hold` was called.
-        by: a thread to copy from the host, or a stream of the GPU to copy from.
-    """
-
-    def __init__(self, places: list[Tensor], tensors: list[Tensor], by: ThreadPoolExecutor | torch.cuda.Stream) -> None:
-        self.tensors, self.versions = tensors, of_torch.write_counts(tensors)
-        self.unchanged: bool | None = None  # known after `hold`
-        self.event: torch.cuda.Event | None = None
-        if isinstance(by, ThreadPoolExecutor):
-            self.future: Future[None] = by.submit(copy_all, places, tensors)
-            return
-        by.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(by):
-            copy_all(places, tensors)
-            self.event = by.record_event()
-
-    def hold(self) -> None:
-        """Call it before the tensors are changed; changes after the call do not affect the copy."""
-        if self.unchanged is not None:
-            return
-        if self.event:
-            torch.cuda.current_stream().wait_event(self.event)  # the host does not wait
-        else:
-            self.future.result()
-        self.unchanged = self.versions == of_torch.write_counts(self.tensors)
-
-    def done(self) -> bool:
-        """Whether `wait` would return immediately."""
-        return self.event.query() if self.event else self.future.done()
-
-    def wait(self) -> bool:
-        """Wait for the copy to complete; False if tensors were changed too early, which makes the copy invalid."""
-        self.hold()
-        if self.event:
-            self.event.synchronize()
-        return bool(self.unchanged)
+class Changed(Exception):
+    """Tensors were changed while they were being copied, so the copy is invalid."""
 
 
 class Staging:
     """A place in memory for each tensor of a state, by file and name; the values come with `copy`.
+
+    A thread copies. On a GPU it waits for a stream of its own, so that the training continues there as well.
 
     Raises:
         MemoryError: there is not enough memory.
@@ -88,13 +51,16 @@ class Staging:
         """Whether a state has the files, names, shapes and dtypes of this memory."""
         return described(files) == described(self.places)
 
-    def copy(self, files: dict[str, Tensors], lasting: Collection[int] = ()) -> Copy:
+    def copy(self, files: dict[str, Tensors], lasting: Collection[int] = ()) -> Future[None]:
         """Start to copy a state that fits into this memory.
 
         Args:
             files: its tensors, by file and name.
-            lasting: addresses of tensors that do not change until `hold` of the returned `Copy`. All other tensors
-                are copied when this returns, or on a GPU before any later operation in the current stream.
+            lasting: addresses of tensors that do not change until the returned future is done. All other tensors are
+                copied when this returns, or on a GPU before any later operation in the current stream.
+
+        Returns:
+            A future without a result. It raises `Changed` if tensors at the addresses `lasting` were changed too early.
         """
         now: tuple[list[Tensor], list[Tensor]] = ([], [])
         later: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -104,7 +70,22 @@ class Staging:
                 places.append(self.places[file][name])
                 tensors.append(tensor.detach())
         copy_all(*now)
-        return Copy(*later, self._stream or self._thread)
+        begun = torch.cuda.current_stream().record_event() if self._stream else None
+        return self._thread.submit(self._copy_later, *later, of_torch.write_counts(later[1]), begun)
+
+    def _copy_later(
+        self, places: list[Tensor], tensors: list[Tensor], counts: list[int], begun: torch.cuda.Event | None
+    ) -> None:
+        """Copy tensors whose writes were counted before, on a GPU when it has reached the event `begun`."""
+        if self._stream and begun:
+            self._stream.wait_event(begun)
+            with torch.cuda.stream(self._stream):
+                copy_all(places, tensors)
+            self._stream.synchronize()
+        else:
+            copy_all(places, tensors)
+        if of_torch.write_counts(tensors) != counts:
+            raise Changed("code other than an optimizer step changed parameters while they were being copied")
 
     def close(self) -> None:
         """Free the memory."""

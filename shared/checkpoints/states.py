@@ -2,13 +2,12 @@
 
 model.safetensors         parameters and buffers, under their names in the model; tied ones once
 optimizer.safetensors     PARAMETER/KEY, such as "classifier.weight/exp_avg", of all optimizers
-registered_0.safetensors  an object that was registered for checkpoints, such as the averaged weights
+registered_0.safetensors  a module that was registered for checkpoints: the averaged weights
 """
 
-import copy
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,67 +18,50 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from shared.checkpoints import digests
-from shared.errors import UserError, listed
+from shared.errors import listed
 from shared.optimization.optimizers import inner
 
-MODEL, OPTIMIZER, REGISTERED = "model.safetensors", "optimizer.safetensors", "registered_{}.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
 """Text, numbers, booleans, None, and lists and dicts of these, as JSON keeps them."""
 
 
-def numbered(index: int) -> str:
-    """The file of a model: model.safetensors, model_1.safetensors."""
-    return f"model_{index}.safetensors" if index else MODEL
-
-
-def state_of(
-    models: list[nn.Module], optimizers: list[Any], registered: list[Any], frozen: Collection[str] = ()
-) -> tuple[dict[str, Tensors], Values]:
-    """The state of a run's objects: its tensors, by file and name, and its plain values.
-
-    Args:
-        models: unwrapped or wrapped; their names are those of `state_dict`.
-        optimizers: of parameters of these models; a parameter has one optimizer.
-        registered: objects with a `state_dict` of tensors, plain values and dicts of these.
-        frozen: names of parameters to leave out.
-
-    Raises:
-        UserError: a state dict holds something else.
-    """
-    files = {}
-    for i, model in enumerate(models):
-        files[numbered(i)] = distinct({n: tensor for n, tensor in model.state_dict().items() if n not in frozen})
-    files[OPTIMIZER], of_optimizers = optimizer_state(models, optimizers)
-    of_registered = []
-    for i, each in enumerate(registered):
-        tensors: Tensors = {}
-        of_registered.append(separate(each.state_dict(), tensors))
-        files[REGISTERED.format(i)] = distinct(tensors)
-    return files, {"optimizers": of_optimizers, "registered": of_registered}
+def modules_by_file(models: list[nn.Module], registered: Sequence[nn.Module] = ()) -> dict[str, nn.Module]:
+    """The modules of a checkpoint, by file: model.safetensors, model_1.safetensors, registered_0.safetensors."""
+    files = {f"model_{i}.safetensors" if i else "model.safetensors": model for i, model in enumerate(models)}
+    return files | {f"registered_{i}.safetensors": module for i, module in enumerate(registered)}
 
 
 def optimizer_state(models: list[nn.Module], optimizers: list[Any]) -> tuple[Tensors, list[Values]]:
     """The tensors of all optimizers, by name, and for each one its groups and plain values, by parameter name."""
     tensors: Tensors = {}
     described: list[Values] = []
-    for names, optimizer in zip(names_by_group(models, optimizers), optimizers, strict=True):
-        state = inner(optimizer).state_dict()
+
+    def plain(name: str, values: Values) -> Values:
+        """The values that are no tensors; the tensors are kept as NAME/KEY."""
+        tensors.update({f"{name}/{key}": value for key, value in values.items() if isinstance(value, Tensor)})
+        return {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+
+    for i, (names, optimizer) in enumerate(zip(names_by_group(models, optimizers), optimizers, strict=True)):
+        found = inner(optimizer).state_dict()
         flat = [name for of_group in names for name in of_group]
-        by_name = {flat[index]: values for index, values in state["state"].items()}
-        assert len({*flat}) == len(flat)
-        groups = [
-            separate({key: value for key, value in group.items() if key != "params"}, tensors, f"{of_group}/")
-            for of_group, group in zip(group_names(len(described), names), state["param_groups"], strict=True)
-        ]
+        state = {flat[index]: plain(flat[index], values) for index, values in found["state"].items()}
+        groups = [plain(group_name(i, j), group) for j, group in enumerate(found["param_groups"])]
         groups = [group | {"params": of_group} for group, of_group in zip(groups, names, strict=True)]
-        described.append({"groups": groups, "state": separate(by_name, tensors)})
+        described.append({"groups": groups, "state": {name: values for name, values in state.items() if values}})
     return tensors, described
 
 
-def group_names(optimizer: int, groups: Iterable[Any]) -> list[str]:
-    """The names of an optimizer's groups among those of parameters."""
-    return [f"optimizer_{optimizer}.group_{i}" for i, _ in enumerate(groups)]
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """The tensors of an optimizer's state."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def group_name(optimizer: int, group: int) -> str:
+    """The name of a group of an optimizer among the names of parameters."""
+    return f"optimizer_{optimizer}.group_{group}"
 
 
 def names_by_group(models: list[nn.Module], optimizers: list[Any]) -> list[list[list[str]]]:
@@ -90,81 +72,34 @@ def names_by_group(models: list[nn.Module], optimizers: list[Any]) -> list[list[
     names: dict[Tensor, str] = {}
     for i, model in enumerate(models):
         names |= {p: f"model_{i}.{name}" if i else name for name, p in model.named_parameters()}
+
+    def of_group(optimizer: int, group: int, parameters: list[Tensor]) -> list[str]:
+        own = group_name(optimizer, group)
+        return [names.get(parameter, f"{own}.parameter_{n}") for n, parameter in enumerate(parameters)]
+
     return [
-        [
-            [names.get(parameter, f"{name}.parameter_{n}") for n, parameter in enumerate(group["params"])]
-            for name, group in zip(group_names(i, groups), groups, strict=True)
-        ]
-        for i, groups in enumerate(inner(optimizer).param_groups for optimizer in optimizers)
+        [of_group(i, j, group["params"]) for j, group in enumerate(inner(optimizer).param_groups)]
+        for i, optimizer in enumerate(optimizers)
     ]
 
 
-def separate(state: Values, tensors: Tensors, path: str = "") -> Values:
-    """The plain values of a state dict; its tensors are added to `tensors` under their paths, joined by "/".
-
-    Raises:
-        UserError: it holds something that JSON does not keep.
-    """
-    plain: Values = {}
-    for key, value in state.items():
-        place = f"{path}{key}"
-        if not isinstance(key, str) or "/" in key:
-            raise UserError(f"the state dict of an object in a checkpoint has the key {place!r}: use names without /")
-        if isinstance(value, Tensor):
-            assert place not in tensors, place
-            tensors[place] = value
-        elif isinstance(value, dict):
-            if (inside := separate(value, tensors, f"{place}/")) or not value:
-                plain[key] = inside
-        elif is_plain(value):
-            plain[key] = value
-        else:
-            raise UserError(
-                f"{place} in the state dict of an object in a checkpoint is a {type(value).__name__}: use tensors, "
-                "numbers, text, and lists or dicts of these"
-            )
-    return plain
-
-
-def is_plain(value: Any) -> bool:
-    """Whether JSON keeps a value; a tuple becomes a list."""
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, str | bool | int | float)
-
-
-def joined(plain: Values, tensors: Tensors) -> Values:
-    """The state dict that `separate` took apart."""
-    state = copy.deepcopy(plain)
-    for path, tensor in tensors.items():
-        *parents, key = path.split("/")
-        here = state
-        for parent in parents:
-            here = here.setdefault(parent, {})
-        here[key] = tensor
-    return state
-
-
-def optimizer_state_dicts(described: list[Values], tensors: Tensors) -> list[Values]:
-    """The state dicts of optimizers as torch numbers their parameters, from what `optimizer_state` returned."""
+def optimizer_state_dicts(path: Path) -> list[Values]:
+    """The state dict of each optimizer in a checkpoint, as torch numbers its parameters, on the CPU."""
     by_name: dict[str, Tensors] = {}
-    for path, tensor in tensors.items():
-        name, _, rest = path.partition("/")
-        by_name.setdefault(name, {})[rest] = tensor
+    for place, tensor in load_file(path / OPTIMIZER).items():
+        name, _, key = place.rpartition("/")
+        by_name.setdefault(name, {})[key] = tensor
     found = []
-    for i, each in enumerate(described):
-        names = [name for group in each["groups"] for name in group["params"]]
-        state: dict[int, Values] = {}
+    for i, described in enumerate(json.loads((path / "state.json").read_text())["optimizers"]):
         groups: list[Values] = []
-        for index, name in enumerate(names):
-            if name in by_name or name in each["state"]:
-                state[index] = joined(each["state"].get(name, {}), by_name.get(name, {}))
-        for of_group, group in zip(group_names(i, each["groups"]), each["groups"], strict=True):
-            first = sum(len(before["params"]) for before in groups)
-            values = {key: as_tuples(value) for key, value in group.items()}
-            values["params"] = [*range(first, first + len(group["params"]))]
-            groups.append(values | by_name.get(of_group, {}))
-        found.append({"state": state, "param_groups": groups})
+        names: list[str] = []
+        for j, group in enumerate(described["groups"]):
+            values = {key: as_tuples(value) for key, value in group.items()} | by_name.get(group_name(i, j), {})
+            groups.append(values | {"params": [len(names) + n for n, _ in enumerate(group["params"])]})
+            names += group["params"]
+        state = [described["state"].get(name, {}) | by_name.get(name, {}) for name in names]
+        state_by_index = {index: values for index, values in enumerate(state) if values}
+        found.append({"state": state_by_index, "param_groups": groups})
     return found
 
 
@@ -173,50 +108,22 @@ def as_tuples(value: Any) -> Any:
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
-def state_dicts(path: Path) -> Values:
-    """The state dicts in a checkpoint, on the CPU, to read it without a run; see docs/checkpoints.md.
-
-    Returns:
-        `models`: of each model, without its frozen pretrained parameters and with one name for tied ones.
-        `optimizers`: of each optimizer, as torch numbers parameters. `registered`: of each registered object.
-        `names`: for each optimizer and group, the names of its parameters. `scaler`: of the loss scale, or None.
-    """
-    state = json.loads((path / "state.json").read_text())
-    described = state["optimizers"]
-    models = sorted(path.glob("model*.safetensors"), key=lambda file: (len(file.name), file.name))
-    return {
-        "models": [load_file(file) for file in models],
-        "optimizers": optimizer_state_dicts(described, load_file(path / OPTIMIZER)),
-        "registered": [
-            joined(plain, load_file(path / REGISTERED.format(i))) for i, plain in enumerate(state["registered"])
-        ],
-        "names": [[group["params"] for group in each["groups"]] for each in described],
-        "scaler": state["scaler"],
-    }
-
-
-def load_state(path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
-    """Load what `state_of` saved, except the models.
+def load_optimizers(path: Path, models: list[nn.Module], optimizers: list[Any]) -> None:
+    """Load what `optimizer_state` saved.
 
     Raises:
-        ValueError, RuntimeError: it belongs to other objects.
+        ValueError, RuntimeError: it belongs to other optimizers.
         OSError, SafetensorError: a file cannot be read.
     """
-    found = state_dicts(path)
-    if found["names"] != names_by_group(models, optimizers):
+    stored = json.loads((path / "state.json").read_text())["optimizers"]
+    if [[group["params"] for group in each["groups"]] for each in stored] != names_by_group(models, optimizers):
         raise ValueError("its optimizers have other parameters")
-    for optimizer, state in zip(optimizers, found["optimizers"], strict=True):
+    for optimizer, state in zip(optimizers, optimizer_state_dicts(path), strict=True):
         parameters = [parameter for group in inner(optimizer).param_groups for parameter in group["params"]]
         for index, values in state["state"].items():
             tensors = {key: value for key, value in values.items() if isinstance(value, Tensor)}
             values |= {key: laid_out(value, parameters[index]) for key, value in tensors.items()}
         inner(optimizer).load_state_dict(state)
-    for each, state in zip(registered, found["registered"], strict=True):
-        stored: Tensors = {}
-        own: Tensors = {}
-        plain = separate(state, stored)
-        separate(each.state_dict(), own)
-        each.load_state_dict(joined(plain, with_tied(stored, own)))
 
 
 def laid_out(value: Tensor, parameter: Tensor) -> Tensor:

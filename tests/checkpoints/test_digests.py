@@ -6,14 +6,13 @@ import os
 import resource
 
 import pytest
-import runs
 import torch
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.checkpoints import digests, resuming
-from shared.checkpoints.digests import CHUNK, write_file
+from shared.checkpoints.digests import CHUNK
 from shared.checkpoints.folders import Job, write
 
 CONTENTS = {
@@ -24,23 +23,33 @@ CONTENTS = {
 }
 
 
-def with_sha256(checkpoint):
-    """Replace the manifest by that of an older version."""
-    manifest = {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name, content in CONTENTS.items()
-    }
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+def of_parts(content):
+    """The digest of the digests of parts of 1,000 bytes."""
+    parts = [content[start : start + 1000] for start in range(0, len(content), 1000)]
+    return xxhash.xxh3_128_hexdigest(b"".join(map(xxhash.xxh3_128_digest, parts)))
 
 
-@pytest.fixture(params=["xxh3_128", "xxh3_128 of parts", "sha256"])
+KINDS = {
+    "xxh3_128": xxhash.xxh3_128_hexdigest,
+    "xxh3_128_of_16_mib_parts": of_parts,  # of an older version
+    "sha256": lambda content: hashlib.sha256(content).hexdigest(),  # of an older version
+}
+
+
+@pytest.fixture(params=KINDS)
 def checkpoint(request, tmp_path, monkeypatch):
-    if request.param == "xxh3_128 of parts":
-        monkeypatch.setattr(digests, "PART", 1000)
-    write(Job(tmp_path / "step_00000003", tensors={}, contents=CONTENTS))
-    if request.param == "sha256":
-        with_sha256(tmp_path / "step_00000003")
-    return tmp_path / "step_00000003"
+    """A checkpoint with its own manifest, or with that of an older version."""
+    monkeypatch.setattr(digests, "PART", 1000)
+    path = tmp_path / "step_00000003"
+    write(Job(path, tensors={}, contents=CONTENTS))
+    kind = request.param
+    manifest = {name: {"bytes": len(text), kind: KINDS[kind](text)} for name, text in CONTENTS.items()}
+    if kind == "xxh3_128":
+        assert json.loads((path / "manifest.json").read_text()) == manifest
+        assert digests.lines_of({name: path / name for name in CONTENTS}) == manifest
+    else:
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
 
 
 def flipped(file, data):
@@ -100,30 +109,6 @@ def test_every_flipped_bit_of_a_manifest_is_found(checkpoint, data):
     assert problem is not None
 
 
-def test_the_line_of_a_file_in_the_manifest_names_its_digest_algorithm(tmp_path):
-    content = os.urandom(2 * CHUNK + 7)
-    line = write_file(tmp_path / "file", [content[:9], b"", memoryview(content)[9:]])
-    assert line == {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
-    assert digests.lines_of({"file": tmp_path / "file"}) == {"file": line}
-    (tmp_path / "abc").write_bytes(b"abc")
-    assert digests.digest(tmp_path / "abc", "xxh3_128").hex() == "06b05ab6733a618578af5f94892f3950"
-    assert digests.digest(tmp_path / "abc", "sha256").hex().startswith("ba7816bf8f01cfea414140de5dae2223")
-
-
-def test_a_large_file_has_the_digest_of_the_digests_of_its_parts(tmp_path):
-    content = os.urandom(digests.PART + 5)
-    line = write_file(tmp_path / "file", [content[:9], b"", memoryview(content)[9:]])
-    parts = b"".join(xxhash.xxh3_128_digest(part) for part in (content[: digests.PART], content[digests.PART :]))
-    assert line == {"bytes": len(content), "xxh3_128_of_16_mib_parts": xxhash.xxh3_128_hexdigest(parts)}
-    assert digests.lines_of({"file": tmp_path / "file"}) == {"file": line}
-    older = {"bytes": len(content), "xxh3_128": xxhash.xxh3_128_hexdigest(content)}  # of the whole file
-    for entry in (line, older):
-        assert digests.problem_with(tmp_path, {"file": entry}) is None
-    runs.flip_a_bit(tmp_path / "file")
-    for entry in (line, older):
-        assert digests.problem_with(tmp_path, {"file": entry}) == "file is damaged"
-
-
 @pytest.mark.parametrize("line", [{"bytes": 11}, {"bytes": 11, "blake9": "00"}])
 def test_a_file_without_a_known_digest_does_not_count_as_intact(tmp_path, line):
     checkpoint = tmp_path / "step_00000003"
@@ -146,25 +131,3 @@ def test_a_limit_on_the_size_of_files_is_an_oserror_that_leaves_no_file(tmp_path
     assert list(tmp_path.iterdir()) == []
     write(Job(tmp_path / "step_00000003", tensors, {"state.json": b"{}"}))
     assert resuming.problem_with(tmp_path / "step_00000003") is None
-
-
-def test_without_xxhash_checkpoints_get_sha256_and_those_with_xxh3_do_not_count_as_intact(tmp_path):
-    write(Job(tmp_path / "step_00000003", tensors={}, contents=CONTENTS))
-    (tmp_path / "without.py").write_text(f"""
-import sys
-sys.modules["xxhash"] = None
-import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "xxhash" else found(name, *more)
-from pathlib import Path
-from shared.checkpoints import digests, resuming
-from shared.checkpoints.folders import Job, write
-folder = Path({str(tmp_path)!r})
-write(Job(folder / "step_00000004", tensors={{}}, contents={{"state.json": b"1"}}))
-print([resuming.problem_with(folder / name) for name in ("step_00000003", "step_00000004")])
-""")
-    (code,), output = runs.run_forked(1, tmp_path / "without.py", [], tmp_path)
-    assert code == 0, output
-    assert "no known digest among xxh3_128: pip install xxhash" in output
-    assert output.rstrip().endswith("None]")
-    assert '"sha256"' in (tmp_path / "step_00000004/manifest.json").read_text()

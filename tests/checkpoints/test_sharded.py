@@ -117,7 +117,6 @@ def test_a_save_that_fails_on_one_process_fails_on_all_and_leaves_no_file(saved)
         assert "[Errno 28] process 1: No space left on device" in each["problem"]
         assert "[Errno 28] process 1: No space left on device" in each["refused"]
         assert each["left"] == ["step_00000004"]
-    assert "MB are needed, and in" in saved[1][0]["problem"]
 
 
 def test_sharded_checkpoints_refuse_save_on_each_node(saved):

@@ -38,5 +38,5 @@ def test_a_run_on_the_cpu_does_not_use_the_gpu_of_its_machine(files, monkeypatch
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name} is called"))
     memory = Staging(files)
     lasting = {tensor.data_ptr() for tensor in files["model.safetensors"].values()}
-    assert memory.copy(files, lasting).wait()
+    memory.copy(files, lasting).result()
     memory.close()

@@ -33,7 +33,7 @@ from shared.disk import remedy
 from shared.errors import UserError, about
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
-from shared.processes.collectives import agree, gather
+from shared.processes.collectives import agree, gather, writes
 from shared.processes.signals import heard
 
 ATTEMPTS, SECONDS_BETWEEN = 3, 5.0  # of the last save of a run, which nothing can make good

@@ -107,10 +107,10 @@ class Labels:
             labels = cls(kind, column)
             labels.encode(table)  # finds all errors
             return labels
-        return cls._of_column(distinct_rows(table, columns), rows, column, kind, delimiter)
+        return cls.of_rows(distinct_rows(table, columns), rows, column, kind, delimiter)
 
     @classmethod
-    def _of_column(cls, table: pa.Table, all_rows: int, column: str, kind: Kind, delimiter: str | None) -> "Labels":
+    def of_rows(cls, table: pa.Table, all_rows: int, column: str, kind: Kind, delimiter: str | None) -> "Labels":
         """Learn the labels of one column; `table` has all its different cells, which stand for `all_rows` rows."""
         source = f"{FLAG} {column}: {source_of(table)}"
         cells, rows = cells_of(table, column, kind, delimiter)

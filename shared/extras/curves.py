@@ -11,7 +11,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from shared.extras.pictures import Picture
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import first_line, read_metrics, warn
 
@@ -40,6 +39,19 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.5,
     "lines.markersize": 3,
 }
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image uint8 [height, width, 3], its predicted class (`says`) and its true class.
+
+    `aspect` is the width / height with which it is drawn.
+    """
+
+    pixels: Any
+    says: str
+    truth: str
+    aspect: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import each_share
 from shared.datasets.labels import ProblemType
 from shared.errors import UserError, say
-from shared.extras.pictures import Picture
+from shared.extras.curves import Picture
 from shared.images import cache
 from shared.images.decoding import CorruptImage, Pixels, Square, decode
 from shared.images.geometry import Geometry

@@ -10,11 +10,11 @@ from shared.extras.costs import Costs
 from shared.extras.curves import Curves
 from shared.extras.flops import Mfu
 from shared.extras.gradient_compression import GradientCompression
+from shared.extras.hub import Upload
 from shared.extras.largest_micro_batch import LargestMicroBatch
 from shared.extras.profiling import Profiler
 from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers
-from shared.extras.upload import Upload
 from shared.monitoring.hooks import Hook
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]

@@ -1,7 +1,8 @@
 """How a start continues the run in its folder. A start asks four questions, in this order:
 
 1. Which is the newest intact checkpoint? `open_run` asks `resuming.find`.
-2. Are the settings, the model and the order of the samples those of the run? `open_run` refuses others.
+2. Are the settings, the model and the order of the samples those of the run? `open_run` and
+   `refuse_another_order` refuse others.
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
 4. Does the model fit? `resuming.load` reads the checkpoint into it, once it is wrapped for the processes.
 
@@ -79,14 +80,21 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         return config, Progress(data=data, model=digest, first_processes=processes), None
     if (before := state["threads"]) != (now := torch.get_num_threads()):
         accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
-    progress = Progress.from_state(state | {"model": digest})
-    if progress.order != draws.VERSION:
+    return config, Progress.from_state(state | {"model": digest}), checkpoint
+
+
+def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
+    """Refuse to resume from a checkpoint of a version of this project that orders the samples in another way.
+
+    Raises:
+        UserError: names the checkpoint and both ways out.
+    """
+    if checkpoint and progress.order != draws.VERSION:
         raise UserError(
             f"{checkpoint} belongs to a run that orders its samples in another way (version {progress.order} of the "
-            f"order; this code has version {draws.VERSION}): finish it with the version of this project that "
-            "began it, or begin a new run in another --output_dir, without --resume_from_checkpoint"
+            f"order; this code has version {draws.VERSION}): finish it with the version of this project that began it, "
+            "or begin a new run in another --output_dir, without --resume_from_checkpoint"
         )
-    return config, progress, checkpoint
 
 
 def read_folder(output_dir: Path) -> dict[str, Any]:

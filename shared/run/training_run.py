@@ -45,7 +45,7 @@ from shared.run import run_folder
 from shared.run.export import export
 from shared.run.finished import finished
 from shared.run.launch_card import print_card
-from shared.run.resume import open_run, refuse_changed_data
+from shared.run.resume import open_run, refuse_another_order, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -93,6 +93,8 @@ class TrainingRun(Generic[Config]):
             self._result_of_finished_run = finished(
                 self.accelerator, self.config, self.progress, lambda: self._load_data(self.config)
             )
+            if not self.finished:
+                refuse_another_order(self.progress, self._checkpoint)
             self._closing = stack.pop_all()
         return self
 

@@ -61,12 +61,12 @@ def _fields(lines: pa.Array) -> pa.ListArray:
 def _words(fields: pa.ListArray, width: int, untagged: bool, numbers: np.ndarray, source: str) -> pa.Table:
     """The first and the last column of lines with these numbers; UserError for a line without `width` columns."""
     widths = np.asarray(pc.list_value_length(fields))
-    wrong = (widths != width) | (width < 2 - untagged)
-    if not wrong.any():
-        tags = pc.utf8_trim_whitespace(pc.list_element(fields, width - 1))
-        wrong = np.asarray(pc.equal(tags, ""))
-    if wrong.any():
-        line = int(np.flatnonzero(wrong)[0])
+    wrong = np.flatnonzero((widths != width) | (width < 2 - untagged))
+    right = fields.slice(0, int(wrong[0]) if len(wrong) else len(fields))
+    tags = pc.utf8_trim_whitespace(pc.list_element(right, width - 1))
+    without_tag = np.flatnonzero(np.asarray(pc.equal(tags, "")))
+    if len(without_tag) or len(wrong):
+        line = int([*without_tag, *wrong][0])
         raise UserError(
             f"{source} is malformed in line {numbers[line]:,}: it has {count_of(int(widths[line]), 'column')} "
             f"({' '.join(fields[line].as_py())!r:.60}), and the first line has {width}: write each word and its tag in "

@@ -12,12 +12,12 @@ from families import FAMILIES
 from torch.nn import functional as F
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
-from shared.config.options import Options
 from shared.encoders.packed_texts import PackedTexts, holder_of_layers, pack_or_pad_texts, unpack_before_head
 from shared.encoders.packing import use_packed_attention
 from shared.encoders.padding import padding_for
 from shared.encoders.text_models import SMALL_MASK, adapt_to_device
 from shared.models.layers import is_short
+from shared.options.model_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling, first_token
 from shared.text.tokenized import Padding
@@ -66,7 +66,7 @@ def logits_and_gradients(model, batch):
 def as_in_the_recipe(model, precision="no", compiled=False):
     """The model after `adapt_to_device` on a CPU."""
     accelerator = SimpleNamespace(device=CPU, num_processes=1, is_fsdp2=False, mixed_precision=precision, print=print)
-    return adapt_to_device(accelerator, Options(output_dir="unused", torch_compile=compiled), model)
+    return adapt_to_device(accelerator, ModelOptions(output_dir="unused", torch_compile=compiled), model)
 
 
 def packed_in_table(family):
@@ -196,7 +196,7 @@ def test_the_varlen_kernel_gets_one_query_per_text_in_a_short_last_layer(monkeyp
 
 def test_a_head_with_several_outputs_per_token_is_packed_padded_and_checked_without_a_warning(capsys):
     model = families.tiny(AutoModelForQuestionAnswering, "BERT", 60, pad_token_id=0).eval()
-    assert adapt_to_device(SimpleNamespace(device=CPU, mixed_precision="no"), Options(), model) is model
+    assert adapt_to_device(SimpleNamespace(device=CPU, mixed_precision="no"), ModelOptions(), model) is model
     assert model.config._attn_implementation == SMALL_MASK
     texts = items(model)
     settings = SimpleNamespace(mixed_precision="no", activation_dtype=None, max_length=48)

@@ -13,10 +13,10 @@ from transformers.masking_utils import (
 )
 
 from benchmarks.harness.host_waits import Operations
-from shared.config.options import Options
 from shared.encoders import text_models
 from shared.encoders.attention import LONGEST, attend
 from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
+from shared.options.model_options import ModelOptions
 
 
 def tiny(kind):
@@ -71,7 +71,7 @@ def test_rotary_angles_are_computed_without_tf32():
 def test_a_module_that_is_not_from_transformers_is_not_changed(device, precision):
     model = torch.nn.Linear(2, 2)
     accelerator = SimpleNamespace(device=torch.device(device), mixed_precision=precision)
-    assert text_models.adapt_to_device(accelerator, Options(output_dir="unused"), model) is model
+    assert text_models.adapt_to_device(accelerator, ModelOptions(output_dir="unused"), model) is model
 
 
 def test_a_model_with_another_attention_keeps_it():

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 from training_line import TRAINING
 
-from shared.extras.curves import draw_curves, families_for, find_panels, legible, short_power, shortened
-from shared.extras.pictures import Picture
+from shared.extras.curves import Picture, draw_curves, families_for, find_panels, legible, short_power, shortened
 
 LINES = [{"step": 10, "loss": 1.0, "data_wait": 0.0}, {"step": 10, **{f"eval_{name}": 1.0 for name in "abcdef"}}]
 NAMES = [

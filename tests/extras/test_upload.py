@@ -7,7 +7,7 @@ import huggingface_hub
 import pytest
 
 from shared.errors import UserError
-from shared.extras.upload import Upload
+from shared.extras.hub import Upload
 from shared.options.extra_options import ExtraOptions
 
 

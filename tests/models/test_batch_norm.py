@@ -85,7 +85,12 @@ def test_a_skipped_update_does_not_change_the_averages():
     step(net, averages)
     before = buffers(net)
     ids = np.arange(10)
-    step(net, averages, [(MicroBatch(1, 0, ids, ids, 10), torch.full((10, 3, 8, 8), torch.nan))], torch.nan)
+    step(
+        net,
+        averages,
+        [(MicroBatch(1, 0, ids, ids, 10, step_samples=10), torch.full((10, 3, 8, 8), torch.nan))],
+        torch.nan,
+    )
     assert torch.equal(buffers(net), before)
     step(net, averages)
     assert torch.isfinite(buffers(net)).all()

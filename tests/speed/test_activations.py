@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from shared.config import options
-from shared.config.options import Options
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
 from shared.models.layers import repeated_layers
+from shared.options.model_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.processes import starting
 from shared.run.launch_card import hardware
@@ -32,7 +32,7 @@ from shared.speed.activations import in_float32, use_activation_dtype
 
 pytestmark = pytest.mark.usefixtures("launched_by_nobody")
 SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-BF16, CONFIG = torch.bfloat16, Options(activation_dtype="bf16", output_dir="unused")
+BF16, CONFIG = torch.bfloat16, ModelOptions(activation_dtype="bf16", output_dir="unused")
 HEADS = {
     "classifier": AutoModelForSequenceClassification,
     "masked": AutoModelForMaskedLM,
@@ -165,7 +165,7 @@ def test_it_goes_with_recomputation_and_compiling(how, kind, monkeypatch):
         if changed and how == "recomputed":
             checkpoint_activations(model)
         flags = {"activation_dtype": "bf16", "torch_compile": changed and how == "compiled"}
-        model = adapt_to_device(accelerator, Options(output_dir="unused", **flags), model)
+        model = adapt_to_device(accelerator, ModelOptions(output_dir="unused", **flags), model)
         outputs.append(logits_and_gradients(model, inputs))
     assert runs.distance(outputs[1][0], outputs[0][0]) < 1e-6
     assert runs.distance(joined(outputs[1][1]), joined(outputs[0][1])) < 1e-6
@@ -212,19 +212,19 @@ def test_a_layer_that_leaves_bf16_is_refused():
 @pytest.mark.parametrize("given", ["bf16", "fp16", "launcher"])
 def test_autocast_beside_it_is_refused(monkeypatch, given):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    config = Options(activation_dtype="bf16", mixed_precision=given)
+    config = ModelOptions(activation_dtype="bf16", mixed_precision=given)
     with pytest.raises(UserError, match=r"--activation_dtype bf16 computes without autocast, .*--mixed_precision no"):
         starting.check_environment(config, on_cpu=False)
 
 
 def test_without_the_flag_nothing_changes_and_old_runs_resume():
     model = tiny("bert", "classifier")
-    use_activation_dtype(Options(), model)
+    use_activation_dtype(ModelOptions(), model)
     assert {type(module) for module in model.modules() if isinstance(module, nn.Linear)} == {nn.Linear}
-    stored = options.plain(Options(output_dir="run"))
+    stored = options.plain(ModelOptions(output_dir="run"))
     del stored["activation_dtype"]  # of a run from before the flag
-    assert not options.differences(stored, Options(output_dir="run"))
-    changed = options.differences(stored, Options(output_dir="run", activation_dtype="bf16"))
+    assert not options.differences(stored, ModelOptions(output_dir="run"))
+    changed = options.differences(stored, ModelOptions(output_dir="run", activation_dtype="bf16"))
     assert changed == {"activation_dtype": (None, "bf16")}
 
 

@@ -15,15 +15,15 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, ResNetConfig, ResNetForImageClassification
 
 from shared.config import options
-from shared.config.options import Options
 from shared.errors import UserError
 from shared.extras import curves
 from shared.extras.flops import FlopCounter
 from shared.models.layers import compiled, repeated_layers
+from shared.options.model_options import ModelOptions
 from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 
-CONFIG = Options(torch_compile=True)
+CONFIG = ModelOptions(torch_compile=True)
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 50}
 WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -77,7 +77,7 @@ def test_compiled_layers_give_the_same_losses_and_gradients_and_share_one_graph(
 
 def test_ddp_does_not_split_compiled_layers(accelerator, quick):
     with torch._dynamo.config.patch(optimize_ddp=True):
-        compile_layers(accelerator, Options(), bert())
+        compile_layers(accelerator, ModelOptions(), bert())
         assert torch._dynamo.config.optimize_ddp
         compile_layers(accelerator, CONFIG, bert())
         assert not torch._dynamo.config.optimize_ddp
@@ -114,7 +114,7 @@ def test_flops_of_compiled_layers_are_counted_and_the_random_state_does_not_chan
 
 
 def test_without_the_flag_nothing_is_compiled(accelerator):
-    assert not compiled(compile_layers(accelerator, Options(), bert()))
+    assert not compiled(compile_layers(accelerator, ModelOptions(), bert()))
 
 
 def test_no_compiler_a_model_without_layers_and_fsdp_are_refused_in_one_line(accelerator, monkeypatch):

@@ -15,11 +15,11 @@ from transformers import (
     DeiTForImageClassificationWithTeacher,
 )
 
-from shared.config.options import Options
 from shared.encoders.text_models import adapt_to_device
 from shared.extras.flops import FlopCounter, attention_flops
 from shared.images import image_models
 from shared.models.layers import is_short
+from shared.options.model_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.speed import compiling
 from shared.speed.first_token import FAMILIES, shorten_last_layer
@@ -86,9 +86,9 @@ def test_the_short_layer_works_with_recomputation_bf16_and_compilation(how, kind
     if how == "recomputed":
         checkpoint_activations(model)
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces like the other backends
-    model = adapt_to_device(accelerator, Options(output_dir="unused"), model)
+    model = adapt_to_device(accelerator, ModelOptions(output_dir="unused"), model)
     if how == "compiled":
-        model = compiling.compile_layers(accelerator, Options(output_dir="unused", torch_compile=True), model)
+        model = compiling.compile_layers(accelerator, ModelOptions(output_dir="unused", torch_compile=True), model)
     assert is_short(model)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         found = logits_and_gradients(model, inputs)
@@ -98,7 +98,7 @@ def test_the_short_layer_works_with_recomputation_bf16_and_compilation(how, kind
 
 def test_adapting_an_image_classifier_to_the_device_shortens_its_last_layer():
     accelerator = SimpleNamespace(device=torch.device("cpu"))
-    config = SimpleNamespace(**vars(Options()), sync_batchnorm=False, channels_last=True, cudnn_benchmark=False)
+    config = SimpleNamespace(**vars(ModelOptions()), sync_batchnorm=False, channels_last=True, cudnn_benchmark=False)
     model = image_models.adapt_to_device(accelerator, config, tiny("vit"))
     assert is_short(model)
     assert model.base_model(**batch(True, "vit")).last_hidden_state.shape == (3, 1, 32)

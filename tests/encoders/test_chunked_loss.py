@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from shared.config import options
 from shared.encoders import chunked_loss
 from shared.encoders.chunked_loss import Losses, cross_entropy, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.extras.flops import FlopCounter
+from shared.options.model_options import ModelOptions
 from shared.processes import starting
 from shared.speed.activations import use_activation_dtype
 
@@ -115,7 +115,7 @@ def test_in_bf16_the_loss_is_float32_and_close_to_that_of_the_whole_logits(how):
         model, (inputs, labels) = tiny("modernbert"), batch()
         use(model)
         if how == "activations":
-            use_activation_dtype(options.Options(activation_dtype="bf16"), model)
+            use_activation_dtype(ModelOptions(activation_dtype="bf16"), model)
         with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
             loss = model(**inputs, labels=labels).total if found else whole(model, inputs, labels)
         assert loss.dtype == torch.float32

@@ -230,5 +230,8 @@ def test_without_the_flag_nothing_changes_and_old_runs_resume():
 
 def test_the_launch_card_names_it():
     accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1, is_fsdp2=False, mixed_precision="no")
-    assert hardware(accelerator, "bf16")["precision"] == "bf16 activations without autocast, weights fp32"
-    assert hardware(accelerator, None)["precision"] == "fp32"
+    assert (
+        hardware(accelerator, ModelOptions(activation_dtype="bf16"))["precision"]
+        == "bf16 activations without autocast, weights fp32"
+    )
+    assert hardware(accelerator, ModelOptions())["precision"] == "fp32"

@@ -215,3 +215,17 @@ def test_two_processes_on_one_gpu_with_synchronized_norms_equal_the_whole_batch(
     for rank in range(2):
         for found, expected in zip(torch.load(tmp_path / f"{rank}.pt"), whole, strict=True):
             assert torch.allclose(found.float(), expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_samples_do_not_change_the_averages():
+    """The normalizer of the loss is then the sum of the weights; the averages still count samples."""
+    found = []
+    for weights in (None, np.arange(1.0, 11.0)):
+        net = model().train()
+        averages = averages_of(net)
+        plan = Plan(num_samples=10, seed=0, global_batch_size=10, num_epochs=1, weights=weights, micro_batches=2)
+        torch.manual_seed(2)
+        pieces = [(piece, torch.randn(len(piece.samples), 3, 8, 8)) for piece in plan.micro_batches(0)]
+        step(net, averages, pieces)
+        found.append(buffers(net))
+    assert torch.equal(*found)

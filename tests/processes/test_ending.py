@@ -148,15 +148,18 @@ def test_the_exit_code_and_one_line_tell_why_a_run_ended(leaving, monkeypatch, c
     assert err.count("\n") == (1 if said else 0)
 
 
-def test_an_unexpected_error_keeps_its_traceback(leaving, monkeypatch):
+def test_an_unexpected_error_keeps_its_traceback_and_is_recorded_for_the_others(leaving, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
     for error in (ValueError("ours"), FileNotFoundError(errno.ENOENT, "ours")):
 
         def main(_, error=error):
             raise error
 
+        recorded = []
+        monkeypatch.setattr(ending, "record", recorded.append)
         with pytest.raises(type(error), match="ours"):
             command.run(main, Options)
+        assert recorded == ["failed"]
     assert leaving.codes == []
 
 

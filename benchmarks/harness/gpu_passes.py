@@ -20,11 +20,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shared.config.options import Options
 from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing, use_packed_attention
 from shared.models.layers import repeated_layers
+from shared.options.model_options import ModelOptions
 from shared.speed.activations import use_activation_dtype
 
 MASKED = 0.15
@@ -105,7 +105,7 @@ def measure(how: Pass, documents: int, length: int, toy: bool) -> dict[str, floa
     if how.packed:
         use_packed_attention(model, device, "bf16")
     if how.bf16_activations:
-        use_activation_dtype(Options(activation_dtype="bf16"), model)
+        use_activation_dtype(ModelOptions(activation_dtype="bf16"), model)
     called: Callable[..., Any] = model
     if how.compiled == "layers":
         for layer in repeated_layers(model):

@@ -147,7 +147,7 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     environment = {"PYTHONPATH": os.pathsep.join([str(needed), *packages]), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     assert runs.run([python, "-c", "import torch"]).returncode != 0, "packages must come from PYTHONPATH only"
-    few = "fine_tuning resnet50_eager bert_base_passes bert_base_attention_auto resnet50_mixed_probabilities"
+    few = "fine_tuning resnet50_eager bert_base_passes resnet50_mixed_probabilities"
     few += " bare_loop_bert_base predictions"
     make = ["make", "--no-print-directory", "gpu", "BIN=none", f"PYTHON={python}"]
     runs.succeed([*make, f"GPU_FLAGS=--output_dir {tmp_path} --benchmarks {few}"], timeout=500, **environment)
@@ -164,7 +164,7 @@ def test_each_part_runs_where_packages_come_from_pythonpath_without_evaluate_and
     assert min(distributed["skipped"], tests["skipped"]) > 10
     assert distributed["failed"] == tests["failed"] == []
     assert len(others[2]["passes"]) == len(gpu_passes.TOY) > 3
-    assert all(found["rate"] > 0 for found in others[2]["passes"])
+    assert all(found.get("rate", 0) > 0 for found in others[2]["passes"]), others[2]["passes"]
     assert all(row["rate"] > 0 for row in others if "passes" not in row)
     assert f"### {found[0]['machine']['device']}" in gpu.tables(found)
 

@@ -37,6 +37,12 @@ class Preempted(Exception):
     """The run received a signal and has saved its state; `shared.run.command` ends every process with exit code 143."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none: libraries add paragraphs and stacks."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
 @contextlib.contextmanager
 def about(setting: str) -> Iterator[None]:
     """Turn the error of a library into a `UserError` of one line: the setting, and what the library says.
@@ -57,5 +63,4 @@ def about(setting: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(f"{setting}: {lines[0] if lines else type(error).__name__}") from error
+        raise UserError(f"{setting}: {first_line(error)}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import first_line, read_metrics, warn
+from shared.monitoring.log import described, read_metrics, warn
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # color-blind readers can tell them apart
 NO_SCORES = ("_loss", "_runtime", "_per_second", "_samples", "_count")  # ends of eval_ keys that are not scores
@@ -80,7 +80,7 @@ class Curves(Hook):
             try:
                 draw_curves(read_metrics(folder / "metrics.jsonl"), folder / "curves.png", pictures)
             except Exception as error:
-                warn(f"curves.png was not drawn: {first_line(error)}")
+                warn(f"curves.png was not drawn: {described(error)}")
 
 
 def draw_curves(lines: Sequence[Mapping[str, Any]], picture: Path, pictures: Sequence[Picture] = ()) -> None:

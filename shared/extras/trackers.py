@@ -15,7 +15,7 @@ from shared.config.options import plain, shown
 from shared.errors import UserError
 from shared.extras.hub import unreachable
 from shared.monitoring.hooks import Hook, Value
-from shared.monitoring.log import first_line, warn
+from shared.monitoring.log import described, warn
 from shared.processes.collectives import on_main_process
 
 PROJECT = "accelerate-recipes"
@@ -59,7 +59,7 @@ class Trackers(Hook):
                         states.append(start_trackio(self.accelerator, PROJECT, name, identity, settings))
                     started += self.accelerator.trackers  # the next init_trackers empties this list
                 except Exception as error:  # a tracker that did not start cannot be ended either
-                    failure = f"{kind} did not start: {first_line(error)}"
+                    failure = f"{kind} did not start: {described(error)}"
                     warn(f"--report_to {failure}; metrics.jsonl will have all values")
                     states.append(f"none ({failure})")
             self.accelerator.trackers = started
@@ -87,7 +87,7 @@ class Trackers(Hook):
                 act(tracker)
             except Exception as error:
                 self.accelerator.trackers.remove(tracker)
-                warn(f"{tracker.name} {failure}: {first_line(error)}; metrics.jsonl has all values")
+                warn(f"{tracker.name} {failure}: {described(error)}; metrics.jsonl has all values")
 
 
 def require_trackers(report_to: Sequence[str]) -> None:

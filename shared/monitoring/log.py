@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from shared.errors import UserError
+from shared.errors import UserError, first_line
 from shared.monitoring.hooks import Value
 
 # JSON has no NaN. JavaScript and protobuf use these names, and Python's float() reads them.
@@ -139,6 +139,6 @@ def warn(text: str) -> None:
     tqdm.write(f"warning: {text}", file=sys.stderr)
 
 
-def first_line(error: Exception) -> str:
-    """The type of an error and the first line of its message: libraries add paragraphs."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+def described(error: Exception) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {first_line(error)[:200]}"

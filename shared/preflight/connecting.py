@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import distributed as dist
 
-from shared.errors import UserError
+from shared.errors import UserError, first_line
 from shared.processes import rules
 from shared.processes.agreement import Place, print_if_long, raise_if_peer_ended
 
@@ -45,12 +45,12 @@ def explaining_errors(place: Place) -> Iterator[None]:
     except dist.DistError as error:
         if place.serves:
             raise UserError(
-                f"rank 0 cannot connect to its own port at {place.where} ({first_line(error)}): a firewall on "
+                f"rank 0 cannot connect to its own port at {place.where} ({first_line(error)[:200]}): a firewall on "
                 f"{socket.gethostname()} blocks it; open it"
             ) from None
         raise UserError(
-            f"something answers at {place.where}, but it is not rank 0 of this launch ({first_line(error)}): choose "
-            "another MASTER_PORT (--main_process_port, --master-port) on all machines"
+            f"something answers at {place.where}, but it is not rank 0 of this launch ({first_line(error)[:200]}): "
+            "choose another MASTER_PORT (--main_process_port, --master-port) on all machines"
         ) from None
 
 
@@ -154,7 +154,7 @@ def connect(store: dist.TCPStore, place: Place, seconds: float) -> None:
         )
     except (dist.DistError, RuntimeError) as error:
         raise UserError(
-            f"the processes connected to {place.where}, but {first_line(error)}: {connection_advice()}"
+            f"the processes connected to {place.where}, but {first_line(error)[:200]}: {connection_advice()}"
         ) from None
 
 
@@ -168,8 +168,3 @@ def connection_advice() -> str:
         if socket.gethostbyname(socket.gethostname()).startswith("127."):
             advice += f"; {socket.gethostname()} is a loopback address in its own /etc/hosts, and gloo uses it"
     return advice
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error message, at most 200 characters; torch appends a C++ stack."""
-    return str(error).splitlines()[0][:200]

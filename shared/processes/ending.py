@@ -25,7 +25,7 @@ import psutil
 import torch
 from torch import distributed as dist
 
-from shared.errors import UserError
+from shared.errors import UserError, first_line
 from shared.processes import barrier, folder_lock, signals
 
 REASONS = ("failed", "refused", "preempted")
@@ -155,7 +155,7 @@ def peer_behind(error: Exception) -> Peer | None:
         time.sleep(0.05)
     if not lost:
         return None
-    return Peer(1, f"the connection to another process is lost ({str(error).splitlines()[0][:200]}): see its output")
+    return Peer(1, f"the connection to another process is lost ({first_line(error)[:200]}): see its output")
 
 
 def ended_peer() -> Peer | None:

@@ -30,7 +30,7 @@ from shared.compat import of_accelerate
 from shared.config import options
 from shared.config.options import Options
 from shared.disk import remedy
-from shared.errors import UserError, about
+from shared.errors import UserError, about, listed
 from shared.optimization.optimizers import inner
 from shared.plan.batches import Plan
 from shared.processes.collectives import agree, gather, writes
@@ -53,6 +53,9 @@ class Saver:
     could be lost: the run waits for its disk, or ends (--failed_saves). `finish` waits for the last save and requires
     it to succeed. Frozen parameters of a pretrained model are not written: a resumed run loads them from
     --model_name_or_path and compares their digest.
+
+    Raises:
+        UserError: see the messages: --save_on_each_node under FSDP, or a registered object that is no module.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -62,7 +65,11 @@ class Saver:
         self.models = of_accelerate.models(accelerator)
         self.optimizers = of_accelerate.optimizers(accelerator)
         self.others = of_accelerate.registered_objects(accelerator)
-        assert all(isinstance(each, nn.Module) for each in self.others)
+        if wrong := [type(each).__name__ for each in self.others if not isinstance(each, nn.Module)]:
+            raise UserError(
+                f"accelerator.register_for_checkpointing: a checkpoint cannot hold {listed(wrong)}: register "
+                "modules of torch"
+            )
         self.sharded = any(map(sharded.is_sharded, self.models))
         assert not (self.sharded and self.others)
         if self.sharded and config.save_on_each_node:

@@ -311,3 +311,9 @@ def test_a_disk_that_fills_up_keeps_the_older_checkpoint_and_its_free_space(smal
     saver.finish()
     assert set(resuming.complete(small_disk)) == {6}
     accelerator.free_memory()
+
+
+def test_a_registered_object_that_is_no_module_is_refused(run):
+    run.accelerator.register_for_checkpointing(torch.optim.SGD(run.model.parameters(), lr=1.0))
+    with pytest.raises(UserError, match="a checkpoint cannot hold SGD: register modules of torch"):
+        Saver(run.accelerator, run.config, PLAN)

@@ -78,7 +78,7 @@ def apply_largest_budget(
         return bool(accelerator.reduce(mine, reduction="sum") == accelerator.num_processes)
 
     def fits(rows: int) -> bool:
-        micro_batch = MicroBatch(0, 0, longest[:rows], np.zeros(rows, np.int64), rows)
+        micro_batch = MicroBatch(0, 0, longest[:rows], np.zeros(rows, np.int64), rows, step_samples=rows)
         with accelerator.no_sync(model):
             return succeeds_on_all(lambda: compute_loss(micro_batch).backward())
 

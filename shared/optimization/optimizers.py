@@ -124,7 +124,7 @@ def warmup_steps(config: Options, total_steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a step lies after the warm-up."""
 
     left: float
@@ -133,12 +133,12 @@ class Place:
     """Share of the last `decay_ratio` of all steps that is left; 1 before them."""
 
 
-SCHEDULES: dict[ScheduleType, Callable[[Place], float]] = {
-    "linear": lambda place: place.left,
-    "cosine": lambda place: 0.5 * (1 - math.cos(math.pi * place.left)),
-    "polynomial": lambda place: place.left**2,
-    "constant": lambda place: 1.0,
-    "warmup_stable_decay": lambda place: 1 - math.sqrt(1 - place.last),
+SCHEDULES: dict[ScheduleType, Callable[[Position], float]] = {
+    "linear": lambda at: at.left,
+    "cosine": lambda at: 0.5 * (1 - math.cos(math.pi * at.left)),
+    "polynomial": lambda at: at.left**2,
+    "constant": lambda at: 1.0,
+    "warmup_stable_decay": lambda at: 1 - math.sqrt(1 - at.last),
 }
 """The learning rate after the warm-up, as a share of its peak. warmup_stable_decay decays as 1 - sqrt (Hägele et al.,
 arXiv:2405.18392)."""
@@ -159,7 +159,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
             return peak * (step + 1) / (warmup + 1)
         left = max(0.0, 1 - (step - warmup) / decay_steps)
         last = min(1.0, max(0.0, (total_steps - step) / last_steps))
-        return peak * SCHEDULES[config.lr_scheduler_type](Place(left, last))
+        return peak * SCHEDULES[config.lr_scheduler_type](Position(left, last))
 
     return schedule
 

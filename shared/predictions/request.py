@@ -98,8 +98,13 @@ class Request:
 
     @property
     def is_own_model(self) -> bool:
-        """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
-        return not (self.model / "config.json").is_file()
+        """See `has_no_config`."""
+        return has_no_config(self.model)
+
+
+def has_no_config(model: Path) -> bool:
+    """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
+    return not (model / "config.json").is_file()
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -125,7 +130,7 @@ def parse(argv: Sequence[str]) -> Request:
     for layer in command_line.layers(config_class, flags):
         given |= layer
     stored = options.load(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
-    is_own = not (model / "config.json").is_file()
+    is_own = has_no_config(model)
     if not stored and (file is None or is_own):
         raise UserError(f"{folder} is not the folder of a run, which has settings and validation data: give a FILE")
     values = kept_settings(recipe.Config, stored, file is None or is_own, is_own)

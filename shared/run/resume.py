@@ -59,8 +59,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
-    left = on_main_process(accelerator, lambda: read_folder(output_dir))
-    digest = on_main_process(accelerator, lambda: model_digest(config))
+    left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), model_digest(config)))
     checkpoint, state = resuming.find(accelerator, config) or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:

@@ -16,7 +16,6 @@ A recipe's `main` reads from top to bottom:
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -308,14 +307,17 @@ class TrainingRun(Generic[Config]):
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
         export(self.accelerator, self.config, self.progress, model, processor, notes)
-        for hook in self.hooks:
-            on_main_process(self.accelerator, partial(hook.exported, Path(self.config.output_dir) / "model"))
+        on_main_process(self.accelerator, self._tell_exported)
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint
         self._write({**self.monitor.summary(self.progress.total_seconds()), **digests})
         for hook in self.hooks:
             hook.ended(self)
         self._close()
         return self.progress.results
+
+    def _tell_exported(self) -> None:
+        for hook in self.hooks:
+            hook.exported(Path(self.config.output_dir) / "model")
 
     def _write(self, values: Mapping[str, Value]) -> None:
         self._log.write(self.progress.step, values)

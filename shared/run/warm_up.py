@@ -107,7 +107,7 @@ def freeze_unreached(
     samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
 
     def unreached(batch: np.ndarray) -> list[str]:
-        micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch))
+        micro_batch = MicroBatch(0, 0, batch, np.zeros(len(batch), np.int64), len(batch), step_samples=len(batch))
         with discarded(accelerator, model):
             compute_loss(micro_batch).backward()
             return without_gradient(model)

@@ -199,7 +199,7 @@ def measure_stall(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]
     }
 
     def drain() -> None:
-        saver._look(wait=True)
+        saver.poll(wait=True)
         while pending:
             pending.pop().result()
         for path in folder.iterdir():
@@ -376,7 +376,7 @@ def measure_writing(arguments: argparse.Namespace, folder: Path, gigabytes: floa
     def ours() -> None:
         progress.step += 1
         saver.save(progress, {})
-        saver._look(wait=True)
+        saver.poll(wait=True)
         assert saver.problem is None
 
     def plain() -> None:

@@ -93,10 +93,6 @@ class Saver:
         self.committed = -1  # the newest step that this process has saved
         self.waited = 0.0  # seconds, for the disk
 
-    def poll(self) -> None:
-        """Advance the save under way without waiting for it, and print a warning if it has failed."""
-        self._look()
-
     def is_due(self, progress: Progress) -> bool:
         """Whether a checkpoint is to be saved now: by --checkpointing_steps, or for a new best evaluation."""
         if self.config.load_best_model_at_end and progress.best_step == progress.step:
@@ -112,7 +108,7 @@ class Saver:
         """
         progress.monitor = monitored
         due = time.perf_counter()
-        self._look(wait=True)
+        self.poll(wait=True)
         before, self.waited = self.waited, self.waited + time.perf_counter() - due
         if self.writes and before <= MAY_WAIT < self.waited:
             complain(
@@ -158,7 +154,7 @@ class Saver:
 
     def _require_success(self) -> None:
         """Wait until the save under way succeeds, because the one before failed; every process calls it."""
-        self._look(wait=True)
+        self.poll(wait=True)
         if self.config.failed_saves == "end":
             agree(self.accelerator, self._error())
         # After a signal, `finish` tries again, and then ends the run.
@@ -178,7 +174,7 @@ class Saver:
         Raises:
             UserError: on all processes, if one of them could not save it.
         """
-        self._look(wait=True)
+        self.poll(wait=True)
         for _ in range(ATTEMPTS - 1):
             if any(gather(self.accelerator, bool(self.problem and self._can_repeat()))):
                 time.sleep(SECONDS_BETWEEN)
@@ -191,7 +187,7 @@ class Saver:
 
     def close(self) -> None:
         """Complete the save under way, and free its memory."""
-        self._look(wait=True)
+        self.poll(wait=True)
         if self.staging:
             self.staging.close()
         self.staging = self.copied = None
@@ -207,7 +203,7 @@ class Saver:
             if not self.staging:  # the state is as it was, or an invalid copy is replaced by it
                 self.job.tensors, _ = self._state_of_objects()
             self._write()
-        self._look(wait=True)
+        self.poll(wait=True)
 
     def _lasting(self) -> set[int]:
         """The addresses of the tensors that only an optimizer step changes: parameters, and the optimizer's state."""
@@ -251,15 +247,15 @@ class Saver:
             return
         self.writing = self._thread.submit(write_when_copied, self.copied, self.job)
         if not self.staging:
-            self._look(wait=True)
+            self.poll(wait=True)
 
     def _before_update(self) -> None:
         """Wait until the tensors that an optimizer is about to change have been copied."""
         if self.copied:
-            self.copied.exception()  # `_look` reads it as well
+            self.copied.exception()  # `poll` reads it as well
 
-    def _look(self, wait: bool = False) -> None:
-        """Read the outcome of the save under way, if it has ended."""
+    def poll(self, wait: bool = False) -> None:
+        """Read the outcome of the save under way, if it has ended, and print a warning if it has failed."""
         if self.writing and (wait or self.writing.done()):
             writing, self.writing = self.writing, None
             error = writing.exception()

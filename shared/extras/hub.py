@@ -101,18 +101,17 @@ def unreachable(address: str) -> str | None:
 class Upload(Hook):
     """Uploads `model/`, if --push_to_hub is given."""
 
-    config: Any = None
-
     def opened(self, run: Any) -> None:
         """Refuse a run whose model could not be uploaded."""
-        self.config = run.config
+        self.accelerator, self.config = run.accelerator, run.config
         if self.config.push_to_hub:
-            on_main_process(run.accelerator, require_upload)
+            on_main_process(self.accelerator, require_upload)
 
     def exported(self, folder: Path) -> None:
-        """Upload the model and print its address. Only the main process calls this."""
+        """Upload the model and print its address."""
         if self.config.push_to_hub:
-            print(f"uploaded to {push(folder, self.config.hub_model_id)}")
+            address = on_main_process(self.accelerator, lambda: push(folder, self.config.hub_model_id))
+            self.accelerator.print(f"uploaded to {address}")
 
 
 def push(model_folder: Path, name: str | None) -> str:

@@ -12,8 +12,7 @@ Value = float | int | str
 
 
 class Hook:
-    """The moments of a run, in their order. Every process calls each method, if it does not say otherwise; a hook
-    overrides those that it needs.
+    """The moments of a run, in their order. Every process calls every method; a hook overrides those that it needs.
 
     `run` is the `TrainingRun`. A hook may read all that it has at that moment, and add rows to `run.card`.
     """
@@ -59,7 +58,7 @@ class Hook:
         """The model has the weights to export."""
 
     def exported(self, folder: Path) -> None:
-        """The model is in `folder`. Only the main process calls this, and the others wait."""
+        """The model is in `folder`."""
 
     def pictures(self) -> Sequence[Any]:
         """Pictures of the trained model, such as the samples that it gets wrong; see shared/extras/pictures.py."""

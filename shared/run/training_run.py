@@ -39,7 +39,7 @@ from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
 from shared.processes import folder_lock, preemption, starting
-from shared.processes.collectives import on_main_process, prepare
+from shared.processes.collectives import prepare
 from shared.run import run_folder
 from shared.run.export import export
 from shared.run.finished import finished
@@ -307,17 +307,14 @@ class TrainingRun(Generic[Config]):
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
         export(self.accelerator, self.config, self.progress, model, processor, notes)
-        on_main_process(self.accelerator, self._tell_exported)
+        for hook in self.hooks:
+            hook.exported(Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint
         self._write({**self.monitor.summary(self.progress.total_seconds()), **digests})
         for hook in self.hooks:
             hook.ended(self)
         self._close()
         return self.progress.results
-
-    def _tell_exported(self) -> None:
-        for hook in self.hooks:
-            hook.exported(Path(self.config.output_dir) / "model")
 
     def _write(self, values: Mapping[str, Value]) -> None:
         self._log.write(self.progress.step, values)

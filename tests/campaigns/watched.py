@@ -44,7 +44,7 @@ def note(**what):
 def pause(point):
     if point in PAUSES:
         for saver in savers if point.startswith("step-") else ():
-            saver._look(wait=True)
+            saver.poll(wait=True)
         note(at=point)
         while not (FOLDER / f"go-{point}").exists():
             time.sleep(0.005)

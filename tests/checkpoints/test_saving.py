@@ -96,7 +96,7 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     run.saver.finish()
     run.saver = Saver(run.accelerator, run.config, PLAN)
     history += [run.step(), run.step()]
-    run.saver._look(wait=True)
+    run.saver.poll(wait=True)
     assert run.saver.problem is None
     gate.clear()
     history += [run.step(), run.step(), run.step()]
@@ -124,7 +124,7 @@ def test_an_update_waits_for_the_copy_and_a_forward_pass_does_not(run, may_copy,
     assert run.saver.copied.done()
     assert not torch.equal(run.model.state_dict()["0.weight"], weights["0.weight"])
     assert not torch.equal(run.model.state_dict()["1.running_mean"], weights["1.running_mean"])
-    run.saver._look(wait=True)
+    run.saver.poll(wait=True)
     assert_holds(run.folder / "step_00000002", weights)
 
 
@@ -139,7 +139,7 @@ def test_a_checkpoint_is_not_saved_if_other_code_changes_parameters_during_the_c
     run.step(), may_copy.clear(), run.step()
     double_during_the_copy()
     run.step()
-    run.saver._look(wait=True)
+    run.saver.poll(wait=True)
     problem = "code other than an optimizer step changed parameters while they were being copied"
     assert f"warning: cannot save {run.folder}/step_00000002 ({problem})\n" in capfd.readouterr().err
     weights = run.step()  # waits for this save, because the last one failed
@@ -194,12 +194,12 @@ def test_a_failed_save_causes_a_warning_and_the_last_save_is_tried_again(run, ho
     run.saver.finish()
     run.saver = Saver(run.accelerator, run.config, PLAN)
     run.saver.save(run.progress, {})  # allocates the memory
-    run.saver._look(wait=True)
+    run.saver.poll(wait=True)
     lost = run.folder.rename(run.folder.with_name("elsewhere"))
     run.folder.write_text("a file where the folder was")
     for _ in range(2):
         run.step()
-    run.saver._look(wait=True)
+    run.saver.poll(wait=True)
     warnings = capfd.readouterr().err
     assert f"warning: cannot save {run.folder}/step_00000004 (" in warnings
     assert "MB are needed" not in warnings
@@ -250,7 +250,7 @@ def full_disk(monkeypatch, attempts=10**9):
 
 def test_two_failed_saves_in_a_row_end_the_run_if_failed_saves_is_end(run, capfd, monkeypatch):
     run.step(), run.step()
-    run.saver._look(wait=True)
+    run.saver.poll(wait=True)
     full_disk(monkeypatch)
     for _ in range(3):
         run.step()
@@ -291,7 +291,7 @@ def test_a_disk_that_fills_up_keeps_the_older_checkpoint_and_its_free_space(smal
     config = Options(output_dir=str(small_disk), save_total_limit=1)
     saver = Saver(accelerator, config, PLAN)
     saver.save(Progress(step=2), {})
-    saver._look(wait=True)
+    saver.poll(wait=True)
     if not checked:  # the check found enough free space
         monkeypatch.setattr(staging, "available_memory", lambda: 100)
         saver.close()
@@ -299,7 +299,7 @@ def test_a_disk_that_fills_up_keeps_the_older_checkpoint_and_its_free_space(smal
         saver = Saver(accelerator, config, PLAN)
     before = shutil.disk_usage(small_disk).free
     saver.save(Progress(step=4), {})
-    saver._look(wait=True)
+    saver.poll(wait=True)
     reason = "4.2 MB are needed, and " if checked else "No space left on device"
     assert reason in capfd.readouterr().err
     assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["step_00000002"]

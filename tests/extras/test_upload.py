@@ -48,6 +48,7 @@ def model(tmp_path):
 def uploaded(model, **settings):
     """End a run on one process with these settings."""
     hook = Upload()
+    hook.accelerator = SimpleNamespace(is_main_process=True, num_processes=1, print=print)
     hook.config = ExtraOptions(**settings)
     hook.exported(model)
 

@@ -59,7 +59,7 @@ def on_two_machines(accelerator, folder):
     def save(step):
         optimizer.param_groups[0]["params"][0].data.fill_(step)
         saver.save(Progress(step=step), {})
-        saver._look(wait=True)
+        saver.poll(wait=True)
         return sorted(resuming.complete(own))
 
     def found():

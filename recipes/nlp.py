@@ -55,7 +55,7 @@ class Config(LossOptions):
     """Maximum number of tokens of a sentence or pair; further ones are cut off."""
     max_tokens_per_micro_batch: int | None = 1024
     """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
-    packing: bool = False
+    packing: bool = True
     """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
     pooling: Literal["auto", "cls", "mean"] = "auto"
     """What the head reads of a text: its first token (cls) or the mean over its tokens. auto: the model's own."""

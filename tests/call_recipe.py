@@ -33,7 +33,11 @@ def load(recipe):
 
 
 def rows_of(batch):
-    """The token ids of each row of a batch, without padding."""
+    """The token ids of each text of a batch: packed, padded, or one alone."""
+    if "documents" in batch:
+        return [ids.tolist() for ids in batch["input_ids"][0].tensor_split(batch["documents"].ends[1:-1])]
+    if "attention_mask" not in batch:
+        return batch["input_ids"].tolist()
     padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
     return [ids[real].tolist() for ids, real in padded]
 

@@ -19,6 +19,7 @@ def monitor(accelerator, lengths=LENGTHS, waited=lambda: 0.0, state=None, model=
     """The monitor of a run that measures its MFU; the device makes 1e12 operations per second."""
     run = SimpleNamespace(accelerator=accelerator, config=ExtraOptions(peak_tflops=1.0), lengths=lengths)
     run.model, mfu = model or torch.nn.Linear(1, 1), Mfu()
+    mfu.prepared(run)
     mfu.begun(run)
     run.loader, costs = Waiting(waited), Costs()
     costs.begun(run)

@@ -55,6 +55,7 @@ VIT = {"model_name_or_path": "vit", "from_scratch": True, "decode_size": 256, "m
 VIT |= {"horizontal_flip": True, "optim": "adamw", "learning_rate": 1e-3}
 FINE = {"model_name_or_path": "encoder", "train_file": "short.parquet", "validation_file": "valid.parquet"}
 FINE |= {"max_length": 64, "global_batch_size": 256, "max_tokens_per_micro_batch": 16384, "learning_rate": 5e-5}
+FINE |= {"packing": False}
 FINE_TOY = {"global_batch_size": 8}
 TRAINED = {"model_name_or_path": "encoder", "train_file": "encoder/train.parquet", "max_length": 128}
 TRAINED |= {"validation_file": "encoder/validation.parquet", "learning_rate": 5e-5, "global_batch_size": 256}
@@ -124,14 +125,14 @@ MAIN = {
 ABOUT = {
     "bert_base": "BERT-base, masked LM, 64 x 512 tokens, compiled",
     "modernbert_base": "ModernBERT-base, masked LM, 32 x 1,024 tokens, compiled",
-    "fine_tuning": "BERT-base, texts of 35 tokens, 256 per step, not compiled",
+    "fine_tuning": "BERT-base, texts of 35 tokens, 256 per step, one text per row, not compiled",
     "bert_base_real": "BERT-base on docstrings of 222 tokens on average, compiled",
     "tagging": "BERT-base, tags of words in windows of 128 tokens, 256 per step, packed, not compiled",
     "embeddings": "BERT-base, 256 pairs of texts of up to 128 tokens per step, packed, not compiled",
     "bert_large": "BERT-large, masked LM, 64 x 512 tokens, compiled",
     "bert_base_eager": "`bert_base`, not compiled",
     "fine_tuning_compiled": "`fine_tuning`, compiled",
-    "fine_tuning_packed": "`fine_tuning` without padding (`--packing`)",
+    "fine_tuning_packed": "`fine_tuning` without padding",
     "fine_tuning_packed_compiled": "`fine_tuning_packed`, compiled",
     "bert_base_checkpoints": "`bert_base_eager` with a save every 8 steps",
     "modernbert_base_real": "ModernBERT-base on docstrings, compiled",

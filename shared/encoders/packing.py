@@ -6,10 +6,11 @@ are therefore registered with transformers:
 
 - "packed_varlen": `torch.nn.attention.varlen`, FlashAttention with document boundaries, on CUDA in half precision.
 - "packed_padded": everywhere else. Documents are padded to the longest of the micro-batch, but only for attention. The
-  plan sorts them by length, so the padding is short.
+  plan sorts them by length, so the padding is short. A CPU computes groups of similar length one after the other.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,6 +29,8 @@ from shared.text.tokenized import Padding
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
 PADDED, VARLEN = "packed_padded", "packed_varlen"
+SHORTEST_IN_GROUP = 0.8  # of the longest document's length; attention takes the square of it
+LEAST_OF_GROUP = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -250,6 +253,61 @@ def padded_attention(
     without a window), or some of which the places are known (shared/encoders/masked_head.py).
     """
     key, value = repeat_kv_heads(query, key, value)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    attention = partial(attend_padded, dropout=dropout, scale=scale, sliding_window=sliding_window)
+    starts = [0]
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        starts = groups_of_similar_length(documents.ends.diff().tolist(), query.shape[1] * query.shape[3])
+    if len(starts) == 1:
+        return attention(query, key, value, documents, queries), None
+    parts = group_documents(documents, documents, starts)
+    query_parts = parts if queries is None else group_documents(queries, documents, starts)
+    sizes, query_sizes = ([int(part.ends[-1]) for part in each] for each in (parts, query_parts))
+    columns = query.split(query_sizes, 2), key.split(sizes, 2), value.split(sizes, 2), parts
+    few = [None] * len(parts) if queries is None else query_parts
+    return torch.cat([attention(*group) for group in zip(*columns, few, strict=True)], 1), None
+
+
+def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
+    """The first document of each group of neighbours that are padded to the same length.
+
+    Args:
+        lengths: of the documents of a micro-batch in tokens, longest first. Another order gives small groups.
+        width: of all heads together.
+    """
+    starts, longest = [0], lengths[0]
+    for document, length in enumerate(lengths):
+        work = (document - starts[-1]) * longest**2 * width
+        if work >= LEAST_OF_GROUP and length < SHORTEST_IN_GROUP * longest:
+            starts.append(document)
+            longest = length
+        longest = max(longest, length)
+    return starts
+
+
+def group_documents(of: Documents, documents: Documents, starts: list[int]) -> list[Documents]:
+    """The documents of each group as those of a row of their own; `of`: `documents`, or their tokens with a query."""
+    ends = [*starts[1:], len(documents.ends) - 1]
+    found = []
+    for start, end in zip(starts, ends, strict=True):
+        own = of.ends[start : end + 1]
+        places = None if of.places is None else of.places[own[0] : own[-1]] - documents.ends[start]
+        found.append(Documents(own - own[0], int(own.diff().max()), places))
+    return found
+
+
+def attend_padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    documents: Documents,
+    queries: Documents | None,
+    *,
+    dropout: float,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """Attention over documents padded to the longest of them: [1, T, heads, width]; see `padded_attention`."""
     count, (heads, total, width) = len(documents.ends) - 1, query.shape[1:]
     slots = padded_slots(documents, key.shape[2])
     query_slots = slots if queries is None else padded_slots(queries, total)
@@ -280,9 +338,9 @@ def padded_attention(
             mask = window if mask is None else mask & window
     longest = documents.longest if queries is None else queries.longest
     padded = pad(query, query_slots, longest), pad(key, slots, documents.longest), pad(value, slots, documents.longest)
-    out = attend(*padded, mask, dropout, width**-0.5 if scaling is None else scaling)
+    out = attend(*padded, mask, dropout, scale)
     out = out.transpose(1, 2).reshape(-1, heads, width)
-    return (out if query_slots is None else out.index_select(0, query_slots))[None], None
+    return (out if query_slots is None else out.index_select(0, query_slots))[None]
 
 
 def padded_slots(documents: Documents, total: int) -> Tensor | None:

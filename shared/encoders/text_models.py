@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_transformers
 from shared.encoders.adapters import add_adapters, random_adapters
-from shared.encoders.attention import attend
+from shared.encoders.attention import attend, use_cpu_dropout
 from shared.encoders.masked_head import compute_only_masked
 from shared.models.requirements import check_names
 from shared.options.model_options import ModelOptions
@@ -38,6 +38,7 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
         elif accelerator.device.type == "cpu":
             bf16 = "bf16" in (accelerator.mixed_precision, config.activation_dtype)
             (attend_by_products if bf16 else mask_by_row)(model)
+            use_cpu_dropout(model)
     use_activation_dtype(config, model)
     return compile_layers(accelerator, config, model)
 

@@ -1,24 +1,30 @@
 """Packed documents give the same outputs as single ones; on masked tokens, the sparse head equals the dense one."""
 
+import itertools
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from shared.encoders import packing
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import (
     OnePerRow,
     Packing,
+    groups_of_similar_length,
     pack_or_pad,
     packing_is_exact,
+    padded_attention,
     use_packed_attention,
     varlen_attention,
 )
-from shared.speed.documents import Documents
+from shared.speed.documents import Documents, first_tokens
 from shared.text.tokenized import Padding
 
 CPU = torch.device("cpu")
@@ -158,6 +164,51 @@ def test_one_document_per_row_is_padded_as_in_nlp_py():
     assert torch.equal(batch["input_ids"], padded["input_ids"])
     assert torch.equal(batch["attention_mask"], padded["attention_mask"])
     assert batch["input_ids"].flatten()[batch["masked"]].tolist() == tokens[masked].tolist()
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**12))
+def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(lengths, least):
+    lengths = sorted(lengths, reverse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "LEAST_OF_GROUP", least)
+        starts = groups_of_similar_length(lengths, width=8)
+    assert starts == sorted({0, *starts})
+    assert starts[-1] < len(lengths)
+    for start, end in itertools.pairwise([*starts, len(lengths)]):
+        longest = lengths[start]
+        if end < len(lengths):
+            assert (end - start) * longest**2 * 8 >= least
+            assert lengths[end] < 0.8 * longest
+        # the last one that is much shorter came before the group was large enough
+        short = [document for document in range(start, end) if lengths[document] < 0.8 * longest]
+        assert not short or (short[-1] - start) * longest**2 * 8 < least
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("which", ["all", "first", "some"])
+def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, monkeypatch):
+    if which == "first" and window:
+        return  # a layer with a window is not shortened
+    lengths = [23, 22, 13, 12, 12, 4, 1]
+    documents = Packing().arguments(np.ones(sum(lengths), np.int64), np.array(lengths))["documents"]
+    queries = first_tokens(documents) if which == "first" else None
+    if which == "some":  # two of the first document, none of the second, ...
+        places = torch.tensor([0, 20, 45, 46, 57, 58, 59, 60, 70, 86])
+        ends = torch.searchsorted(places, documents.ends.to(torch.int64)).to(torch.int32)
+        queries = Documents(ends, int(ends.diff().max()), places)
+    torch.manual_seed(0)
+    query = torch.randn(1, 2, sum(lengths) if queries is None else int(queries.ends[-1]), 4)
+    key, value = torch.randn(2, 1, 2, sum(lengths), 4)
+    results = []
+    for least, groups in ((2**40, 1), (0, 4)):
+        monkeypatch.setattr(packing, "LEAST_OF_GROUP", least)
+        assert len(groups_of_similar_length(lengths, 8)) == groups
+        parts = [part.clone().requires_grad_() for part in (query, key, value)]
+        out, _ = padded_attention(None, *parts, None, documents=documents, queries=queries, sliding_window=window)
+        out.square().sum().backward()
+        results.append([out, *(part.grad for part in parts)])
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_dropout_of_attention_acts_in_packed_attention():

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.extras import flops
 from shared.extras.flops import FlopCounter, attention_flops
+from shared.options.model_options import ModelOptions
 
 
 def test_attention_flops_are_12_times_layers_times_hidden_size():
@@ -80,3 +81,23 @@ def test_a_slow_device_multiplies_only_once_to_measure_its_peak(monkeypatch):
     seconds = itertools.count()
     monkeypatch.setattr(flops, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
     assert flops.measure_peak(torch.device("cpu"), "bf16") == 2 * flops.SIDES["cpu"][0] ** 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "gain", "noted"),
+    [
+        ({}, 2.34, True),
+        ({}, 1.2, False),
+        ({"activation_dtype": "bf16"}, 2.34, False),
+        ({"peak_tflops": 1.0}, 2.34, False),
+    ],
+)
+def test_the_launch_card_says_what_bf16_would_gain_where_it_gains(monkeypatch, settings, gain, noted):
+    rates = {"no": 1e11, "bf16": gain * 1e11}
+    monkeypatch.setattr(flops, "measure_peak", lambda _, precision: rates[precision])
+    accelerator = SimpleNamespace(device=torch.device("cpu"), mixed_precision="no")
+    run = SimpleNamespace(accelerator=accelerator, config=ModelOptions(**settings), card={})
+    flops.Mfu().prepared(run)
+    said = run.card.get("note on precision", "")
+    assert ("2.3 times as fast here with --mixed_precision bf16" in said) == noted
+    assert bool(said) == noted

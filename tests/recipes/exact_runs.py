@@ -45,8 +45,8 @@ def nlp_runs(texts, folder):
         **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
         "weighted": [*tiny, *ONE_STEP, "--class_weights", *CLASS_WEIGHTS, "--label_smoothing", 0.1],
         "dropout": [*tiny, *TWENTY_STEPS, *bert],
-        "packed": [*tiny, *TWENTY_STEPS, "--packing"],
-        "packed-dropout": [*tiny, *TWENTY_STEPS, *bert, "--packing"],
+        "rows": [*tiny, *TWENTY_STEPS, "--no_packing"],
+        "rows-dropout": [*tiny, *TWENTY_STEPS, *bert, "--no_packing"],
         "dropout-cut-otherwise": [*tiny, *TWENTY_STEPS, *bert, "--max_tokens_per_micro_batch", 48],
         "epochs": [
             *(*epochs, *runs.TINY, "--max_train_steps", "None", "--num_train_epochs", 2, "--eval_steps", "None"),

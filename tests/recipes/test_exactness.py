@@ -90,7 +90,7 @@ def outputs(request, recipe):
 
 
 ADAM = [("nlp", world, f"adam-{budget}", "adam-576") for budget in BUDGETS for world in WORLDS]
-ADAM += [("nlp", world, "packed", "adam-576") for world in WORLDS]
+ADAM += [("nlp", world, "rows", "adam-576") for world in WORLDS]
 ADAM += [("mlm", 2, "adam", "adam"), ("mlm", 3, "adam", "adam"), ("mlm", 1, "rows", "adam")]
 ADAM += [("embeddings", 2, "adam", "adam"), ("embeddings", 3, "adam", "adam"), ("embeddings", 1, "rows", "adam")]
 ADAM += [("embeddings", 2, "dropout", "dropout")]
@@ -104,7 +104,7 @@ def test_weights_after_twenty_steps_are_equal_for_all_numbers_of_processes_budge
     assert runs.distance(found, expected) < 1e-5
 
 
-STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "packed", "epochs")]
+STORIES = [("nlp", name) for name in (*(f"adam-{budget}" for budget in BUDGETS), "dropout", "rows", "epochs")]
 STORIES += [("mlm", "adam"), ("image", "dropout"), ("embeddings", "adam")]
 
 
@@ -176,7 +176,7 @@ def state_vector(model):
     return torch.cat([tensor.flatten().double() for _, tensor in sorted(model.state_dict().items())])
 
 
-@pytest.mark.parametrize("name", ["dropout", "packed-dropout"])
+@pytest.mark.parametrize("name", ["dropout", "rows-dropout"])
 def test_with_dropout_the_weights_do_not_depend_on_the_number_of_processes(nlp, configs, nlp_outputs, name):
     *_, plan = plan_of(nlp, configs["nlp"][name], num_processes=3)
     assert not any(plan.refined(step) for step in range(20))

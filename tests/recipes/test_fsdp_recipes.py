@@ -49,7 +49,7 @@ def text_configs(recipe, folder, texts):
     module, data = runs.load_recipe(recipe), toy_data.write_data(recipe, texts, folder)
     tokenizer = module.load_data(options.parse(module.Config, [*map(str, data), *runs.TINY]))[-1]
     made = {name: ["--model_type", name] for name in ("modernbert", "bert", "roberta")}
-    made |= {"packed": ["--model_type", "bert", "--packing"]} if recipe == "nlp" else {}  # the others pack anyway
+    made |= {"rows": ["--model_type", "bert", "--no_packing"]} if recipe == "nlp" else {}
     known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     loaded = write_models(folder / f"{recipe}-models", recipe, LOADED_TEXT, tokenizer, **known)
     return {name: [*data, *runs.TINY, *STEPS, *flags] for name, flags in (made | loaded).items()}
@@ -70,7 +70,7 @@ HEADS |= {"token_classification": "ForTokenClassification", "embeddings": ""}
 # Some kinds of model per recipe are resumed, too. The kinds in neither list are trained only.
 RESUMED = {"nlp": ["modernbert"], "mlm": ["bert", "electra"], "image_classification": ["resnet", "vit"]}
 RESUMED |= {"token_classification": ["modernbert", "electra"], "embeddings": ["bert", "distilbert"]}
-TRAINED = {"nlp": ["packed"]}
+TRAINED = {"nlp": ["rows"]}
 KINDS = [(recipe, part) for part in ("resumed", "others") for recipe in HEADS]
 
 

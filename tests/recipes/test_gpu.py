@@ -237,8 +237,8 @@ def test_varlen_attention_is_that_of_documents_padded_to_the_longest(lengths, qu
 @pytest.mark.parametrize("kind", ["modernbert", "bert"])
 def test_packed_texts_train_as_padded_rows_without_waiting(train, capsys, kind):
     flags = [*BF16, "--model_type", kind]
-    padded = train("padded", *flags)
-    packed = train("packed", *flags, "--packing", watch="error")
+    padded = train("padded", *flags, "--no_packing")
+    packed = train("packed", *flags, watch="error")
     assert "packed without padding, attention by torch.nn.attention.varlen" in capsys.readouterr().out
     assert losses(packed) == pytest.approx(losses(padded), rel=0.05)
 

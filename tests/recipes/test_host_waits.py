@@ -8,7 +8,7 @@ from shared.encoders import text_models
 
 FLAGS = {
     "nlp": runs.TINY,
-    "nlp packed": [*runs.TINY, "--packing"],
+    "nlp rows": [*runs.TINY, "--no_packing"],
     "mlm": [*runs.TINY, "--max_tokens_per_micro_batch", "300"],
     "embeddings": [*runs.TINY, "--text_column_names", "text", "label", "--symmetric"],
     "image_classification": [

@@ -1,4 +1,4 @@
-"""`recipes/nlp.py --packing`: it computes no padding, and its evaluation is that of each text alone.
+"""`recipes/nlp.py` packs texts: it computes no padding, and its evaluation is that of each text alone.
 
 test_exactness.py tests that its weights are those of padded rows, on any number of processes, and
 test_resumed_recipes.py that it resumes exactly.
@@ -24,7 +24,7 @@ def bert(texts, tmp_path_factory):
 def test_a_micro_batch_is_full_of_real_tokens_and_evaluation_is_that_of_each_text_alone(
     train, bert, texts, tmp_path, capfd
 ):
-    for name, flags in {"packed": ["--packing"], "padded": []}.items():
+    for name, flags in {"packed": [], "padded": ["--no_packing"]}.items():
         results = train(tmp_path / name, *bert, *flags, "--logging_steps", 1)
         said, lines = capfd.readouterr().out, runs.training_lines(tmp_path / name)
         padding = [line["padding"] for line in lines]

@@ -61,7 +61,7 @@ def outputs(texts, model_of, tmp_path_factory):
     """{processes: {name: output folder}}, each the opposite of the model's own pooling."""
     folder, tiny = tmp_path_factory.mktemp("outputs"), [*texts, *runs.TINY]
     cls, mean = [*tiny, "--pooling", "cls"], [*tiny, "--pooling", "mean", "--model_name_or_path", model_of("eurobert")]
-    configs = {"padded": cls, "packed": [*cls, "--packing"], "loaded": [*mean, "--packing", "--learning_rate", 1e-3]}
+    configs = {"padded": [*cls, "--no_packing"], "packed": cls, "loaded": [*mean, "--learning_rate", 1e-3]}
     jobs = {1: configs, 2: {"packed": configs["packed"]}}
     return {world: runs.run_many(world, jobs[world], folder) for world in jobs}
 

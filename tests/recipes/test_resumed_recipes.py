@@ -5,7 +5,7 @@ import runs
 import toy_data
 
 CASES = [
-    ("nlp", ["--packing"]),
+    ("nlp", ["--no_packing"]),
     ("mlm", ["--model_type", "bert", "--whole_word_masking"]),
     ("mlm", ["--model_type", "roberta", "--whole_word_masking"]),
     ("mlm", ["--activation_dtype", "bf16", "--mixed_precision", "no", "--chunked_loss"]),

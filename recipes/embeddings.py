@@ -104,7 +104,6 @@ def main(config: Config) -> dict[str, float]:
         ranking = RankingLoss(config.temperature, config.symmetric, dims)
         kept = config.kept_micro_batches or (1 if config.gradient_checkpointing else None)
         cache = GradientCache(accelerator, plan, ranking, embed, kept)
-        synchronized = accelerator.trigger_sync_in_backward
         width, compute_loss = model.config.hidden_size, cache.loss
         model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss)
 
@@ -116,7 +115,7 @@ def main(config: Config) -> dict[str, float]:
             micro_batches = list(loader.micro_batches(step))
             cache.fill(model, micro_batches)  # the first pass: the gradient of the loss for each embedding
             for micro_batch, batch in micro_batches:
-                with synchronized(model) if micro_batch.last else accelerator.no_sync(model):
+                with accelerator.trigger_sync_in_backward(model) if micro_batch.last else accelerator.no_sync(model):
                     loss = compute_loss(micro_batch, batch)
                     gradients.backward(accelerator, loss)
                 run.count(micro_batch, loss)

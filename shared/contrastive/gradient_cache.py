@@ -5,7 +5,6 @@ activations together may not fit into memory. The first pass computes the embedd
 graph. From the embeddings of all processes, in the order of the plan, each process computes the loss and its gradient
 with respect to each embedding. The second pass computes each micro-batch again, with the same dropout, and propagates
 the gradients of its embeddings back. The sum of these gradients is the gradient of one pass over the whole batch.
-
 Micro-batches whose activations fit into memory keep their graph from the first pass, and are computed only once.
 """
 
@@ -15,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.contrastive.kept_activations import measured, number_that_fits
+from shared.checkpoints.staging import available_memory
 from shared.contrastive.ranking_loss import RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
+from shared.processes.collectives import gather
+from shared.processes.ending import local_processes
 
+STATES = 6  # times the bytes of the weights: their gradients, two moments each, and a checkpoint of weights and moments
+USED = 0.5  # of the memory that these leave; micro-batches differ, and backward passes need memory of their own
 Batch = dict[str, Any]
 
 
@@ -66,9 +69,9 @@ class GradientCache:
     def fill(self, model: nn.Module, micro_batches: Sequence[tuple[MicroBatch, Batch]]) -> None:
         """Compute the embeddings of a step on all processes, and the gradient of its loss with respect to them.
 
-        Call it on every process with its micro-batches of the step. The first `kept` micro-batches are computed last
-        and keep their graphs for the second pass, which begins with them. Call the backward pass of the last
-        micro-batch in `accelerator.trigger_sync_in_backward`: DDP may have seen its forward pass already.
+        Call it on every process with its micro-batches of the step. The first `kept` of them are computed last and keep
+        their graphs for the second pass, which begins with them. The backward pass of the last micro-batch must be in
+        `accelerator.trigger_sync_in_backward`, because DDP synchronizes only after a forward pass outside of `no_sync`.
         """
         if self.kept is None:
             self.kept = number_that_fits(self.accelerator, model, self._bytes)
@@ -96,12 +99,12 @@ class GradientCache:
         """The contribution of a micro-batch to the mean loss of its global batch.
 
         Its gradients, summed over all micro-batches, are those of the mean loss. Before the first call of `fill`, which
-        means in the passes that a run discards, the micro-batch is a batch of its own, in as many copies as a step
-        keeps graphs by its settings, so that these passes need as much memory. They also measure a graph.
+        means in the passes that a run discards, the micro-batch is a batch of its own, in as many copies as a step has
+        to keep graphs, so that these passes need as much memory. They also measure the memory of one graph.
         """
         if not len(self.losses):
-            kept = min(self.kept or 1, len(self.plan.micro_batches(micro_batch.step)))
-            copies = [self.embed(micro_batch, batch) for _ in range(kept - 1)]
+            most = len(self.plan.micro_batches(micro_batch.step))
+            copies = [self.embed(micro_batch, batch) for _ in range(min(self.kept or 1, most) - 1)]
             embeddings, self._bytes = measured(self.accelerator.device, lambda: self.embed(micro_batch, batch))
             losses = self.ranking_loss.of_samples(torch.stack([*copies, embeddings]).mean(0), batch["digests"])
             return losses.sum() / micro_batch.normalizer
@@ -113,3 +116,32 @@ class GradientCache:
         loss = self.losses[place].sum() / micro_batch.normalizer
         backward_through = (embeddings * self.gradient[:, place]).sum()
         return loss + backward_through - backward_through.detach()
+
+
+def measured(device: torch.device, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """The result of `forward`, and the bytes that its graph keeps; on a CPU with the weights that it reads again."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        return forward(), torch.cuda.memory_allocated(device) - before
+    sizes: dict[int, int] = {}
+
+    def note(saved: Tensor) -> Tensor:
+        sizes[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        return forward(), sum(sizes.values())
+
+
+def number_that_fits(accelerator: Any, model: nn.Module, size: int) -> int:
+    """How many graphs of `size` bytes fit into memory: at least 1, and the same on every process, which all call this.
+
+    Under FSDP a forward pass communicates, so all processes have to make equally many.
+    """
+    if (device := accelerator.device).type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+    else:
+        free = available_memory() // local_processes()
+    free -= STATES * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return min(gather(accelerator, max(1, int(USED * free / max(1, size)))))

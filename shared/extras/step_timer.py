@@ -82,8 +82,7 @@ class PassTimer:
     communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
     of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
     bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown
-    (`sees_communication` is False). A forward pass counts as computation, also if its
-    backward pass comes later or never: shared/contrastive makes such passes first.
+    (`sees_communication` is False). A forward pass that no backward pass follows is computation, too.
 
     Attributes:
         positions: rows x longest row, over the training batches of the model; rows where samples are not sequences.

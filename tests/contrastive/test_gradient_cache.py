@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contrastive import kept_activations
-from shared.contrastive.gradient_cache import GradientCache
-from shared.contrastive.kept_activations import measured, number_that_fits
+from shared.contrastive import gradient_cache
+from shared.contrastive.gradient_cache import GradientCache, measured, number_that_fits
 from shared.contrastive.ranking_loss import RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import Plan
@@ -139,7 +138,7 @@ def test_a_global_batch_without_negatives_or_larger_than_the_data_is_refused(siz
 @pytest.mark.parametrize(("free", "processes", "expected"), [(0, 1, 1), (10_000, 1, 4), (20_000, 2, 4), (9_000, 9, 1)])
 def test_as_many_micro_batches_keep_their_activations_as_fit_into_memory(monkeypatch, free, processes, expected):
     """Half of what the weights' gradients, moments and checkpoint leave is for activations."""
-    monkeypatch.setattr(kept_activations, "available_memory", lambda: free)
+    monkeypatch.setattr(gradient_cache, "available_memory", lambda: free)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     model = torch.nn.Linear(10, 8, bias=False)  # 320 bytes
     assert number_that_fits(ACCELERATOR, model, 1_000) == expected

@@ -75,8 +75,8 @@ class GradientCache:
         """
         if self.kept is None:
             self.kept = number_that_fits(self.accelerator, model, self._bytes)
-            count, size = len(micro_batches), f"{self._bytes / 1e6:,.0f} MB each"
-            self.accelerator.print(f"{min(self.kept, count)} of {count} micro-batches keep their activations, {size}")
+            count, shown = len(micro_batches), f"{self._bytes / 1e6:,.0f} MB each"
+            self.accelerator.print(f"{min(self.kept, count)} of {count} micro-batches keep their activations, {shown}")
         with self.accelerator.no_sync(model):
             with torch.no_grad():
                 found = [self.embed(*each) for each in micro_batches[self.kept :]]

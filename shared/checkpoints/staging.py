@@ -123,15 +123,15 @@ def require_memory(needed: int) -> None:
 
 
 def available_memory() -> int:
-    """Bytes of free memory, on the machine and within the limit of its container."""
-    free = psutil.virtual_memory().available
-    groups = Path("/sys/fs/cgroup")
-    for limit, used, statistics in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        with suppress(OSError, ValueError):  # another version of cgroups, or "max" (no limit)
-            lines = dict(line.split() for line in (groups / statistics).read_text().splitlines())
-            files = int(lines["inactive_file"]) + int(lines["active_file"])  # page cache, which can be reclaimed
-            free = min(free, int((groups / limit).read_text()) - int((groups / used).read_text()) + files)
+    """Bytes of free memory, on the machine and within the limits of the control groups of this process."""
+    free, groups, own = psutil.virtual_memory().available, Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+    for line in own.read_text().splitlines() if own.exists() else ():
+        for version, limit, used in (("", "max", "current"), ("memory", "limit_in_bytes", "usage_in_bytes")):
+            folder = groups / version / line.split(":", 2)[2].strip("/")
+            for group in (folder, *folder.parents):
+                with suppress(OSError, ValueError):  # the other version, not a group, or "max" (no limit)
+                    lines = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                    files = int(lines["inactive_file"]) + int(lines["active_file"])  # page cache, can be reclaimed
+                    most, taken = (int((group / f"memory.{name}").read_text()) for name in (limit, used))
+                    free = min(free, most - taken + files)
     return free

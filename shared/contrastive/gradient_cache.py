@@ -5,19 +5,24 @@ activations together may not fit into memory. The first pass computes the embedd
 graph. From the embeddings of all processes, in the order of the plan, each process computes the loss and its gradient
 with respect to each embedding. The second pass computes each micro-batch again, with the same dropout, and propagates
 the gradients of its embeddings back. The sum of these gradients is the gradient of one pass over the whole batch.
+Micro-batches whose activations fit into memory keep their graph from the first pass, and are computed only once.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shared.checkpoints.staging import available_memory
 from shared.contrastive.ranking_loss import RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import MicroBatch, Plan
+from shared.processes.collectives import gather
+from shared.processes.ending import local_processes
 
+STATES = 6  # times the bytes of the weights: their gradients, two moments each, and a checkpoint of weights and moments
+USED = 0.5  # of the memory that these leave; micro-batches differ, and backward passes need memory of their own
 Batch = dict[str, Any]
 
 
@@ -30,7 +35,7 @@ class GradientCache:
         loss: of a batch of embeddings.
         embed: returns the embeddings [texts * rows, width] of a micro-batch, first those of all anchors, then those of
             all positives; the same in each call, also with dropout.
-        kept: micro-batches of a step that keep their graph from the first pass and are computed only once.
+        kept: micro-batches of a step that keep their graph from the first pass. None: all that fit into memory.
 
     Raises:
         UserError: the global batch has one sample, or more samples than the data.
@@ -42,7 +47,7 @@ class GradientCache:
         plan: Plan,
         loss: RankingLoss,
         embed: Callable[[MicroBatch, Batch], Tensor],
-        kept: int = 1,
+        kept: int | None = None,
     ) -> None:
         size = plan.global_batch_size
         if not 1 < size <= plan.num_samples:
@@ -50,9 +55,10 @@ class GradientCache:
                 f"--global_batch_size {size}: the negatives of a sample are the other samples of its batch, and no "
                 f"sample may be in it twice: use 2 to {plan.num_samples:,}, the size of the training data"
             )
-        self.accelerator, self.ranking_loss, self._embed, self.kept = accelerator, loss, embed, kept
+        self.accelerator, self.plan, self.ranking_loss, self._embed, self.kept = accelerator, plan, loss, embed, kept
         self.losses = self.gradient = torch.empty(0)  # of the current step: [G] and [texts, G, width]
         self._kept: dict[int, Tensor] = {}  # embeddings with their graph, by the number of the micro-batch
+        self._bytes = 0  # that the graph of the first micro-batch keeps
 
     def embed(self, micro_batch: MicroBatch, batch: Batch) -> Tensor:
         """The embeddings of a micro-batch, [texts, rows, width], in float32 or float64."""
@@ -63,16 +69,18 @@ class GradientCache:
     def fill(self, model: nn.Module, micro_batches: Sequence[tuple[MicroBatch, Batch]]) -> None:
         """Compute the embeddings of a step on all processes, and the gradient of its loss with respect to them.
 
-        Call it on every process with its micro-batches of the step. The first `kept` micro-batches are computed last
-        and keep their graphs for the second pass, which begins with them. The memory is that of `kept` micro-batches.
-        A process with a single micro-batch computes it only once. The last of several micro-batches is never kept,
-        because DDP synchronizes in the backward pass that follows its forward pass.
+        Call it on every process with its micro-batches of the step. The first `kept` of them are computed last and keep
+        their graphs for the second pass, which begins with them. The backward pass of the last micro-batch must be in
+        `accelerator.trigger_sync_in_backward`, because DDP synchronizes only after a forward pass outside of `no_sync`.
         """
-        kept = min(self.kept, max(1, len(micro_batches) - 1))
-        with torch.no_grad():
-            found = [self.embed(*each) for each in micro_batches[kept:]]
-        with self.accelerator.no_sync(model) if found else nullcontext():
-            self._kept = {each[0].index: self.embed(*each) for each in micro_batches[:kept]}
+        if self.kept is None:
+            self.kept = number_that_fits(self.accelerator, model, self._bytes)
+            count, shown = len(micro_batches), f"{self._bytes / 1e6:,.0f} MB each"
+            self.accelerator.print(f"{min(self.kept, count)} of {count} micro-batches keep their activations, {shown}")
+        with self.accelerator.no_sync(model):
+            with torch.no_grad():
+                found = [self.embed(*each) for each in micro_batches[self.kept :]]
+            self._kept = {each[0].index: self.embed(*each) for each in micro_batches[: self.kept]}
         found = [*(each.detach() for each in self._kept.values()), *found]
 
         size = micro_batches[0][0].step_samples
@@ -91,12 +99,14 @@ class GradientCache:
         """The contribution of a micro-batch to the mean loss of its global batch.
 
         Its gradients, summed over all micro-batches, are those of the mean loss. Before the first call of `fill`, which
-        means in the passes that a run discards, the micro-batch is a batch of its own, in as many copies as a step
-        keeps graphs, so that these passes need as much memory.
+        means in the passes that a run discards, the micro-batch is a batch of its own, in as many copies as a step has
+        to keep graphs, so that these passes need as much memory. They also measure the memory of one graph.
         """
         if not len(self.losses):
-            copies = [self.embed(micro_batch, batch) for _ in range(self.kept)]
-            losses = self.ranking_loss.of_samples(torch.stack(copies).mean(0), batch["digests"])
+            most = len(self.plan.micro_batches(micro_batch.step))
+            copies = [self.embed(micro_batch, batch) for _ in range(min(self.kept or 1, most) - 1)]
+            embeddings, self._bytes = measured(self.accelerator.device, lambda: self.embed(micro_batch, batch))
+            losses = self.ranking_loss.of_samples(torch.stack([*copies, embeddings]).mean(0), batch["digests"])
             return losses.sum() / micro_batch.normalizer
         kept = self._kept.pop(micro_batch.index, None)
         embeddings = self.embed(micro_batch, batch) if kept is None else kept
@@ -106,3 +116,32 @@ class GradientCache:
         loss = self.losses[place].sum() / micro_batch.normalizer
         backward_through = (embeddings * self.gradient[:, place]).sum()
         return loss + backward_through - backward_through.detach()
+
+
+def measured(device: torch.device, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """The result of `forward`, and the bytes that its graph keeps; on a CPU with the weights that it reads again."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        return forward(), torch.cuda.memory_allocated(device) - before
+    sizes: dict[int, int] = {}
+
+    def note(saved: Tensor) -> Tensor:
+        sizes[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        return forward(), sum(sizes.values())
+
+
+def number_that_fits(accelerator: Any, model: nn.Module, size: int) -> int:
+    """How many graphs of `size` bytes fit into memory: at least 1, and the same on every process, which all call this.
+
+    Under FSDP a forward pass communicates, so all processes have to make equally many.
+    """
+    if (device := accelerator.device).type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused
+    else:
+        free = available_memory() // local_processes()
+    free -= STATES * sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    return min(gather(accelerator, max(1, int(USED * free / max(1, size)))))

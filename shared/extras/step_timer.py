@@ -82,8 +82,7 @@ class PassTimer:
     communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
     of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
     bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown
-    (`sees_communication` is False). A forward pass without gradients, which shared/contrastive makes before the passes
-    of a step, counts as computation.
+    (`sees_communication` is False). A forward pass that no backward pass follows is computation, too.
 
     Attributes:
         positions: rows x longest row, over the training batches of the model; rows where samples are not sequences.
@@ -94,6 +93,7 @@ class PassTimer:
         self.positions = 0
         self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
         self._latest: Tensor | None = None
+        self._in_pass = False  # since a forward pass whose backward pass has not ended
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         model.register_forward_hook(self._end_without_gradients)
         parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
@@ -102,6 +102,7 @@ class PassTimer:
     def end(self, synchronized: bool) -> None:
         """Mark the end of a backward pass; `synchronized`: whether it summed the gradients over the processes."""
         self.stopwatch.mark("communication" if synchronized and self.sees_communication else "forward_backward")
+        self._in_pass = False
         if self._finding and self._latest is not None:
             for handle in self._finding:
                 handle.remove()
@@ -110,8 +111,9 @@ class PassTimer:
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if model.training:  # without DDP's wrapper, evaluation calls this hook as well
-            self.stopwatch.mark("data")
-        if is_trained(model):
+            self.stopwatch.mark("forward_backward" if self._in_pass else "data")
+        self._in_pass = is_trained(model)
+        if self._in_pass:
             self.positions += positions_of(args, kwargs, self.sequences)
 
     def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -40,3 +40,16 @@ def test_a_run_on_the_cpu_does_not_use_the_gpu_of_its_machine(files, monkeypatch
     lasting = {tensor.data_ptr() for tensor in files["model.safetensors"].values()}
     memory.copy(files, lasting).result()
     memory.close()
+
+
+def test_the_limits_of_the_groups_around_the_own_one_count(tmp_path, monkeypatch):
+    """A scheduler may limit the group of a job, and a process of it is in a group inside."""
+    groups = tmp_path / "groups"
+    for name, limit in (("job", "5000"), ("job/task", "max")):
+        (groups / name).mkdir(parents=True)
+        for file, text in (("max", limit), ("current", "3000"), ("stat", "inactive_file 100\nactive_file 10")):
+            (groups / name / f"memory.{file}").write_text(text)
+    (tmp_path / "own").write_text("1:cpu:/\n0::/job/task\n")
+    places = {"/sys/fs/cgroup": groups, "/proc/self/cgroup": tmp_path / "own"}
+    monkeypatch.setattr(staging, "Path", lambda name: places[name])
+    assert staging.available_memory() == 5000 - 3000 + 110

@@ -1,5 +1,6 @@
 """Cached gradients equal those of one pass over the whole batch, for any cut into micro-batches, with dropout."""
 
+import weakref
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -8,14 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.contrastive.gradient_cache import GradientCache
+from shared.contrastive import gradient_cache
+from shared.contrastive.gradient_cache import GradientCache, measured, number_that_fits
 from shared.contrastive.ranking_loss import RankingLoss
 from shared.errors import UserError
 from shared.plan.batches import Plan
 from shared.plan.draws import seed_dropout
 
 WIDTH = 5
-ACCELERATOR = SimpleNamespace(num_processes=1, no_sync=lambda model: nullcontext())
+ACCELERATOR = SimpleNamespace(
+    num_processes=1, no_sync=lambda model: nullcontext(), device=torch.device("cpu"), print=print
+)
 
 
 class Encoder(torch.nn.Module):
@@ -60,7 +64,7 @@ def batch_of(texts, samples):
     micro_batches=st.integers(1, 12),
     dropout=st.sampled_from([0.0, 0.5]),
     symmetric=st.booleans(),
-    kept=st.integers(1, 4),
+    kept=st.none() | st.integers(1, 4),
 )
 def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
     kinds, size, micro_batches, dropout, symmetric, kept
@@ -80,7 +84,7 @@ def test_the_gradient_of_a_step_equals_that_of_one_pass_over_the_whole_batch(
         losses = [cache.loss(*each) for each in pieces]
         for share in losses:
             share.backward()
-        assert model.passes == {True: len(pieces), False: len(pieces) - min(kept, max(1, len(pieces) - 1))}
+        assert model.passes == {True: len(pieces), False: max(0, len(pieces) - (kept or len(pieces)))}
         found = gradient_of(model)
         model.zero_grad()
 
@@ -129,3 +133,23 @@ def test_before_the_first_step_a_micro_batch_is_a_batch_of_its_own():
 def test_a_global_batch_without_negatives_or_larger_than_the_data_is_refused(size, message):
     with pytest.raises(UserError, match=message):
         GradientCache(ACCELERATOR, plan_of(size, 1), RankingLoss(0.1), lambda *_: None)
+
+
+@pytest.mark.parametrize(("free", "processes", "expected"), [(0, 1, 1), (10_000, 1, 4), (20_000, 2, 4), (9_000, 9, 1)])
+def test_as_many_micro_batches_keep_their_activations_as_fit_into_memory(monkeypatch, free, processes, expected):
+    """Half of what the weights' gradients, moments and checkpoint leave is for activations."""
+    monkeypatch.setattr(gradient_cache, "available_memory", lambda: free)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    model = torch.nn.Linear(10, 8, bias=False)  # 320 bytes
+    assert number_that_fits(ACCELERATOR, model, 1_000) == expected
+
+
+def test_the_activations_of_a_graph_are_measured_once_each_and_freed():
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)).double()
+    rows = torch.ones(100, 4, dtype=torch.float64)
+    found, size = measured(torch.device("cpu"), lambda: layers(rows))
+    weights = layers[2].weight.nbytes  # the backward pass of the second layer reads them
+    assert size == rows.nbytes + 100 * 8 * 8 + weights
+    output = weakref.ref(found)
+    del found
+    assert output() is None

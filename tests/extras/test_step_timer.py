@@ -23,6 +23,17 @@ def test_a_step_is_split_into_data_computation_and_update(accelerator, clock):
     assert figures["communication"] == 0
 
 
+def test_forward_passes_before_the_backward_passes_are_computation(accelerator, clock):
+    model = Slow(clock)
+    watch = monitor(accelerator, model=model)
+    pieces = plan(micro_batches=2).micro_batches(0)
+    clock[0] += 1
+    for piece in pieces:
+        model(torch.zeros(len(piece.samples), 1))
+    run_step(watch, pieces)
+    assert watch.read()["forward_backward"] == 2 / 3
+
+
 def test_the_rates_exclude_evaluation_and_checkpoints(accelerator, clock):
     watch = timed_steps(accelerator, clock)
     with watch.timed("evaluation"):

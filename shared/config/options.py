@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared.config import command_line
 from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
-from shared.config.removed import without_removed
 from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
@@ -158,7 +157,13 @@ class Options:
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
-    RULES: ClassVar[tuple["Rule", ...]] = ()
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda it: it.sharded,
+            "distributed_type FSDP needs settings that allow it, and this recipe has none: use "
+            "accelerate_configs/multi_gpu.yaml, or let its Config inherit ExtraOptions",
+        ),
+    )
     """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
     def hooks(self) -> list[Any]:
@@ -262,12 +267,10 @@ def base_learning_rate(config: Options) -> float:
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
     """The changes that prevent `config` from resuming a run with settings `stored` (from `load`): {field: (old, new)}.
 
-    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default. A
-    single string equals a list of one, because an older version may have had only one value for the field.
+    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default.
     """
     new = plain(config)
-    old = plain(type(config)()) | without_removed(stored, new)
-    old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
+    old = plain(type(config)()) | dict(stored)
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)

@@ -31,7 +31,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
-    """Make the optimizer of --optim. AdamW and SGD are fused (SGD without FSDP): one kernel per step.
+    """Make the optimizer of --optim. AdamW and SGD are fused: one kernel per step.
 
     LARS and Muon come from pytorch_optimizer, which depends on torch and NumPy only. Torch has no LARS, and its Muon
     does not support convolutions; timm has both but depends on torchvision.
@@ -52,8 +52,7 @@ def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
         groups = rates_by_layer(model, muon_groups(model, config.weight_decay), config.layer_lr_decay)
         return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
     if config.optim == "sgd":
-        sharded = any(hasattr(p, "full_tensor") for p in model.parameters())  # torch 2.13 has no fused SGD under FSDP
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=not sharded)
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
         sgd.register_step_pre_hook(begin_momentum)
         return sgd
     betas, epsilon = adam(config, beta2=0.999, epsilon=1e-8)
@@ -204,6 +203,6 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
         optimizer.step()
     elif not skipped.item():
         optimizer.step()
-    if grad_norm.device.type != accelerator.device.type:  # FSDP with its parameters on the host
+    if grad_norm.device.type != accelerator.device.type:  # parameters on the host
         skipped = skipped.to(accelerator.device, non_blocking=True)
     return skipped

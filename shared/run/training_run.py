@@ -24,12 +24,10 @@ from torch import Tensor, nn
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
-from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError, listed
 from shared.models import batch_norm
 from shared.models.requirements import frozen_models
-from shared.models.sharding import shard
 from shared.models.weight_average import WeightAverage
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
@@ -38,13 +36,12 @@ from shared.optimization.chained import as_one
 from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import folder_lock, preemption, starting
-from shared.processes.collectives import prepare
+from shared.processes import preemption, starting
 from shared.run import run_folder
+from shared.run.ddp import Ddp
 from shared.run.export import export
-from shared.run.finished import finished
-from shared.run.launch_card import print_card
-from shared.run.resume import open_run, refuse_another_order, refuse_changed_data
+from shared.run.launch_card import launch_card
+from shared.run.resume import finished, open_run, refuse_another_order, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -64,6 +61,7 @@ class TrainingRun(Generic[Config]):
         progress: the position of the run.
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
+        strategy: how the processes hold the model.
         plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
@@ -78,12 +76,13 @@ class TrainingRun(Generic[Config]):
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
         self.hooks: list[Hook] = config.hooks()
+        self.strategy = Ddp()
         self.card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[Config]":
         with contextlib.ExitStack() as stack:
-            stack.enter_context(folder_lock.freed_after(self.config.output_dir))
+            stack.enter_context(starting.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
             for hook in self.hooks:
                 hook.opened(self)
@@ -140,8 +139,8 @@ class TrainingRun(Generic[Config]):
 
         Args:
             model: on any device.
-            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings. It
-                returns an optimizer, or a list of several, which `prepare` makes one.
+            make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
+                optimizer, or a list of several, which `prepare` makes one.
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch. It reads the model from
                 the variable to which the recipe assigns the wrapped model, because it is called before and after that.
@@ -163,14 +162,11 @@ class TrainingRun(Generic[Config]):
             )
         freeze(model, self.config.freeze)
         self._statistics = batch_norm.RunningAverages(self.accelerator, model)
-        if self.accelerator.is_fsdp2:
-            shard(self.accelerator, model)
-        else:
-            model.to(self.accelerator.device)
+        self.strategy.place(self.accelerator, model)
         check_loss(self.accelerator, model, self.plan, self.compute_loss)
         freeze_unreached(self.accelerator, model, self.plan, self.compute_loss)
         optimizer = as_one(make_optimizer(model, self.config), model)
-        self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
+        self.model, self.optimizer = self.strategy.wrap(self.accelerator, model, optimizer)
         return self.model, self.optimizer, list(self.model.parameters())
 
     def start(
@@ -202,17 +198,18 @@ class TrainingRun(Generic[Config]):
             hook.prepared(self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
-            resuming.load(accelerator, self._checkpoint)
+            resuming.load(accelerator, self._checkpoint, self.strategy.load)
         self._statistics.begin()
         rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self.card}
-        print_card(accelerator, self.config, plan, self.optimizer, self.progress, self._checkpoint, **rows)
+        state = self.progress, self._checkpoint
+        accelerator.print(launch_card(accelerator, self.config, plan, self.optimizer, *state, rows))
         if self.config.dry_run:
             return
         run_folder.begin(accelerator, self.config, self.progress)
         for hook in self.hooks:
             hook.begun(self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
-        self.saver = Saver(accelerator, self.config, plan)
+        self.saver = self.strategy.saver(accelerator, self.config, plan)
         self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 
@@ -302,7 +299,7 @@ class TrainingRun(Generic[Config]):
         self.saver.finish()
         self._preemption.all_saved()
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
-        resuming.load_best(self.accelerator, self.config, self.progress)
+        resuming.load_best(self.accelerator, self.config, self.progress, self.strategy.load)
         for hook in self.hooks:
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]

@@ -74,10 +74,6 @@ class Options:
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: given by --warmup_ratio, or 0."""
     warmup_ratio: Share | None = None
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
-    layer_lr_decay: Annotated[float, Limits(above=0, most=1)] | None = None
-    """Factor between the learning rates of a layer and the one above it; the head has the full one. None: all equal."""
-    freeze: tuple[str, ...] | None = None
-    """Modules or parameters that keep their weights, such as embeddings or 'layers.[0-5]'. None: all are trained."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm (L2, over all parameters). 0: no clipping."""
 

@@ -17,6 +17,7 @@ from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers
 from shared.fsdp.rules import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
+from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
@@ -71,6 +72,7 @@ class ExtraOptions(Options):
         return [
             *super().hooks(),
             Sharding(),
+            BatchNorm(),
             LargestMicroBatch(),
             GradientCompression(),
             Mfu(),

@@ -306,7 +306,7 @@ def compare_data(
 ) -> str:
     """Refuse data that differ from those of a finished run; return why they were not compared, "" if they were."""
     if progress.data is None:
-        return "; its data was not compared, because the run was made by an older version, which kept no digest"
+        return "; its data was not compared, because the run kept no digest"
     outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first path that does not exist
     try:
         datasets = load_data()[:2]

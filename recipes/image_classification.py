@@ -27,10 +27,11 @@ from shared.images.images import Images, WorstPredictions, collate, load_images
 from shared.losses.losses import shape_of_run
 from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.metrics.task_metrics import resolve_metrics
+from shared.models.optimizers import make_optimizer
 from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
-from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
@@ -100,13 +101,13 @@ def main(config: Config) -> dict[str, float]:
             return mixed_cross_entropy(logits, targets, **shape.cross_entropy).sum() / micro_batch.normalizer
 
         worst = WorstPredictions(validation, lambda: predict(*seen)[:2])
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, worst)
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, worst, average)
         evaluated = average.model or model
         seen = (accelerator, evaluated, loader, validation, augmentation)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
         card = {"data": data} | metrics.notes | shape.notes
-        run.start(partial(evaluate, *seen, metrics), best_by, average=average, card=card)
+        run.start(partial(evaluate, *seen, metrics), best_by, card=card)
         for step in run.steps():
             set_learning_rate(optimizer, schedule(step))
             for micro_batch, batch in loader.micro_batches(step):

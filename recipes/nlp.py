@@ -26,9 +26,10 @@ from shared.encoders.text_models import adapt_to_device
 from shared.losses.losses import LossOptions, shape_of_run
 from shared.losses.regression import Scale
 from shared.metrics.task_metrics import resolve_metrics
+from shared.models.optimizers import make_optimizer
 from shared.monitoring import evaluation
 from shared.optimization import gradients
-from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
+from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed

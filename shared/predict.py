@@ -27,9 +27,8 @@ from shared.predictions.prediction import Prediction
 from shared.predictions.request import SAMPLES, TOKENS, Kind, Request, parse
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
-from shared.processes import folder_lock, rules, starting
-from shared.run.command import run
-from shared.run.out_of_memory import ran_out
+from shared.processes import rules, starting
+from shared.run.command import ran_out, run
 from shared.run.resume import refuse_changed_data
 
 KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
@@ -51,7 +50,7 @@ def predict(request: Request) -> dict[str, float]:
             "distributed_type FSDP: predictions need the whole model on each device: use "
             "accelerate_configs/multi_gpu.yaml"
         )
-    with folder_lock.freed_after(request.config.output_dir):
+    with starting.freed_after(request.config.output_dir):
         accelerator = starting.start(request.config)
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)

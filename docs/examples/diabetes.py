@@ -15,8 +15,7 @@ from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, make_schedule, set_learning_rate, step_if_finite
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
-from shared.plan.in_memory import InMemory
-from shared.plan.loading import Loader, feed
+from shared.plan.loading import InMemory, Loader, feed
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 

@@ -1,8 +1,7 @@
 """Writes files with their digests, and compares files with a manifest: {file: {"bytes": ..., "xxh3_128": ...}}.
 
 XXH3-128 is about as fast as memory. It detects damage and no forgery: whoever can change a file can change the
-manifest as well. Manifests of older versions have SHA-256, or for files of more than 16 MiB the digest of the digests
-of their parts of 16 MiB.
+manifest as well.
 """
 
 import hashlib
@@ -14,9 +13,8 @@ from typing import Any
 
 import xxhash
 
-ALGORITHM = "xxh3_128"  # of new checkpoints
-ALGORITHMS: dict[str, Any] = {ALGORITHM: xxhash.xxh3_128, "sha256": hashlib.sha256}
-OF_PARTS, PART = "xxh3_128_of_16_mib_parts", 1 << 24
+ALGORITHM = "xxh3_128"  # its name in files; `new` begins a digest
+new: Any = xxhash.xxh3_128
 CHUNK = 1 << 20  # bytes that are written at once: they are still in the cache when they are hashed
 THREADS = 4  # files that are read at once. Reads, xxhash and hashlib do not hold the GIL
 
@@ -30,7 +28,7 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Line:
     Raises:
         OSError: the file exists or cannot be written.
     """
-    size, found = 0, ALGORITHMS[ALGORITHM]()
+    size, found = 0, new()
     with path.open("xb", buffering=CHUNK) as file:
         for piece in pieces:
             for start in range(0, len(piece), CHUNK):
@@ -46,17 +44,14 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Line:
 def lines_of(files: Mapping[str, Path]) -> dict[str, Line]:
     """The lines of the manifest for files, by name."""
     with ThreadPoolExecutor(THREADS) as pool:
-        found = dict(zip(files, pool.map(lambda file: digest(file, ALGORITHM), files.values()), strict=True))
+        found = dict(zip(files, pool.map(digest, files.values()), strict=True))
     return {name: {"bytes": file.stat().st_size, ALGORITHM: found[name]} for name, file in files.items()}
 
 
-def digest(file: Path, algorithm: str) -> str:
-    """The digest of a file, hexadecimal, by one of ALGORITHMS or OF_PARTS."""
+def digest(file: Path) -> str:
+    """The digest of a file, hexadecimal."""
     with file.open("rb") as stream:  # not mapped: a bad block of the disk would end the process by SIGBUS
-        if algorithm != OF_PARTS:
-            return hashlib.file_digest(stream, ALGORITHMS[algorithm]).hexdigest()
-        parts = iter(lambda: stream.read(PART), b"")
-        return xxhash.xxh3_128_hexdigest(b"".join(map(xxhash.xxh3_128_digest, parts)))
+        return hashlib.file_digest(stream, new).hexdigest()
 
 
 def problem_with(folder: Path, manifest: Mapping[str, Line]) -> str | None:
@@ -70,12 +65,12 @@ def problem_with(folder: Path, manifest: Mapping[str, Line]) -> str | None:
 
     def problem(name: str) -> str | None:
         file, line = folder / name, manifest[name]
-        kinds = line.keys() - {"bytes"}
-        if not kinds or kinds - {*ALGORITHMS, OF_PARTS}:
-            raise ValueError(f"no known digest among {', '.join(kinds) or 'nothing'}; it may be of a newer version")
+        if line.keys() != {"bytes", ALGORITHM}:
+            kinds = ", ".join(line.keys() - {"bytes"}) or "nothing"
+            raise ValueError(f"no known digest among {kinds}; it may be of another version")
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != line["bytes"] or any(digest(file, kind) != line[kind] for kind in kinds):
+        if file.stat().st_size != line["bytes"] or digest(file) != line[ALGORITHM]:
             return f"{name} is damaged"
         return None
 

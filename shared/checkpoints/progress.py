@@ -85,6 +85,4 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
         """The progress in a checkpoint's state; other entries of the state are ignored."""
-        # Older checkpoints have no `order`, which was the first version, and no `first_processes`.
-        state = {"order": 1, "first_processes": state.get("world_size", 1)} | state
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

@@ -8,6 +8,7 @@ kept: every draw of a run is a function of (seed, step or epoch, sample or micro
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from shared.checkpoints import digests, folders, older_format, sharded
+from shared.checkpoints import digests, folders
 from shared.checkpoints.folders import folder, path_of
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.states import digest_of, frozen_parameters, load_model, load_optimizers, modules_by_file
@@ -121,50 +122,13 @@ def read_state(path: Path) -> State:
     return json.loads((path / "state.json").read_text())
 
 
-def load(accelerator: Any, path: Path) -> None:
-    """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
-
-    Raises:
-        UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
-            `load_weights`.
-    """
-    try:
-        load_all(accelerator, path)
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise UserError(
-            f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
-            "transformers, or a file can no longer be read; restore that, or begin a new run in another --output_dir, "
-            "without --resume_from_checkpoint"
-        ) from None
-
-
-def load_all(accelerator: Any, path: Path) -> None:
-    """Load every file of a checkpoint into the object that it was saved from."""
-    models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
-    registered = of_accelerate.registered_objects(accelerator)
-    if sharded.is_in(path):
-        sharded.load(path, models, optimizers)
-    elif any(map(sharded.is_sharded, models)):
-        raise UserError(
-            f"{path} was saved without FSDP and cannot be resumed with it: start without accelerate_configs/fsdp.yaml, "
-            "or begin a new run in another --output_dir"
-        )
-    else:
-        for file, model in modules_by_file(models).items():
-            load_weights(model, path, file)
-        if older_format.is_in(path):
-            older_format.load(path, optimizers, registered)
-        else:
-            for file, module in modules_by_file([], registered).items():
-                load_model(module, path / file)
-            load_optimizers(path, models, optimizers)
-    if accelerator.scaler is not None:
-        state = read_state(path)
-        stored = state["scaler"] if "scaler" in state else older_format.read(path / "scaler.pt")
-        accelerator.scaler.load_state_dict(stored)
+def load_tensors(path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[nn.Module]) -> None:
+    """Load each file of a checkpoint into the object that it was saved from."""
+    for file, model in modules_by_file(models).items():
+        load_weights(model, path, file)
+    for file, module in modules_by_file([], registered).items():
+        load_model(module, path / file)
+    load_optimizers(path, models, optimizers)
 
 
 def load_weights(model: nn.Module, path: Path, file: str) -> None:
@@ -177,17 +141,41 @@ def load_weights(model: nn.Module, path: Path, file: str) -> None:
     frozen = frozen_parameters(model)
     stored = read_state(path).get("frozen") if frozen else None
     load_model(model, path / file, may_lack=frozen if stored else ())
-    if stored is None:
-        return
-    ((algorithm, digest),) = stored.items()
-    if digest_of(frozen.values(), algorithm) != digest:
+    if stored and stored != {digests.ALGORITHM: digest_of(frozen.values())}:
         raise UserError(
             f"{path} belongs to a run with other frozen weights: --model_name_or_path must name the model with which "
             "the run began, unchanged"
         )
 
 
-def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
+def load(accelerator: Any, path: Path, load_objects: Callable[..., None] = load_tensors) -> None:
+    """Load model, optimizer and scaler from a checkpoint; call it on every process, after `prepare`.
+
+    `load_objects` is called like `load_tensors`, for another kind of checkpoint.
+
+    Raises:
+        UserError: the model or the optimizer in the checkpoint has other shapes; a file cannot be read; or see
+            `load_weights`.
+    """
+    try:
+        models, optimizers = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
+        load_objects(path, models, optimizers, of_accelerate.registered_objects(accelerator))
+        if accelerator.scaler is not None:
+            accelerator.scaler.load_state_dict(read_state(path)["scaler"])
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise UserError(
+            f"{path} cannot be loaded into this model ({reason}): it was saved by other code or another version of "
+            "transformers, or a file can no longer be read; restore that, or begin a new run in another --output_dir, "
+            "without --resume_from_checkpoint"
+        ) from None
+
+
+def load_best(
+    accelerator: Any, config: Options, progress: Progress, load_objects: Callable[..., None] = load_tensors
+) -> None:
     """Load the best step's model, if the run exports that model and it is not the last step's.
 
     If its checkpoint is missing or damaged, print a warning and keep the last step's model. Also print a line if the
@@ -205,7 +193,7 @@ def load_best(accelerator: Any, config: Options, progress: Progress) -> None:
         return
     path = path_of(config.output_dir, step)
     if not (problem := next(filter(None, on_writers(accelerator, config, lambda: problem_with(path))), None)):
-        load(accelerator, path)
+        load(accelerator, path, load_objects)
         return
     accelerator.print(f"warning: {path}, with the best model, cannot be read ({problem}): model/ has the last one")
     progress.best_step, progress.best_results = progress.step, progress.results

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared.checkpoints import digests, folders, sharded
+from shared.checkpoints import digests, folders
 from shared.checkpoints.folders import Job, complain
 from shared.checkpoints.progress import Progress
 from shared.checkpoints.staging import Changed, Staging
@@ -48,14 +48,14 @@ class Saver:
     `save` returns while parameters and optimizer states are still being copied to memory. The next optimizer step waits
     for this copy, and no other code may change them before (the method of CheckFreq: Mohan et al., FAST 2021). Then a
     thread writes them; at most one save is under way. One process of each machine that keeps checkpoints does this. A
-    checkpoint is written before `save` returns if the model is sharded or memory is short. A save that fails prints a
-    warning, the run continues, and the next save tries again. If that one fails as well, more than an interval of work
-    could be lost: the run waits for its disk, or ends (--failed_saves). `finish` waits for the last save and requires
-    it to succeed. Frozen parameters of a pretrained model are not written: a resumed run loads them from
-    --model_name_or_path and compares their digest.
+    checkpoint is written before `save` returns if memory is short. A save that fails prints a warning, the run
+    continues, and the next save tries again. If that one fails as well, more than an interval of work could be lost:
+    the run waits for its disk, or ends (--failed_saves). `finish` waits for the last save and requires it to succeed.
+    Frozen parameters of a pretrained model are not written: a resumed run loads them from --model_name_or_path and
+    compares their digest.
 
     Raises:
-        UserError: see the messages: --save_on_each_node under FSDP, or a registered object that is no module.
+        UserError: a registered object is no module.
     """
 
     def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
@@ -70,18 +70,11 @@ class Saver:
                 f"accelerator.register_for_checkpointing: a checkpoint cannot hold {listed(wrong)}: register "
                 "modules of torch"
             )
-        self.sharded = any(map(sharded.is_sharded, self.models))
-        assert not (self.sharded and self.others)
-        if self.sharded and config.save_on_each_node:
-            raise UserError(
-                "--save_on_each_node: each process writes its shard of the model (FSDP), so one machine would not "
-                "have all of them; leave the flag out, and name an --output_dir on a shared file system"
-            )
-        self.writes = writes(accelerator, config)
+        self.writes = self.takes_part = writes(accelerator, config)
         self.settings = options.plain(config)
         self.frozen, self.frozen_digest = self._frozen()
         self.versions = {name: version(name) for name in ("torch", "accelerate", "transformers", "numpy")}
-        self.in_background = not self.sharded
+        self.in_background = True
         self.staging: Staging | None = None
         self.copied: Future[None] | None = None  # of the last save
         for optimizer in self.optimizers:
@@ -118,7 +111,7 @@ class Saver:
         everybody = gather(self.accelerator, (self.committed if self.writes else None, self.problem))
         committed = [step for step, _ in everybody if step is not None]
         self.progress, self.step = progress, progress.step
-        if self.writes or self.sharded:
+        if self.takes_part:
             self._begin(progress, min(committed) if self.config.save_on_each_node else None)
         if any(problem for _, problem in everybody):
             self._require_success()
@@ -198,7 +191,7 @@ class Saver:
 
     def _write_again(self) -> None:
         """Write the last checkpoint again where that failed; every process calls it if one failed."""
-        if self.sharded or (self.problem and self._can_repeat()):
+        if self.problem and self._can_repeat():
             assert self.job
             if not self.staging:  # the state is as it was, or an invalid copy is replaced by it
                 self.job.tensors, _ = self._state_of_objects()
@@ -215,7 +208,7 @@ class Saver:
     def _frozen(self) -> tuple[set[str], dict[str, str] | None]:
         """The names of the parameters that checkpoints leave out, and their digest, by its algorithm."""
         pretrained = getattr(self.config, "model_name_or_path", None) is not None  # a field of some recipes
-        if self.sharded or not pretrained or len(self.models) != 1:
+        if not pretrained or len(self.models) != 1:
             return set(), None
         frozen = frozen_parameters(self.models[0])
         return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None
@@ -224,8 +217,6 @@ class Saver:
         """The tensors of the model, optimizers and registered modules, by file and name, and their plain values."""
         scaler = self.accelerator.scaler
         values: Values = {"scaler": scaler.state_dict() if scaler is not None else None}
-        if self.sharded:  # torch.distributed.checkpoint writes the tensors
-            return {}, values
         files = {}
         for file, module in modules_by_file(self.models, self.others).items():
             left_out = self.frozen if module in self.models else ()
@@ -237,14 +228,6 @@ class Saver:
     def _write(self) -> None:
         """Write the last job, in the background if its content is in memory."""
         assert self.job
-        if self.sharded:
-            problem = None
-            try:
-                sharded.write(self.accelerator, self.job, self.models, self.optimizers)
-            except OSError as error:
-                problem = error
-            self._record_outcome(problem)
-            return
         self.writing = self._thread.submit(write_when_copied, self.copied, self.job)
         if not self.staging:
             self.poll(wait=True)

@@ -202,9 +202,9 @@ def frozen_parameters(model: nn.Module) -> Tensors:
     }
 
 
-def digest_of(tensors: Iterable[Tensor], algorithm: str = digests.ALGORITHM) -> str:
-    """A digest of shapes, dtypes and values, by one of `digests.ALGORITHMS`."""
-    found = digests.ALGORITHMS[algorithm]()
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """A digest of shapes, dtypes and values."""
+    found = digests.new()
     for tensor in tensors:
         found.update(f"{tuple(tensor.shape)} {tensor.dtype} ".encode())
         found.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from shared.compat.missing import missing
+from shared.compat import missing
 
 _foreach_norm = getattr(torch, "_foreach_norm", None)
 _foreach_mul_ = getattr(torch, "_foreach_mul_", None)

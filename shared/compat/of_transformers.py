@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shared.compat.missing import missing
+from shared.compat import missing
 
 
 def attention_name(config: Any) -> str | None:

@@ -20,7 +20,6 @@ from typing import Any, Literal
 import yaml
 
 from shared.config import foreign_flags
-from shared.config.removed import without_removed
 from shared.errors import UserError
 
 USAGE = """\
@@ -47,7 +46,7 @@ def layers(config_class: type, argv: Sequence[str]) -> Iterator[dict[str, Any]]:
     flags = _split(argv, hints | {"config": str})
     if "config" in flags:
         path = flags.pop("config")
-        yield _convert_all(without_removed(read_yaml(path, _StringLoader), hints), hints, f"{path}: ")
+        yield _convert_all(read_yaml(path, _StringLoader), hints, f"{path}: ")
     yield _convert_all(flags, hints, "--")
 
 

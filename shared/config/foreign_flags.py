@@ -2,8 +2,6 @@
 
 from collections.abc import Container
 
-from shared.config.removed import REMOVED
-
 LEAVE_OUT = ": leave it out"
 PREDICT = "after training, python -m shared.predict OUTPUT_DIR FILE predicts a file and computes its scores" + LEAVE_OUT
 NEVER_DROPPED = "every sample is trained on" + LEAVE_OUT
@@ -13,7 +11,6 @@ LAUNCHER = "give it to accelerate launch, as in accelerate_configs" + LEAVE_OUT
 
 # {foreign name: advice, as our flag or as a sentence}. The first advice whose flags the recipe has is printed.
 EQUIVALENTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(REMOVED, ("this setting was removed" + LEAVE_OUT,)),
     # Data
     **dict.fromkeys(("data", "data_dir", "train_path", "train_data"), ("--train_dir FOLDER", "--train_file FILE")),
     **dict.fromkeys(("val_file", "eval_file"), ("--validation_file FILE",)),

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from shared.config import command_line
 from shared.config.fields import CanBeZero, Limits, Meaning, Share, fields_with, limits_of, problem_with
-from shared.config.removed import without_removed
 from shared.errors import UserError
 
 NOT_IN_RESULT = "# do not affect the result: "
@@ -75,10 +74,6 @@ class Options:
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: given by --warmup_ratio, or 0."""
     warmup_ratio: Share | None = None
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
-    layer_lr_decay: Annotated[float, Limits(above=0, most=1)] | None = None
-    """Factor between the learning rates of a layer and the one above it; the head has the full one. None: all equal."""
-    freeze: tuple[str, ...] | None = None
-    """Modules or parameters that keep their weights, such as embeddings or 'layers.[0-5]'. None: all are trained."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm (L2, over all parameters). 0: no clipping."""
 
@@ -158,7 +153,13 @@ class Options:
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 
-    RULES: ClassVar[tuple["Rule", ...]] = ()
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            lambda it: it.sharded,
+            "distributed_type FSDP needs settings that allow it, and this recipe has none: use "
+            "accelerate_configs/multi_gpu.yaml, or let its Config inherit ExtraOptions",
+        ),
+    )
     """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
     def hooks(self) -> list[Any]:
@@ -262,12 +263,10 @@ def base_learning_rate(config: Options) -> float:
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:
     """The changes that prevent `config` from resuming a run with settings `stored` (from `load`): {field: (old, new)}.
 
-    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default. A
-    single string equals a list of one, because an older version may have had only one value for the field.
+    Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default.
     """
     new = plain(config)
-    old = plain(type(config)()) | without_removed(stored, new)
-    old |= {name: [one] for name, one in old.items() if isinstance(one, str) and isinstance(new.get(name), list)}
+    old = plain(type(config)()) | dict(stored)
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)

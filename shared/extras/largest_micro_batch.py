@@ -13,7 +13,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
-from shared.run.out_of_memory import BUDGETS, ran_out
+from shared.run.command import BUDGETS, ran_out
 
 Config = TypeVar("Config", bound=Options)
 TOKENS, SAMPLES = BUDGETS

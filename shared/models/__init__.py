@@ -1,1 +1,1 @@
-"""What a run does with any model: its layers, batch norm, averaged weights, sharding, requirements."""
+"""What a run does with any model: its layers, batch norm, averaged weights, requirements."""

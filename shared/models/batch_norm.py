@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch
 from shared.errors import UserError
+from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
 
 STEPS_AT_ONCE = 16  # steps whose statistics the processes sum in one collective call
@@ -94,6 +95,35 @@ class RunningAverages:
             self.averages = torch.where(torch.isfinite(grad_norm), moved, self.averages)
         self.steps += len(self.pending)
         self.pending, self.grad_norms = [], []
+
+
+class BatchNorm(Hook):
+    """Gives a run the running averages of its model's batch norms."""
+
+    def given(self, run: Any, model: nn.Module) -> None:
+        """Begin before the first forward pass."""
+        self.averages = RunningAverages(run.accelerator, model)
+
+    def averaged_buffers(self, model: nn.Module) -> list[Tensor]:
+        """All buffers of batch norms, also of frozen ones."""
+        return [buffer for norm in batch_norms(model) for buffer in norm.buffers()]
+
+    def loaded(self, run: Any) -> None:
+        """Read the averages, and warn on the launch card."""
+        self.averages.begin()
+        run.card |= notes(run.model, run.plan, run.progress.step)
+
+    def counted(self, micro_batch: MicroBatch) -> None:
+        """Add the statistics of a micro-batch."""
+        self.averages.add(micro_batch)
+
+    def updated(self, grad_norm: Tensor) -> None:
+        """Finish a step."""
+        self.averages.end_step(grad_norm)
+
+    def weights_are_read(self) -> None:
+        """Write the averages into the model."""
+        self.averages.copy_into_model()
 
 
 def batch_norms(model: nn.Module) -> list[Any]:

@@ -1,56 +1,12 @@
 """What a recipe requires of a model, checked before training."""
 
 import copy
-import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shared.errors import UserError
-
-
-@contextmanager
-def checked(model: nn.Module) -> Iterator[None]:
-    """Check calls of `model` in this context: `forward` must take the batch and return an output with `logits`.
-
-    Raises:
-        UserError: a requirement is not met; the message names the model and what is missing.
-    """
-    name = f"build_model: {type(model).__name__}"
-
-    def check_arguments(_: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
-        try:
-            inspect.signature(model.forward).bind(*args, **batch)
-        except TypeError as error:
-            raise UserError(
-                f"{name}.forward does not accept its arguments, {', '.join(batch)} ({error}): add the argument, "
-                "or **kwargs"
-            ) from None
-
-    def check_output(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        if not isinstance(getattr(output, "logits", torch.empty(0)), Tensor):
-            raise without_logits(output)
-
-    def without_logits(output: Any) -> UserError:
-        return UserError(
-            f"{name}.forward returns a {type(output).__name__} without logits: return a NamedTuple with logits, or "
-            "an output of transformers.modeling_outputs"
-        )
-
-    hooks = [model.register_forward_pre_hook(check_arguments, with_kwargs=True)]
-    hooks.append(model.register_forward_hook(check_output))
-    try:
-        yield
-    except AttributeError as error:
-        if error.name != "logits":
-            raise
-        raise without_logits(error.obj) from None
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def frozen_models(model: nn.Module) -> list[str]:

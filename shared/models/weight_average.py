@@ -2,15 +2,17 @@
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shared.compat import of_torch
 from shared.errors import UserError
+from shared.monitoring.hooks import Hook
 
 
-class WeightAverage:
+class WeightAverage(Hook):
     """torch's AveragedModel of a model's weights and buffers, saved in checkpoints. Without a decay it does nothing.
+    It is a hook of the run, given to `prepare`.
 
     The host counts the averaged steps, because torch's `update_parameters` would wait for the GPU.
 
@@ -30,12 +32,22 @@ class WeightAverage:
             return
         if accelerator.is_fsdp2:
             raise UserError(f"--ema_decay {decay} does not work under FSDP: leave it out, or use multi_gpu.yaml")
-        self.update = get_ema_multi_avg_fn(decay)
-        self.average = AveragedModel(model, accelerator.device, multi_avg_fn=self.update, use_buffers=True)
+        self.move = get_ema_multi_avg_fn(decay)
+        self.average = AveragedModel(model, accelerator.device, multi_avg_fn=self.move, use_buffers=True)
         self.average.n_averaged = self.average.n_averaged.cpu()
         self.average.requires_grad_(False)
         self.model = self.average.module
         accelerator.register_for_checkpointing(self.average)
+
+    def prepared(self, run: Any) -> None:
+        """Keep the run, whose other hooks complete the model's buffers."""
+        self.run = run
+
+    def updated(self, grad_norm: Tensor) -> None:
+        """Average the weights of a step."""
+        if self.average is not None:
+            self.run.weights_are_read()
+            self.end_step()
 
     def end_step(self) -> None:
         """Add the weights and buffers of the model to the average; after the first step, copy them."""
@@ -50,5 +62,5 @@ class WeightAverage:
         else:
             for dtype in {tensor.dtype for tensor in averages}:  # the update function treats integers differently
                 pairs = [pair for pair in zip(averages, values, strict=True) if pair[0].dtype == dtype]
-                self.update(*map(list, zip(*pairs, strict=True)), self.average.n_averaged)
+                self.move(*map(list, zip(*pairs, strict=True)), self.average.n_averaged)
         self.average.n_averaged += 1

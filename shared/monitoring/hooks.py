@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+
+from shared.plan.batches import MicroBatch
 
 Value = float | int | str
 
@@ -27,8 +29,18 @@ class Hook:
     def opened(self, run: Any) -> None:
         """The processes are connected. Refuse here what could only fail later."""
 
+    def given(self, run: Any, model: nn.Module) -> None:
+        """The recipe has made its model, on any device, and nothing has been computed."""
+
+    def averaged_buffers(self, model: nn.Module) -> Sequence[Tensor]:
+        """The buffers that a forward pass may change, because the hook makes them the same on all processes."""
+        return ()
+
     def prepared(self, run: Any) -> None:
         """The model and the optimizer are wrapped, and nothing has been computed in this start."""
+
+    def loaded(self, run: Any) -> None:
+        """The checkpoint is loaded, if there is one. The launch card comes next."""
 
     def begun(self, run: Any) -> None:
         """The launch card is printed, and the first step comes next."""
@@ -48,8 +60,17 @@ class Hook:
         "evaluation", "checkpoint", "profile", or "rest".
         """
 
+    def counted(self, micro_batch: MicroBatch) -> None:
+        """A micro-batch went through the model."""
+
+    def updated(self, grad_norm: Tensor) -> None:
+        """The update of a step is made, or left out because `grad_norm` is not finite."""
+
     def step_ended(self) -> None:
-        """The update of a step is made."""
+        """The step is counted."""
+
+    def weights_are_read(self) -> None:
+        """The model is evaluated, saved or averaged next: it must have the weights and buffers that count."""
 
     def logged(self, step: int, values: Mapping[str, Value]) -> None:
         """A line of metrics.jsonl was written."""

@@ -3,8 +3,6 @@
 Results equal those of Accelerate's methods to the bit, at less cost per step (docs/faster_runs.md has the figures).
 """
 
-import math
-
 import numpy as np
 import torch
 from accelerate import Accelerator
@@ -40,9 +38,6 @@ def clip(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: flo
     Under fp16 Accelerate unscales them first. The operations are those of torch's `clip_grad_norm_`, without its
     support for gradients of different devices and dtypes.
     """
-    if accelerator.is_fsdp2:
-        norm = accelerator.clip_grad_norm_(parameters, max_norm or math.inf)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # FSDP2 also shards the norm
     accelerator.unscale_gradients()
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(of_torch.norms(gradients)))
@@ -53,4 +48,4 @@ def clip(accelerator: Accelerator, parameters: list[nn.Parameter], max_norm: flo
             of_torch.multiply(gradients, torch.tensor(factor))  # a Python float would be converted for each gradient
     elif max_norm:
         of_torch.multiply(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of a sharded model, the norm is sharded

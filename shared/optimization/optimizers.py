@@ -12,10 +12,7 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch
 from shared.config.options import Options, ScheduleType, base_learning_rate
-from shared.errors import UserError
-from shared.models.layers import backbone
 from shared.optimization import gradients
-from shared.optimization.trainable import rates_by_layer
 
 Schedule = Callable[[int], float]
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
@@ -30,30 +27,16 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     ]
 
 
-def make_optimizer(model: nn.Module, config: Options) -> torch.optim.Optimizer:
-    """Make the optimizer of --optim. AdamW and SGD are fused (SGD without FSDP): one kernel per step.
+def make_optimizer(
+    model: nn.Module, config: Options, groups: list[dict[str, Any]] | None = None
+) -> torch.optim.Optimizer:
+    """Make the optimizer of --optim, AdamW or SGD, which are fused: one kernel per step.
 
-    LARS and Muon come from pytorch_optimizer, which depends on torch and NumPy only. Torch has no LARS, and its Muon
-    does not support convolutions; timm has both but depends on torchvision.
-
-    Raises:
-        UserError: see `muon_groups` and `rates_by_layer`.
+    `groups` are the parameters; None: `parameter_groups`.
     """
-    groups = rates_by_layer(model, parameter_groups(model, config.weight_decay), config.layer_lr_decay)
-    rate = base_learning_rate(config)
-    if config.optim == "lars":
-        from pytorch_optimizer import LARS
-
-        return LARS(groups, lr=rate, momentum=0.9)
-    if config.optim == "muon":
-        from pytorch_optimizer import Muon
-
-        betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
-        groups = rates_by_layer(model, muon_groups(model, config.weight_decay), config.layer_lr_decay)
-        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
+    groups, rate = groups or parameter_groups(model, config.weight_decay), base_learning_rate(config)
     if config.optim == "sgd":
-        sharded = any(hasattr(p, "full_tensor") for p in model.parameters())  # torch 2.13 has no fused SGD under FSDP
-        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=not sharded)
+        sgd = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
         sgd.register_step_pre_hook(begin_momentum)
         return sgd
     betas, epsilon = adam(config, beta2=0.999, epsilon=1e-8)
@@ -79,32 +62,6 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
     if parameters and parameters[0] not in sgd.state:  # other optimizers of a chain may have a state already
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-def muon_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
-    """The trainable parameters in three groups: Muon for matrices and kernels of hidden layers, AdamW for the rest.
-
-    AdamW updates the first layers ("embeddings", "embedder") and the head, as in Jordan et al. ("Muon", 2024). Both use
-    the same learning rate: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
-
-    Raises:
-        UserError: the model does not tell its backbone from its head.
-    """
-    if not hasattr(model, "base_model"):
-        raise UserError(
-            f"--optim muon: a {type(model).__name__} does not tell its hidden layers (base_model, base_model_prefix) "
-            "from its head, which Muon must not update: use adamw"
-        )
-    inside = {id(p) for p in backbone(model).parameters()}
-    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    hidden = {name for name, p in trainable if p.ndim >= 2 and id(p) in inside and "embed" not in name}
-    outer = [p for name, p in trainable if name not in hidden]
-    groups = [
-        {"params": [p for name, p in trainable if name in hidden], "weight_decay": weight_decay, "use_muon": True},
-        {"params": [p for p in outer if p.ndim >= 2], "weight_decay": weight_decay, "use_muon": False},
-        {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0, "use_muon": False},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 def peak_learning_rate(config: Options) -> float:
@@ -204,6 +161,6 @@ def step_if_finite(accelerator: Accelerator, optimizer: torch.optim.Optimizer, g
         optimizer.step()
     elif not skipped.item():
         optimizer.step()
-    if grad_norm.device.type != accelerator.device.type:  # FSDP with its parameters on the host
+    if grad_norm.device.type != accelerator.device.type:  # parameters on the host
         skipped = skipped.to(accelerator.device, non_blocking=True)
     return skipped

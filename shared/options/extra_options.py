@@ -15,6 +15,9 @@ from shared.extras.largest_micro_batch import LargestMicroBatch
 from shared.extras.profiling import Profiler
 from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers
+from shared.fsdp.rules import RULES as RULES_OF_FSDP
+from shared.fsdp.strategy import Sharding
+from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
@@ -41,7 +44,7 @@ class ExtraOptions(Options):
 
     NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
     RULES: ClassVar = (
-        *Options.RULES,
+        *RULES_OF_FSDP,  # instead of the rule of `Options`, which refuses FSDP
         Rule(
             lambda it: it.config.auto_micro_batch and it.on_cpu,
             "--auto_micro_batch needs GPUs and DDP (a CPU has no fixed memory limit): set the budget yourself",
@@ -68,6 +71,8 @@ class ExtraOptions(Options):
         # Profiles are closed before trackers, whose uploads may take longer than a scheduler allows.
         return [
             *super().hooks(),
+            Sharding(),
+            BatchNorm(),
             LargestMicroBatch(),
             GradientCompression(),
             Mfu(),

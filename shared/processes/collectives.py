@@ -14,13 +14,8 @@ from shared.processes import barrier
 
 
 def prepare(accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Call `accelerator.prepare` once all processes are ready for it; each machine prepares its data by itself.
-
-    Under FSDP the model is sharded already (shared/models/sharding.py). Then Accelerate only adds autocast.
-    """
+    """Call `accelerator.prepare` once all processes are ready for it; each machine prepares its data by itself."""
     barrier.wait_for_all(accelerator)
-    if accelerator.is_fsdp2:
-        return accelerator.prepare_model(model, evaluation_mode=True), accelerator.prepare_optimizer(optimizer)
     return accelerator.prepare(model, optimizer)
 
 

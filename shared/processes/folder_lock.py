@@ -9,7 +9,6 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from shared.errors import UserError
-from shared.processes import accelerate_state
 
 NAME = ".lock"
 WAIT_SECONDS = 60.0  # seconds to wait for a run that is about to end
@@ -74,21 +72,3 @@ def release_all() -> None:
         # Removed while locked: a waiting process then notices that its locked file no longer has this name.
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-@contextlib.contextmanager
-def freed_after(output_dir: str | Path) -> Iterator[None]:
-    """When the block ends, normally or not, release its folder lock and reset Accelerate's state.
-
-    The process can then start another run. If the block made `output_dir` and left it empty, as a dry run or a user
-    error does, the folder is removed.
-    """
-    is_new = not Path(output_dir).exists()
-    try:
-        yield
-    finally:
-        release_all()
-        accelerate_state.reset()
-        if is_new:
-            with contextlib.suppress(OSError):
-                Path(output_dir).rmdir()

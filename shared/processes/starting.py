@@ -6,9 +6,11 @@ A launch that would silently train something else than its settings say is refus
 import ctypes
 import functools
 import os
+import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +18,7 @@ import torch
 from shared.compat import of_accelerate
 from shared.config import options
 from shared.errors import UserError
-from shared.processes import agreement, barrier, ending, rules
-from shared.processes.accelerate_state import new_accelerator
+from shared.processes import agreement, barrier, ending, folder_lock, rules
 from shared.processes.barrier import PROCESS_GROUP_TIMEOUT
 
 
@@ -99,8 +100,6 @@ def start(config: options.Options) -> Any:
     accelerator = new_accelerator(make)
     if has_group:
         agreement.compare(*agreement.of_existing_group(), config, device, barrier.HEARTBEAT_TIMEOUT)
-    if on_cpu and rules.uses_fsdp(os.environ):
-        of_accelerate.use_fsdp_on_cpu(accelerator)
     # Buffers are not broadcast, because that would overwrite batch-norm statistics averaged over processes.
     settings = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
     of_accelerate.set_ddp_handler(accelerator, settings)
@@ -219,3 +218,69 @@ def keep_freed_memory() -> None:
         m_trim_threshold, m_mmap_threshold = -1, -3
         libc.mallopt(m_mmap_threshold, 2**30)
         libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+# Accelerate keeps global state. It is reset for each run, because a notebook starts several runs.
+
+OURS = "of_a_recipe"  # marks the state of a run
+_pids_with_runs: set[int] = set()  # this process and its ancestors by fork, if they have started a run
+
+
+def new_accelerator(make: Callable[[], Any]) -> Any:
+    """Return `make()`, an Accelerator without settings of an earlier run in this process, such as its precision.
+
+    Raises:
+        UserError: other code in this process has already made an Accelerator with other settings; or this process was
+            forked from one that had started a run.
+    """
+    if _pids_with_runs - {os.getpid()}:
+        raise UserError(
+            "notebook_launcher must come first: this notebook has started a run in its own process, and processes "
+            "forked from it cannot use CUDA and may hang; restart the kernel and launch first"
+        )
+    reset()
+    is_new = not of_accelerate.has_state()
+    was_set = "LOCAL_WORLD_SIZE" in os.environ
+    try:
+        accelerator = make()
+    except ValueError as error:
+        if "already been initialized" not in str(error):
+            raise
+        raise UserError(
+            "an Accelerator that other code made in this process has other settings than this run "
+            f"(--mixed_precision, or the device): restart the process, or the notebook's kernel ({error})"
+        ) from None
+    finally:
+        if not was_set:
+            os.environ.pop("LOCAL_WORLD_SIZE", None)  # a guess of Accelerate
+    if is_new:
+        of_accelerate.mark_state(OURS)
+    _pids_with_runs.add(os.getpid())
+    return accelerator
+
+
+def reset() -> None:
+    """Clear Accelerate's state after a run or a failed start; keep the process group."""
+    if "accelerate.state" not in sys.modules:
+        return
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if of_accelerate.state_is_marked(OURS) or of_accelerate.start_failed():
+        of_accelerate.reset_state(processes=not has_group)
+
+
+@contextmanager
+def freed_after(output_dir: str | Path) -> Iterator[None]:
+    """When the block ends, normally or not, release its folder lock and reset Accelerate's state.
+
+    The process can then start another run. If the block made `output_dir` and left it empty, as a dry run or a user
+    error does, the folder is removed.
+    """
+    is_new = not Path(output_dir).exists()
+    try:
+        yield
+    finally:
+        folder_lock.release_all()
+        reset()
+        if is_new:
+            with suppress(OSError):
+                Path(output_dir).rmdir()

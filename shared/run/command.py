@@ -9,13 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
 from shared.config import options
 from shared.disk import NO_SPACE
 from shared.errors import Preempted, UserError
+from shared.plan.loading import current_batch
 from shared.processes import ending, signals
 from shared.processes.ending import EXIT_USER_ERROR, end, exit_now, refuse
 from shared.processes.starting import Config
-from shared.run import out_of_memory
 
 
 def run(
@@ -56,11 +59,11 @@ def run(
             exit_now(peer.code)
         ending.record("failed")
         ending.unlink_file()
-        if not out_of_memory.ran_out(error):
+        if not ran_out(error):
             ending.tell_all_machines(signals.EXIT_FAILED, f"{type(error).__name__}, see its output")
             raise
-        ending.tell_all_machines(EXIT_USER_ERROR, out_of_memory.advice(config))
-        print(f"error: {out_of_memory.advice(config)}", file=sys.stderr, flush=True)
+        ending.tell_all_machines(EXIT_USER_ERROR, advice(config))
+        print(f"error: {advice(config)}", file=sys.stderr, flush=True)
         exit_now(EXIT_USER_ERROR)
     end()
 
@@ -108,3 +111,24 @@ def load_recipe(path: Path) -> ModuleType:
     sys.modules[path.stem] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
+
+
+BUDGETS = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error means that a device or the host ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, Exception) and should_reduce_batch_size(error)
+    )
+
+
+def advice(config: options.Options | None) -> str:
+    """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
+    limits = [f"--{name} {value}" for name in BUDGETS if (value := getattr(config, name, None))]
+    fix = f"lower {' or '.join(limits)}" if limits else f"set --{BUDGETS[-1]}"
+    where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
+    return (
+        f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "
+        "checkpoint, also use another --output_dir, because a resumed run keeps its budget"
+    )

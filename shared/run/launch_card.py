@@ -19,11 +19,6 @@ from shared.plan.batches import Plan
 from shared.processes.collectives import gather
 
 
-def print_card(accelerator: Any, *run: Any, **rows: object) -> None:
-    """Print the launch card once; `run` and `rows` are the other arguments of `launch_card`."""
-    accelerator.print(launch_card(accelerator, *run, rows))  # type: ignore[call-arg]
-
-
 def launch_card(
     accelerator: Any,
     config: Options,

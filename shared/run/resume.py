@@ -6,13 +6,14 @@
 3. Are the data those of the run? `refuse_changed_data` asks, once the recipe has loaded them.
 4. Does the model fit? `resuming.load` reads the checkpoint into it, once it is wrapped for the processes.
 
-A run without a checkpoint answers only those that its folder can answer.
+A run without a checkpoint answers only those that its folder can answer. A finished run (`finished`) returns its
+results.
 """
 
 import glob
 import hashlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,15 +23,15 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.config.removed import REMOVED
 from shared.disk import is_url
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import read_metrics
 from shared.plan import draws
 from shared.plan.loading import refuse_iterable
-from shared.processes import folder_lock
+from shared.processes import folder_lock, signals
 from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
+from shared.run.export import CARD
 from shared.run.run_folder import check_writable, data_of, resolve
 
 Config = TypeVar("Config", bound=options.Options)
@@ -130,11 +131,6 @@ def refuse_another_run(
     changed = {name: values for name, values in changed.items() if name not in (elsewhere or {})}
     if not changed:
         return
-    if removed := [name for name in changed if name in REMOVED]:
-        raise UserError(
-            f"{where} belongs to a run with --{removed[0]} {changed[removed[0]][0]}, a setting that was removed: "
-            "finish the run with the version of this project that began it, or begin a new one in another --output_dir"
-        )
     here = Path(config.output_dir).resolve()
     if where.resolve() == here or where.resolve().parent == resuming.folder(here):
         raise UserError(
@@ -269,3 +265,59 @@ def changed_counts(before: Mapping[str, Mapping[str, int]] | None, now: Mapping[
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         found += [f"{part}: {new.get(key, 0):,} {key} instead of {old.get(key, 0):,}" for key in keys]
     return "; ".join([*found[:MOST_SHOWN], f"and {len(found) - MOST_SHOWN:,} more differences"][: len(found)])
+
+
+def finished(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> dict[str, float] | None:
+    """The last evaluation if the folder holds this run, finished (it also prints this); else None.
+
+    A run is finished if its model is exported and the config does not prolong it. Call it on every process; the main
+    process reads the folder for all. `load_data` returns the training data, the validation data, then anything else.
+    Both data sets are compared with those of the run; if their files no longer exist, the printed line says so.
+
+    Raises:
+        UserError: the data differ from those of the run, or can no longer be read.
+    """
+    output_dir = Path(config.output_dir)
+
+    def read_results() -> dict[str, float] | None:
+        exported = any((output_dir / "model" / name).is_file() for name in ("config.json", CARD))
+        if not exported or not (output_dir / "metrics.jsonl").is_file():
+            return None
+        lines = read_metrics(output_dir / "metrics.jsonl")
+        stored = options.load(output_dir / "config.yaml")
+        grown = any(stored[name] != getattr(config, name) for name in fields_with(type(config), Meaning.MAY_GROW))
+        if not lines or "train_runtime" not in lines[-1] or grown:
+            return None
+        last = next(line for line in reversed(lines) if any(name.startswith("eval_") for name in line))
+        return {name: float(value) for name, value in last.items() if name.startswith("eval_")}
+
+    if (results := on_main_process(accelerator, read_results)) is None:
+        return None
+    note = compare_data(accelerator, config, progress, load_data)
+    on_main_process(accelerator, lambda: signals.remove_marker(output_dir))
+    accelerator.print(f"{output_dir} holds this run, finished: {results}{note}")
+    return results
+
+
+def compare_data(
+    accelerator: Any, config: options.Options, progress: Progress, load_data: Callable[[], Sequence[Any]]
+) -> str:
+    """Refuse data that differ from those of a finished run; return why they were not compared, "" if they were."""
+    if progress.data is None:
+        return "; its data was not compared, because the run kept no digest"
+    outcome: list[str | None] = [None, None]  # why the data could not be loaded, and the first path that does not exist
+    try:
+        datasets = load_data()[:2]
+    except UserError as error:
+        names = [getattr(config, name) for name in fields_with(type(config), Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)]
+        gone = (str(path) for name in names if name for path in places(name) if not path.exists())
+        outcome = [str(error), next(gone, None)]
+    for problem, gone in gather(accelerator, outcome):
+        if problem and gone is None:  # all files exist, so the data have changed
+            raise UserError(problem)
+        if problem:
+            return f"; its data was not compared ({problem})"
+    refuse_changed_data(accelerator, progress, config, *datasets)
+    return ""

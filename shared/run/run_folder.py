@@ -45,10 +45,7 @@ def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) 
     Raises:
         UserError: --global_batch_size and --gradient_accumulation_steps contradict each other; shows the equation.
     """
-    rate, of_new_weights = options.base_learning_rate(config), config.LEARNING_RATES[0]
-    if config.learning_rate is None and stored and stored["learning_rate"] == of_new_weights != rate:
-        accelerator.print(f"the run keeps --learning_rate {of_new_weights:g}, which was the default when it began")
-        rate = of_new_weights
+    rate = options.base_learning_rate(config)
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
     steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
     if steps is None or rows is None:

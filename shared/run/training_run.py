@@ -24,27 +24,20 @@ from torch import Tensor, nn
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
-from shared.checkpoints.saving import Saver
 from shared.config.options import Options
-from shared.errors import UserError, listed
-from shared.models import batch_norm
-from shared.models.requirements import frozen_models
-from shared.models.sharding import shard
-from shared.models.weight_average import WeightAverage
+from shared.errors import UserError
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
 from shared.monitoring.monitor import Monitor
 from shared.optimization.chained import as_one
-from shared.optimization.trainable import freeze
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import folder_lock, preemption, starting
-from shared.processes.collectives import prepare
+from shared.processes import preemption, starting
 from shared.run import run_folder
+from shared.run.ddp import Ddp
 from shared.run.export import export
-from shared.run.finished import finished
-from shared.run.launch_card import print_card
-from shared.run.resume import open_run, refuse_another_order, refuse_changed_data
+from shared.run.launch_card import launch_card
+from shared.run.resume import finished, open_run, refuse_another_order, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
@@ -64,6 +57,7 @@ class TrainingRun(Generic[Config]):
         progress: the position of the run.
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
+        strategy: how the processes hold the model.
         plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
@@ -78,12 +72,13 @@ class TrainingRun(Generic[Config]):
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
         self.hooks: list[Hook] = config.hooks()
+        self.strategy = Ddp()
         self.card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
     def __enter__(self) -> "TrainingRun[Config]":
         with contextlib.ExitStack() as stack:
-            stack.enter_context(folder_lock.freed_after(self.config.output_dir))
+            stack.enter_context(starting.freed_after(self.config.output_dir))
             self.accelerator = starting.start(self.config)
             for hook in self.hooks:
                 hook.opened(self)
@@ -135,13 +130,12 @@ class TrainingRun(Generic[Config]):
     ) -> tuple[Any, Any, list[nn.Parameter]]:
         """Wrap the model for distributed training and make its optimizer; return both, and the model's parameters.
 
-        The parameters of --freeze, and those that the loss does not depend on, are frozen first and printed. The run
-        computes the running averages of batch norms (shared/models/batch_norm.py).
+        The parameters that the loss does not depend on are frozen first and printed.
 
         Args:
             model: on any device.
-            make_optimizer: called with the model, once it is on the device and sharded (FSDP), and the settings. It
-                returns an optimizer, or a list of several, which `prepare` makes one.
+            make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
+                optimizer, or a list of several, which `prepare` makes one.
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch. It reads the model from
                 the variable to which the recipe assigns the wrapped model, because it is called before and after that.
@@ -149,7 +143,7 @@ class TrainingRun(Generic[Config]):
 
         Raises:
             UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
-                or see `freeze`, `RunningAverages` and `as_one`.
+                or see `as_one`.
         """
         self.plan, self.loader = loader.plan, loader
         self.plan.keep_cut(self.progress.first_processes)
@@ -157,20 +151,14 @@ class TrainingRun(Generic[Config]):
         self._closing.callback(loader.close)
         self.compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
         model.train()
-        if frozen := frozen_models(model):
-            self.card["note on frozen models"] = (
-                f"{listed(frozen)} has dropout and is in each checkpoint: wrap a model that only teaches in FrozenModel"
-            )
-        freeze(model, self.config.freeze)
-        self._statistics = batch_norm.RunningAverages(self.accelerator, model)
-        if self.accelerator.is_fsdp2:
-            shard(self.accelerator, model)
-        else:
-            model.to(self.accelerator.device)
-        check_loss(self.accelerator, model, self.plan, self.compute_loss)
+        for hook in self.hooks:
+            hook.given(self, model)
+        self.strategy.place(self.accelerator, model)
+        averaged = [buffer for hook in self.hooks for buffer in hook.averaged_buffers(model)]
+        check_loss(self.accelerator, model, self.plan, self.compute_loss, averaged)
         freeze_unreached(self.accelerator, model, self.plan, self.compute_loss)
         optimizer = as_one(make_optimizer(model, self.config), model)
-        self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
+        self.model, self.optimizer = self.strategy.wrap(self.accelerator, model, optimizer)
         return self.model, self.optimizer, list(self.model.parameters())
 
     def start(
@@ -179,7 +167,6 @@ class TrainingRun(Generic[Config]):
         best_by: BestBy,
         *,
         lengths: Any = None,
-        average: WeightAverage | None = None,
         card: Mapping[str, object],
     ) -> None:
         """Run the warm-up pass, load the checkpoint, print the launch card and start to log; call it after `prepare`.
@@ -189,7 +176,6 @@ class TrainingRun(Generic[Config]):
             best_by: the score that selects the best model.
             lengths: int [N], real tokens of each sample, or [N, k] if a sample has k sequences; None if samples are
                 not sequences.
-            average: the moving average of the weights; each step updates it.
             card: the recipe's own rows of the launch card.
 
         Raises:
@@ -197,22 +183,24 @@ class TrainingRun(Generic[Config]):
                 parameters.
         """
         plan, accelerator, model = self.plan, self.accelerator, self.model
-        self._evaluate, self._best_by, self._average, self.lengths = evaluate, best_by, average, lengths
+        self._evaluate, self._best_by, self.lengths = evaluate, best_by, lengths
         for hook in self.hooks:
             hook.prepared(self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
         if self._checkpoint:
-            resuming.load(accelerator, self._checkpoint)
-        self._statistics.begin()
-        rows = {**card, **batch_norm.notes(model, plan, self.progress.step), **self.card}
-        print_card(accelerator, self.config, plan, self.optimizer, self.progress, self._checkpoint, **rows)
+            resuming.load(accelerator, self._checkpoint, self.strategy.load)
+        for hook in self.hooks:
+            hook.loaded(self)
+        rows = {**card, **self.card}
+        state = self.progress, self._checkpoint
+        accelerator.print(launch_card(accelerator, self.config, plan, self.optimizer, *state, rows))
         if self.config.dry_run:
             return
         run_folder.begin(accelerator, self.config, self.progress)
         for hook in self.hooks:
             hook.begun(self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
-        self.saver = Saver(accelerator, self.config, plan)
+        self.saver = self.strategy.saver(accelerator, self.config, plan)
         self.monitor = Monitor(accelerator, lengths, self.progress.monitor, self.hooks)
         self._preemption = preemption.Preemption(accelerator, self.config.output_dir)
 
@@ -239,10 +227,11 @@ class TrainingRun(Generic[Config]):
             parts: the same for parts of the loss; each is logged as `loss_NAME`. Every micro-batch has the same names.
         """
         self.monitor.add(micro_batch, loss, parts or {})
-        self._statistics.add(micro_batch)
+        for hook in self.hooks:
+            hook.counted(micro_batch)
 
     def end_step(self, skipped: Tensor, grad_norm: Tensor, learning_rate: float) -> None:
-        """Count a step, update the averages of batch norms and of the weights, and log if --logging_steps is due.
+        """Count a step, and log if --logging_steps is due.
 
         Args:
             skipped: 1.0 if the update was skipped, else 0.0; on the device.
@@ -252,10 +241,8 @@ class TrainingRun(Generic[Config]):
         Raises:
             UserError: the gradients of ten steps in a row were not finite.
         """
-        self._statistics.end_step(grad_norm)
-        if self._average is not None and self._average.model is not None:
-            self._statistics.copy_into_model()
-            self._average.end_step()
+        for hook in self.hooks:
+            hook.updated(grad_norm)
         self.monitor.end_step(skipped)
         for hook in self.hooks:
             hook.step_ended()
@@ -302,7 +289,7 @@ class TrainingRun(Generic[Config]):
         self.saver.finish()
         self._preemption.all_saved()
         self.monitor.refuse_divergence(self.config.output_dir, self.progress.step)
-        resuming.load_best(self.accelerator, self.config, self.progress)
+        resuming.load_best(self.accelerator, self.config, self.progress, self.strategy.load)
         for hook in self.hooks:
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
@@ -316,6 +303,11 @@ class TrainingRun(Generic[Config]):
         self._close()
         return self.progress.results
 
+    def weights_are_read(self) -> None:
+        """Let the hooks give the model the weights and buffers that count, before something reads them."""
+        for hook in self.hooks:
+            hook.weights_are_read()
+
     def _write(self, values: Mapping[str, Value]) -> None:
         self._log.write(self.progress.step, values)
         for hook in self.hooks:
@@ -328,12 +320,12 @@ class TrainingRun(Generic[Config]):
 
     def _save(self) -> None:
         with self.monitor.timed("checkpoint"):
-            self._statistics.copy_into_model()
+            self.weights_are_read()
             self.saver.save(self.progress, self.monitor.state())
 
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
-            self._statistics.copy_into_model()
+            self.weights_are_read()
             results = self._evaluate()
         if problem := self._best_by.missing(results):
             if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists

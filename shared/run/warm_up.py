@@ -1,10 +1,12 @@
 """Discarded passes before the first step: checks of the loss, a search for unused parameters, and a warm-up."""
 
+import inspect
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +14,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from shared.errors import UserError, listed
-from shared.models.batch_norm import batch_norms
-from shared.models.requirements import checked
 from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 
@@ -22,7 +22,11 @@ TOLERANCE = 1e-3  # relative, of a loss; a GPU may sum in another order in each 
 
 
 def check_loss(
-    accelerator: Accelerator, model: nn.Module, plan: Plan, compute_loss: Callable[[MicroBatch], Tensor]
+    accelerator: Accelerator,
+    model: nn.Module,
+    plan: Plan,
+    compute_loss: Callable[[MicroBatch], Tensor],
+    averaged: Sequence[Tensor] = (),
 ) -> None:
     """Refuse a loss that is not a sum divided by the normalizer, and buffers that depend on the number of processes.
 
@@ -32,8 +36,7 @@ def check_loss(
 
     Raises:
         UserError: the loss does not fall as its normalizer grows, or not rise with the number of samples; the model has
-            buffers, other than the averages of batch norms, that change in a forward pass, and there are several
-            processes.
+            buffers, other than `averaged`, that change in a forward pass, and there are several processes.
     """
     pieces = plan.cut(0)
     whole = pieces[len(pieces) // 2]  # its samples are neither the longest nor the shortest
@@ -46,7 +49,7 @@ def check_loss(
                 refuse_changed_buffers(model, before)
             return loss
 
-    before = {name: buffer.clone() for name, buffer in saved_buffers(model).items()}
+    before = {name: buffer.clone() for name, buffer in saved_buffers(model, averaged).items()}
     loss = loss_of(few)
     halved, repeat = loss_of(replace(few, step_size=2 * few.step_size)), loss_of(replace(few, counted=False))
     if not math.isfinite(loss) or not loss:
@@ -78,15 +81,15 @@ def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
     if changed := [name for name, value in before.items() if not torch.equal(buffers[name], value)]:
         raise UserError(
             f"the model changes {listed(changed)} in each forward pass, so they would differ between processes (only "
-            "those of torch.nn.BatchNorm are averaged): replace the module that holds them, or start one process"
+            "those of torch.nn.BatchNorm are averaged, and only if Config inherits ExtraOptions): replace the module "
+            "that holds them, or start one process"
         )
 
 
-def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers of a model that checkpoints hold, by name, except those of batch norms."""
-    of_norms = {id(buffer) for norm in batch_norms(model) for buffer in norm.buffers()}
-    saved = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved and id(buffer) not in of_norms}
+def saved_buffers(model: nn.Module, averaged: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The buffers of a model that checkpoints hold, by name, except those in `averaged`."""
+    left_out, saved = {id(buffer) for buffer in averaged}, model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved and id(buffer) not in left_out}
 
 
 def freeze_unreached(
@@ -102,7 +105,7 @@ def freeze_unreached(
     other samples use it, or the loss depends on the same parameter of another item in its list of modules.
 
     Raises:
-        UserError: the loss depends on some parameters only for some batches; or see `requirements.checked`.
+        UserError: the loss depends on some parameters only for some batches; or see `checked`.
     """
     samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
 
@@ -131,6 +134,47 @@ def freeze_unreached(
         f"frozen, because the loss does not depend on them: {listed(list(dict.fromkeys(map(_kind, names))))}"
     )
     return names
+
+
+@contextmanager
+def checked(model: nn.Module) -> Iterator[None]:
+    """Check calls of `model` in this context: `forward` must take the batch and return an output with `logits`.
+
+    Raises:
+        UserError: a requirement is not met; the message names the model and what is missing.
+    """
+    name = f"build_model: {type(model).__name__}"
+
+    def check_arguments(_: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
+        try:
+            inspect.signature(model.forward).bind(*args, **batch)
+        except TypeError as error:
+            raise UserError(
+                f"{name}.forward does not accept its arguments, {', '.join(batch)} ({error}): add the argument, "
+                "or **kwargs"
+            ) from None
+
+    def check_output(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        if not isinstance(getattr(output, "logits", torch.empty(0)), Tensor):
+            raise without_logits(output)
+
+    def without_logits(output: Any) -> UserError:
+        return UserError(
+            f"{name}.forward returns a {type(output).__name__} without logits: return a NamedTuple with logits, or "
+            "an output of transformers.modeling_outputs"
+        )
+
+    hooks = [model.register_forward_pre_hook(check_arguments, with_kwargs=True)]
+    hooks.append(model.register_forward_hook(check_output))
+    try:
+        yield
+    except AttributeError as error:
+        if error.name != "logits":
+            raise
+        raise without_logits(error.obj) from None
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

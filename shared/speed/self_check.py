@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.errors import say
-from shared.models.requirements import checked
+from shared.run.warm_up import checked
 from shared.speed.activations import in_float32
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
@@ -126,7 +126,7 @@ def outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
     """Return the outputs for a batch that are `compared`, without dropout and uncompiled; the model keeps its mode.
 
     Raises:
-        UserError: see `requirements.checked`.
+        UserError: see `warm_up.checked`.
     """
     with torch.no_grad(), in_eval_mode(model):
         return compared(model(**batch))
@@ -155,7 +155,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     """Run `model` in eval mode, in float32 and uncompiled in this context; restore modes and random state at its end.
 
     Raises:
-        UserError: see `requirements.checked`.
+        UserError: see `warm_up.checked`.
     """
     modes = [(module, module.training) for module in model.modules()]
     try:

@@ -16,7 +16,7 @@ from shared.augmentation.augmentation import Augmentation, Targets
 from shared.images import image_models
 from shared.images.geometry import Geometry
 from shared.losses.mixed_targets import mixed_cross_entropy
-from shared.optimization.optimizers import make_optimizer
+from shared.models.optimizers import make_optimizer
 from shared.plan.batches import MicroBatch
 
 GEOMETRY = Geometry(size=12, resize=16, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), interpolation="bilinear")

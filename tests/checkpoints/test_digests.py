@@ -1,6 +1,5 @@
-"""Digests: every damage to a file is found, by XXH3-128 and by the SHA-256 of older checkpoints."""
+"""Digests: every damage to a file is found."""
 
-import hashlib
 import json
 import os
 import resource
@@ -23,32 +22,16 @@ CONTENTS = {
 }
 
 
-def of_parts(content):
-    """The digest of the digests of parts of 1,000 bytes."""
-    parts = [content[start : start + 1000] for start in range(0, len(content), 1000)]
-    return xxhash.xxh3_128_hexdigest(b"".join(map(xxhash.xxh3_128_digest, parts)))
-
-
-KINDS = {
-    "xxh3_128": xxhash.xxh3_128_hexdigest,
-    "xxh3_128_of_16_mib_parts": of_parts,  # of an older version
-    "sha256": lambda content: hashlib.sha256(content).hexdigest(),  # of an older version
-}
-
-
-@pytest.fixture(params=KINDS)
-def checkpoint(request, tmp_path, monkeypatch):
-    """A checkpoint with its own manifest, or with that of an older version."""
-    monkeypatch.setattr(digests, "PART", 1000)
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint whose manifest has the digests of a second implementation."""
     path = tmp_path / "step_00000003"
     write(Job(path, tensors={}, contents=CONTENTS))
-    kind = request.param
-    manifest = {name: {"bytes": len(text), kind: KINDS[kind](text)} for name, text in CONTENTS.items()}
-    if kind == "xxh3_128":
-        assert json.loads((path / "manifest.json").read_text()) == manifest
-        assert digests.lines_of({name: path / name for name in CONTENTS}) == manifest
-    else:
-        (path / "manifest.json").write_text(json.dumps(manifest))
+    manifest = {
+        name: {"bytes": len(text), "xxh3_128": xxhash.xxh3_128_hexdigest(text)} for name, text in CONTENTS.items()
+    }
+    assert json.loads((path / "manifest.json").read_text()) == manifest
+    assert digests.lines_of({name: path / name for name in CONTENTS}) == manifest
     return path
 
 

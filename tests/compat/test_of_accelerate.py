@@ -67,22 +67,6 @@ def test_prepare_passes_the_settings_and_the_hook_of_the_handler_to_ddp(accelera
     assert not model.broadcast_buffers
 
 
-def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(accelerator, monkeypatch):
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
-    assert not accelerator.is_fsdp2
-    of_accelerate.use_fsdp_on_cpu(accelerator)
-    AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
-    assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
-    assert of_accelerate.fsdp_settings(accelerator).reshard_after_forward is False
-    assert of_accelerate.fsdp_settings(accelerator).cpu_offload is not None
-
-
-def test_reading_fsdp_settings_without_fsdp_is_an_error(accelerator):
-    with pytest.raises(UserError, match=r"^accelerate .* has no AcceleratorState\.fsdp_plugin, which FSDP needs"):
-        of_accelerate.fsdp_settings(accelerator)
-
-
 def test_init_trackers_starts_the_trackers_that_were_set(accelerator):
     class Tracker(GeneralTracker):
         name, requires_logging_directory, tracker = "ours", False, None

@@ -21,7 +21,7 @@ from shared.options.extra_options import ExtraOptions
 from shared.plan import loading
 from shared.plan.batches import Plan
 from shared.processes import starting
-from shared.run import out_of_memory
+from shared.run import command
 
 HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
 
@@ -37,7 +37,7 @@ HOST = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocat
     ],
 )
 def test_what_counts_as_out_of_memory(error, yes):
-    assert out_of_memory.ran_out(error) is yes
+    assert command.ran_out(error) is yes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class TokenOptions(ExtraOptions):
 )
 def test_the_advice_names_the_shape_and_the_flag(config, fix, monkeypatch):
     monkeypatch.setattr(loading.current_batch, "batch", None)
-    assert "before the first micro-batch" in out_of_memory.advice(config)
+    assert "before the first micro-batch" in command.advice(config)
     loading.current_batch.note({"labels": torch.zeros(7), "input_ids": torch.zeros(7, 24)})
-    assert "ran out of memory on a micro-batch of 7 x 24: " + fix in out_of_memory.advice(config)
+    assert "ran out of memory on a micro-batch of 7 x 24: " + fix in command.advice(config)
     loading.current_batch.note((torch.zeros(5, 2), torch.zeros(5)))
     assert loading.current_batch.shape == "5 x 2"
     loading.current_batch.note(torch.zeros(4, 3))

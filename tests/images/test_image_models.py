@@ -14,7 +14,7 @@ from shared.config import options
 from shared.errors import UserError
 from shared.images.image_models import geometry_of, normalization_of
 from shared.models.layers import backbone
-from shared.optimization.optimizers import muon_groups
+from shared.models.optimizers import muon_groups
 from shared.pretrained.from_pretrained import head_for, label_order
 
 WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -18,6 +18,8 @@ from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import launch as launch_environment
 
 from shared.errors import UserError
+from shared.fsdp.rules import REFUSED as REFUSED_BY_FSDP
+from shared.options.extra_options import ExtraOptions
 from shared.processes import rules
 
 FOLDER = Path(__file__).parents[2] / "accelerate_configs"
@@ -134,14 +136,7 @@ def fsdp(**keys: Any) -> dict[str, Any]:
 
 
 NOT_LOADED = {"cpu_ram_efficient_loading": False}
-REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
-    (dynamo(backend="INDUCTOR"), "DYNAMO_BACKEND is INDUCTOR .* use --torch_compile"),
-    ({"dynamo_backend": "EAGER"}, "ACCELERATE_DYNAMO_BACKEND is EAGER"),  # the older spelling
-    (dynamo(mode="max-autotune"), "ACCELERATE_DYNAMO_MODE is max-autotune"),
-    (dynamo(use_fullgraph=True), "ACCELERATE_DYNAMO_USE_FULLGRAPH is True"),
-    (dynamo(use_dynamic=True), "ACCELERATE_DYNAMO_USE_DYNAMIC is True"),
-    (dynamo(use_regional_compilation=True), "DYNAMO_USE_REGIONAL_COMPILATION is True"),
-    ({"parallelism_config": {"parallelism_config_tp_size": 2}}, "ACCELERATE_USE_PARALLELISM_CONFIG is true"),
+FSDP_KEYS: list[tuple[dict[str, Any], str]] = [
     (fsdp(ignored_modules=".*head"), r"FSDP_IGNORED_MODULES is \.\*head"),
     (fsdp(activation_checkpointing=True), "FSDP_ACTIVATION_CHECKPOINTING is true .*--gradient_checkpointing"),
     (fsdp(state_dict_type="FULL_STATE_DICT"), "FSDP_STATE_DICT_TYPE is FULL_STATE_DICT"),
@@ -155,6 +150,15 @@ REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
     (fsdp(min_num_params=2000), "FSDP_MIN_NUM_PARAMS is 2000"),
     (fsdp(), "FSDP_CPU_RAM_EFFICIENT_LOADING is true"),
 ]
+REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
+    (dynamo(backend="INDUCTOR"), "DYNAMO_BACKEND is INDUCTOR .* use --torch_compile"),
+    ({"dynamo_backend": "EAGER"}, "ACCELERATE_DYNAMO_BACKEND is EAGER"),  # the older spelling
+    (dynamo(mode="max-autotune"), "ACCELERATE_DYNAMO_MODE is max-autotune"),
+    (dynamo(use_fullgraph=True), "ACCELERATE_DYNAMO_USE_FULLGRAPH is True"),
+    (dynamo(use_dynamic=True), "ACCELERATE_DYNAMO_USE_DYNAMIC is True"),
+    (dynamo(use_regional_compilation=True), "DYNAMO_USE_REGIONAL_COMPILATION is True"),
+    ({"parallelism_config": {"parallelism_config_tp_size": 2}}, "ACCELERATE_USE_PARALLELISM_CONFIG is true"),
+]
 
 
 @pytest.mark.parametrize(("keys", "message"), REFUSED_KEYS, ids=lambda one: str(one)[-50:])
@@ -165,6 +169,15 @@ def test_a_key_that_would_change_the_result_or_have_no_effect_is_refused(
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(given))
     with pytest.raises(UserError, match=message):
         rules.refuse_variables(what_starts(tmp_path / "given.yaml")["environment"])
+
+
+@pytest.mark.parametrize(("keys", "message"), FSDP_KEYS, ids=lambda one: str(one)[-50:])
+def test_a_key_of_fsdp_that_would_change_the_result_or_have_no_effect_is_refused(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump({"num_processes": 2} | keys))
+    with pytest.raises(UserError, match=message):
+        rules.refuse(rules.Launch(ExtraOptions(), what_starts(tmp_path / "given.yaml")["environment"], on_cpu=False))
 
 
 VARIABLES = [
@@ -179,7 +192,6 @@ VARIABLES = [
     ({"ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}, "no effect without distributed_type: DEEPSPEED"),
     ({"ACCELERATE_MIXED_PRECISION": "FP16"}, "ACCELERATE_MIXED_PRECISION is 'FP16': expected one of no, fp16, bf16"),
     ({"ACCELERATE_USE_FSDP": "1"}, "ACCELERATE_USE_FSDP is '1': expected one of true, false"),
-    ({"FSDP_OFFLOAD_PARAMS": "1"}, "FSDP_OFFLOAD_PARAMS is '1': expected one of true, false"),
     ({"ACCELERATE_USE_CPU": "maybe"}, "ACCELERATE_USE_CPU is 'maybe': expected one of"),
 ]
 
@@ -197,7 +209,7 @@ def test_every_variable_that_accelerate_reads_is_refused_allowed_or_known_to_be_
     found |= {f"FSDP_{name}" for name in re.findall(r'env_prefix \+ "([A-Z_]+)"', source)}
     assert len(found) > 50
     has_its_effect = {
-        *("FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD"),
+        *("FSDP_VERSION", "FSDP_RESHARD_AFTER_FORWARD", "FSDP_OFFLOAD_PARAMS"),
         *("ACCELERATE_LOG_LEVEL", "ACCELERATE_ENABLE_RICH", "ACCELERATE_BYPASS_DEVICE_MAP"),
         "ACCELERATE_DEBUG_RDV_FILE",  # set by debug_launcher
     }
@@ -206,7 +218,9 @@ def test_every_variable_that_accelerate_reads_is_refused_allowed_or_known_to_be_
         *("ACCELERATE_FP8_BACKEND", "ACCELERATE_FP8_OPT_LEVEL"),  # fp8 is refused
         "ACCELERATE_INIT_INCLUDE_BUFFERS",  # read by a function that neither a recipe nor transformers calls
     }
-    undecided = found - rules.REFUSED.keys() - rules.ALLOWED.keys() - has_its_effect - is_never_read
+    undecided = (
+        found - rules.REFUSED.keys() - REFUSED_BY_FSDP.keys() - rules.ALLOWED.keys() - has_its_effect - is_never_read
+    )
     assert {name for name in undecided if not name.startswith((*rules.NEEDS, "MEGATRON_LM"))} == set()
     for name in ("FSDP_VERSION", "PARALLELISM_CONFIG_CP_SIZE"):  # the search finds names of both kinds
         assert name in found

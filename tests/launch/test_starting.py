@@ -12,6 +12,7 @@ import torch
 
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.options.extra_options import ExtraOptions
 from shared.processes import agreement, ending, starting
 from shared.run import command
 
@@ -66,6 +67,7 @@ ALONE_OF_TWO = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MAS
         (0, FSDP | ALONE_OF_TWO | OFFLOADED, {}, "FSDP_OFFLOAD_PARAMS is true .*no effect on a CPU.*: remove it"),
         (1, FSDP | {"FSDP_VERSION": "1"}, {}, "fsdp_version 1 .*set fsdp_version: 2"),
         (1, FSDP, {"mixed_precision": "fp16"}, "fp16 does not work under FSDP .*use bf16"),
+        (1, FSDP | {"FSDP_OFFLOAD_PARAMS": "1"}, {}, "FSDP_OFFLOAD_PARAMS is '1': expected one of true, false"),
         (1, FSDP, {"optim": "sgd"}, "--optim sgd does not work under FSDP.*--optim adamw, or DDP"),
         (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
         (1, {"LOCAL_RANK": "1"}, {}, r"2 processes on a machine with 1 GPU\(s\): lower"),
@@ -80,7 +82,7 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
-        starting.start(Options(**flags))
+        starting.start(ExtraOptions(**flags))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,15 @@ def test_a_launch_that_this_machine_can_run_is_accepted(monkeypatch, available, 
     gpus(monkeypatch, available)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    starting.check_environment(Options(**flags), on_cpu=available == 0)
+    starting.check_environment(ExtraOptions(**flags), on_cpu=available == 0)
+
+
+def test_fsdp_is_refused_if_the_settings_do_not_allow_it(monkeypatch):
+    gpus(monkeypatch, 2)
+    for name, value in FSDP.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"^distributed_type FSDP needs settings that allow it, .* ExtraOptions$"):
+        starting.start(Options())
 
 
 def test_fewer_processes_than_expected_are_refused():

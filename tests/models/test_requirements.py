@@ -12,8 +12,8 @@ from torch import nn
 from shared.config import options
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
+from shared.models.optimizers import muon_groups
 from shared.models.requirements import frozen_models
-from shared.optimization.optimizers import muon_groups
 from shared.processes import folder_lock
 from shared.run import export
 

@@ -9,11 +9,11 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from shared.checkpoints import sharded
-from shared.compat import of_accelerate
+from shared.compat import of_fsdp
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.models.sharding import shard
+from shared.fsdp import checkpoints
+from shared.fsdp.sharding import shard
 from shared.optimization import gradients
 from shared.optimization.chained import as_one, trained_by
 from shared.optimization.optimizers import make_optimizer, set_learning_rate, step_if_finite
@@ -99,16 +99,16 @@ def test_a_parameter_that_no_optimizer_has_is_refused():
 
 def resume_sharded(accelerator, folder):
     os.environ["FSDP_VERSION"] = "2"
-    of_accelerate.use_fsdp_on_cpu(accelerator)
+    of_fsdp.use_fsdp_on_cpu(accelerator)
     models = [model_of_two_parts() for _ in range(2)]
     for model in models:
         shard(accelerator, model)
     optimizers = [as_one(two_optimizers(model), model) for model in models]
     steps(models[0], optimizers[0], range(2))
     (folder / "saved").mkdir(exist_ok=True)
-    sharded.save(folder / "saved", models[:1], optimizers[:1])
+    checkpoints.save(folder / "saved", models[:1], optimizers[:1])
     torch.distributed.barrier()
-    sharded.load(folder / "saved", models[1:], optimizers[1:])
+    checkpoints.load(folder / "saved", models[1:], optimizers[1:])
     for model, optimizer in zip(models, optimizers, strict=True):
         steps(model, optimizer, range(2, 4))
     return [[p.full_tensor().tolist() for p in model.parameters()] for model in models]

@@ -8,7 +8,7 @@ from accelerate.state import AcceleratorState, GradientState
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.processes import accelerate_state, folder_lock, starting
+from shared.processes import starting
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def a_new_process_without_a_gpu(monkeypatch):
 
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(accelerate_state, "_pids_with_runs", set())
+    monkeypatch.setattr(starting, "_pids_with_runs", set())
     reset()
     yield
     reset()
@@ -27,7 +27,7 @@ def a_new_process_without_a_gpu(monkeypatch):
 
 def main(config):
     """Start a run as a recipe does; return its precision."""
-    with folder_lock.freed_after(config.output_dir):
+    with starting.freed_after(config.output_dir):
         return starting.start(config).mixed_precision
 
 

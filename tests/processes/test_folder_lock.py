@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.processes import folder_lock
+from shared.processes import folder_lock, starting
 from shared.run import resume
 
 
@@ -73,7 +73,7 @@ def open_and(end):
     """The `main` of a recipe that opens its folder and then calls `end`."""
 
     def main(config):
-        with folder_lock.freed_after(config.output_dir):
+        with starting.freed_after(config.output_dir):
             resume.open_run(ALONE, config, [])
             assert is_locked(config.output_dir)
             return end()

@@ -16,7 +16,7 @@ from shared.plan.batches import Plan
 from shared.processes import collectives
 from shared.processes.collectives import check_shared, on_writers
 from shared.run import resume
-from shared.run.finished import finished
+from shared.run.resume import finished
 
 
 def refusal(function, *args):

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from benchmarks.harness.image_variants import probabilities
 from shared.config import options
 from shared.errors import UserError
-from shared.optimization.optimizers import make_optimizer, peak_learning_rate
+from shared.models.optimizers import make_optimizer
+from shared.optimization.optimizers import peak_learning_rate
 
 
 @pytest.fixture(scope="module")

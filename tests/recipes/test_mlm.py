@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from shared.config import options
 from shared.encoders.new_encoders import new_encoder
 from shared.errors import UserError
-from shared.optimization.optimizers import make_optimizer
+from shared.models.optimizers import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
 

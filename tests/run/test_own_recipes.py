@@ -17,6 +17,11 @@ BATCH_NORM = (
     "nn.Linear(10, config.hidden_size), ",
     "nn.Linear(10, config.hidden_size, bias=False), nn.BatchNorm1d(config.hidden_size), ",
 )
+AVERAGED = (  # the settings whose hooks average the statistics
+    BATCH_NORM,
+    ("from shared.config.options import Options", "from shared.options.extra_options import ExtraOptions"),
+    ("class Config(Options)", "class Config(ExtraOptions)"),
+)
 MEAN = (".sum() / micro_batch.normalizer", ".mean()")
 MISNAMED = ('"eval_r2"', '"eval_R2"')
 
@@ -50,7 +55,7 @@ def train(monkeypatch, tmp_path):
 
 def test_a_model_with_batch_norm_gives_the_same_run_on_one_process_and_on_two(tmp_path):
     flags = {"run": ["--max_train_steps", 40, "--micro_batches_per_step", 4, "--lr_scheduler_type", "constant"]}
-    recipe = write(tmp_path, BATCH_NORM)
+    recipe = write(tmp_path, *AVERAGED)
     one, two = (runs.run_many(processes, flags, tmp_path, recipe)["run"] for processes in (1, 2))
     assert runs.distance(runs.weights(two), runs.weights(one)) < 1e-5
     scores = [[line["eval_r2"] for line in runs.metrics(folder) if "eval_r2" in line] for folder in (one, two)]
@@ -60,11 +65,11 @@ def test_a_model_with_batch_norm_gives_the_same_run_on_one_process_and_on_two(tm
 
 def test_a_resumed_run_has_the_same_averages_of_batch_norm(train, tmp_path):
     flags = ["--micro_batches_per_step", 2, "--checkpointing_steps", 3]
-    train([BATCH_NORM], *flags)
+    train(AVERAGED, *flags)
     whole = runs.weights(tmp_path / "run")
     shutil.rmtree(tmp_path / "run/model")
     shutil.rmtree(tmp_path / "run/checkpoints/step_00000006")
-    train([BATCH_NORM], *flags)
+    train(AVERAGED, *flags)
     assert torch.equal(runs.weights(tmp_path / "run"), whole)
 
 

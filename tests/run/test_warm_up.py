@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from shared.errors import UserError
+from shared.models.batch_norm import BatchNorm
 from shared.optimization.optimizers import parameter_groups
 from shared.plan.batches import Plan
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
@@ -69,13 +70,17 @@ class Routed(Net):
 
 
 def check(loss_of, model=None, processes=1):
-    """Call `check_loss` for a global batch of 16 samples; `loss_of` gets a micro-batch and the losses of its rows."""
+    """Call `check_loss` for a global batch of 16 samples; `loss_of` gets a micro-batch and the losses of its rows.
+
+    As in a run with the hook `BatchNorm`, the buffers of batch norms may change.
+    """
     inputs = torch.randn(16, 4)
     model = (model or Net()).train()
     plan = Plan(num_samples=16, seed=0, global_batch_size=16, num_epochs=1)
     accelerator = SimpleNamespace(num_processes=processes, device=torch.device("cpu"), autocast=nullcontext)
     before = torch.get_rng_state()
-    check_loss(accelerator, model, plan, lambda m: loss_of(m, model(inputs[m.samples]).square().mean(1)))
+    averaged = BatchNorm().averaged_buffers(model)
+    check_loss(accelerator, model, plan, lambda m: loss_of(m, model(inputs[m.samples]).square().mean(1)), averaged)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -20,10 +20,11 @@ from transformers import (
 )
 
 from shared.config import options
-from shared.config.options import Options
 from shared.errors import UserError
-from shared.optimization.optimizers import make_optimizer, set_learning_rate
-from shared.optimization.trainable import freeze
+from shared.models.optimizers import make_optimizer
+from shared.models.trainable import freeze
+from shared.optimization.optimizers import set_learning_rate
+from shared.options.model_options import ModelOptions
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}
@@ -75,7 +76,7 @@ def test_a_pattern_without_a_parameter_and_a_model_that_is_frozen_as_a_whole_are
 
 def rates(model, **settings):
     """{parameter name: learning rate} after a step's rate of 1 was set."""
-    optimizer = make_optimizer(model, Options(learning_rate=0.5, weight_decay=0.1, **settings))
+    optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, **settings))
     set_learning_rate(optimizer, 1.0)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -97,7 +98,7 @@ def test_the_rate_falls_from_the_head_to_the_embeddings(name, optim):
 
 def test_matrices_keep_their_weight_decay_in_each_layer():
     model = MODELS["bert"]()
-    optimizer = make_optimizer(model, Options(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5))
+    optimizer = make_optimizer(model, ModelOptions(learning_rate=0.5, weight_decay=0.1, layer_lr_decay=0.5))
     for group in optimizer.param_groups:
         assert {p.ndim >= 2 for p in group["params"]} == {group["weight_decay"] == 0.1}
 
@@ -105,13 +106,13 @@ def test_matrices_keep_their_weight_decay_in_each_layer():
 def test_without_a_decay_there_are_the_usual_groups():
     model = MODELS["bert"]()
     assert set(rates(model).values()) == {1.0}
-    assert len(make_optimizer(model, Options()).param_groups) == 2
-    assert "lr_scale" not in make_optimizer(model, Options()).param_groups[0]
+    assert len(make_optimizer(model, ModelOptions()).param_groups) == 2
+    assert "lr_scale" not in make_optimizer(model, ModelOptions()).param_groups[0]
 
 
 def test_a_model_without_layers_has_no_decay():
     with pytest.raises(UserError, match=r"--layer_lr_decay 0.9: a Linear has no list of layers"):
-        make_optimizer(nn.Linear(2, 2), Options(layer_lr_decay=0.9))
+        make_optimizer(nn.Linear(2, 2), ModelOptions(layer_lr_decay=0.9))
 
 
 def test_a_run_keeps_frozen_weights_and_resumes_bit_identically(

@@ -8,6 +8,20 @@ from torch import nn
 
 from shared.errors import UserError, listed, say
 from shared.models.layers import repeated_layers
+from shared.models.requirements import frozen_models
+from shared.monitoring.hooks import Hook
+
+
+class Frozen(Hook):
+    """Freezes the parameters of --freeze before the run looks at the model."""
+
+    def given(self, run: Any, model: nn.Module) -> None:
+        """Freeze them, and note models that are frozen but in training mode."""
+        if frozen := frozen_models(model):
+            run.card["note on frozen models"] = (
+                f"{listed(frozen)} has dropout and is in each checkpoint: wrap a model that only teaches in FrozenModel"
+            )
+        freeze(model, run.config.freeze)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str] | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from shared.compat import of_accelerate
+from shared.compat import of_fsdp
 from shared.models.layers import repeated_layers
 from shared.processes import barrier
 
@@ -29,7 +29,7 @@ def shard(accelerator: Any, model: nn.Module) -> None:
 
     barrier.wait_for_all(accelerator)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    settings = of_accelerate.fsdp_settings(accelerator)
+    settings = of_fsdp.fsdp_settings(accelerator)
     for layer in units(model):
         fully_shard(
             layer, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, offload_policy=settings.cpu_offload

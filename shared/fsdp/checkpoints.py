@@ -15,18 +15,53 @@ from torch import nn
 
 from shared.checkpoints import digests, folders
 from shared.checkpoints.folders import Job
-from shared.checkpoints.states import state_tensors
+from shared.checkpoints.saving import Saver
+from shared.checkpoints.states import Tensors, Values, state_tensors
+from shared.config.options import Options
+from shared.errors import UserError
 from shared.optimization.optimizers import inner
+from shared.plan.batches import Plan
 from shared.processes.collectives import gather, on_main_process
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether torch's `fully_shard` has sharded a model, even if all of its parameters are gathered at the moment."""
-    if not torch.distributed.is_available():
-        return False
-    from torch.distributed.fsdp import FSDPModule
+class ShardedSaver(Saver):
+    """Saves a sharded model: every process writes its part before `save` returns.
 
-    return isinstance(model, FSDPModule)
+    Raises:
+        UserError: --save_on_each_node is given.
+    """
+
+    def __init__(self, accelerator: Any, config: Options, plan: Plan) -> None:
+        if config.save_on_each_node:
+            raise UserError(
+                "--save_on_each_node: each process writes its shard of the model (FSDP), so one machine would not "
+                "have all of them; leave the flag out, and name an --output_dir on a shared file system"
+            )
+        super().__init__(accelerator, config, plan)
+        assert not self.others
+        self.in_background, self.takes_part = False, True
+
+    def _frozen(self) -> tuple[set[str], None]:
+        """None: the shards of frozen parameters are written as well."""
+        return set(), None
+
+    def _state_of_objects(self) -> tuple[dict[str, Tensors], Values]:
+        """None: torch's distributed checkpoint writes the tensors, and fp16, which has a scaler, is refused."""
+        return {}, {"scaler": None}
+
+    def _write_again(self) -> None:
+        """Write the last checkpoint again, on all processes."""
+        self._write()
+
+    def _write(self) -> None:
+        """Write the last job."""
+        assert self.job
+        problem = None
+        try:
+            write(self.accelerator, self.job, self.models, self.optimizers)
+        except OSError as error:
+            problem = error
+        self._record_outcome(problem)
 
 
 def is_in(path: Path) -> bool:

@@ -9,9 +9,10 @@ from torch import nn
 
 from shared.checkpoints import resuming, saving
 from shared.checkpoints.progress import Progress
-from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError
+from shared.fsdp.checkpoints import ShardedSaver
+from shared.fsdp.strategy import Fsdp
 from shared.optimization.optimizers import make_optimizer
 from shared.plan.batches import Plan
 
@@ -49,7 +50,7 @@ def save_on_two(accelerator, folder):
     saving.SECONDS_BETWEEN = 0.0
     model, optimizer = build(accelerator, shard=True)
     config = Options(output_dir=str(folder), save_total_limit=1)
-    saver = Saver(accelerator, config, PLAN)
+    saver = ShardedSaver(accelerator, config, PLAN)
     results = {}
     for step in (2, 4):
         train(model, optimizer, range(step - 2, step))
@@ -72,11 +73,11 @@ def save_on_two(accelerator, folder):
     checkpoint.FileSystemWriter.write_data = real
     results["left"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
     try:
-        Saver(accelerator, Options(output_dir=str(folder), save_on_each_node=True), PLAN)
+        ShardedSaver(accelerator, Options(output_dir=str(folder), save_on_each_node=True), PLAN)
     except UserError as error:
         results["each node"] = str(error)
     results["weights"] = train(model, optimizer, range(4, 8))
-    resuming.load(accelerator, folder / "checkpoints/step_00000004")
+    resuming.load(accelerator, folder / "checkpoints/step_00000004", Fsdp().load)
     results["again"] = train(model, optimizer, range(4, 8))
     return results
 
@@ -87,10 +88,10 @@ def resume(accelerator, folder):
     path, state = resuming.find(accelerator, Options(output_dir=str(folder)))
     refusal = ""
     try:
-        resuming.load(accelerator, folder)
+        resuming.load(accelerator, folder, Fsdp().load)
     except UserError as error:
         refusal = str(error)
-    resuming.load(accelerator, path)
+    resuming.load(accelerator, path, Fsdp().load)
     return {"not sharded": refusal, "step": state["step"], "weights": train(model, optimizer, range(4, 8))}
 
 

@@ -1,0 +1,63 @@
+"""The optimizers of models with layers: rates by layer, LARS and Muon, besides those of shared/optimization."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared.config.options import base_learning_rate
+from shared.errors import UserError
+from shared.models.layers import backbone
+from shared.models.trainable import rates_by_layer
+from shared.optimization import optimizers
+from shared.optimization.optimizers import adam, parameter_groups
+
+
+def make_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
+    """Make the optimizer of --optim, with the rates of --layer_lr_decay; `config` is a `ModelOptions`.
+
+    LARS and Muon come from pytorch_optimizer, which depends on torch and NumPy only. Torch has no LARS, and its Muon
+    does not support convolutions; timm has both but depends on torchvision.
+
+    Raises:
+        UserError: see `muon_groups` and `rates_by_layer`.
+    """
+    groups = rates_by_layer(model, parameter_groups(model, config.weight_decay), config.layer_lr_decay)
+    rate = base_learning_rate(config)
+    if config.optim == "lars":
+        from pytorch_optimizer import LARS
+
+        return LARS(groups, lr=rate, momentum=0.9)
+    if config.optim == "muon":
+        from pytorch_optimizer import Muon
+
+        betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
+        groups = rates_by_layer(model, muon_groups(model, config.weight_decay), config.layer_lr_decay)
+        return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
+    return optimizers.make_optimizer(model, config, groups)
+
+
+def muon_groups(model: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """The trainable parameters in three groups: Muon for matrices and kernels of hidden layers, AdamW for the rest.
+
+    AdamW updates the first layers ("embeddings", "embedder") and the head, as in Jordan et al. ("Muon", 2024). Both use
+    the same learning rate: Muon's is scaled to AdamW's (Liu et al., "Muon is Scalable for LLM Training").
+
+    Raises:
+        UserError: the model does not tell its backbone from its head.
+    """
+    if not hasattr(model, "base_model"):
+        raise UserError(
+            f"--optim muon: a {type(model).__name__} does not tell its hidden layers (base_model, base_model_prefix) "
+            "from its head, which Muon must not update: use adamw"
+        )
+    inside = {id(p) for p in backbone(model).parameters()}
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    hidden = {name for name, p in trainable if p.ndim >= 2 and id(p) in inside and "embed" not in name}
+    outer = [p for name, p in trainable if name not in hidden]
+    groups = [
+        {"params": [p for name, p in trainable if name in hidden], "weight_decay": weight_decay, "use_muon": True},
+        {"params": [p for p in outer if p.ndim >= 2], "weight_decay": weight_decay, "use_muon": False},
+        {"params": [p for p in outer if p.ndim < 2], "weight_decay": 0.0, "use_muon": False},
+    ]
+    return [group for group in groups if group["params"]]

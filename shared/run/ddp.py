@@ -1,0 +1,28 @@
+"""How the processes of a run hold its model: each has a copy, and DDP sums the gradients."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shared.checkpoints import resuming
+from shared.checkpoints.saving import Saver
+from shared.processes.collectives import prepare
+
+
+class Ddp:
+    """Each process has the whole model. A hook may give `run.strategy` a subclass when the run is `opened`."""
+
+    saver: type[Saver] = Saver
+
+    def place(self, accelerator: Any, model: nn.Module) -> None:
+        """Move a model to the device, before its optimizer is made. Every process calls each of these methods."""
+        model.to(accelerator.device)
+
+    def wrap(self, accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        """The model and its optimizer as the loop uses them."""
+        return prepare(accelerator, model, optimizer)
+
+    def load(self, path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
+        """Load the tensors of a checkpoint; see `resuming.load_tensors`."""
+        resuming.load_tensors(path, models, optimizers, registered)

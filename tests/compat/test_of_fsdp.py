@@ -1,0 +1,36 @@
+"""The installed Accelerate has the undocumented attributes that decide on FSDP."""
+
+from importlib.metadata import version
+
+import pytest
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from shared.compat import of_accelerate, of_fsdp
+from shared.errors import UserError
+
+ACCELERATE = f"accelerate {version('accelerate')}"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    of_accelerate.reset_state(processes=True)
+    yield Accelerator(cpu=True)
+    of_accelerate.reset_state(processes=True)
+
+
+def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(accelerator, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    assert not accelerator.is_fsdp2
+    of_fsdp.use_fsdp_on_cpu(accelerator)
+    AcceleratorState(_from_accelerator=True)  # as `prepare_model` makes one
+    assert accelerator.is_fsdp2, f"{ACCELERATE}: distributed_type of the states does not switch FSDP on"
+    assert of_fsdp.fsdp_settings(accelerator).reshard_after_forward is False
+    assert of_fsdp.fsdp_settings(accelerator).cpu_offload is not None
+
+
+def test_reading_fsdp_settings_without_fsdp_is_an_error(accelerator):
+    with pytest.raises(UserError, match=r"^accelerate .* has no AcceleratorState\.fsdp_plugin, which FSDP needs"):
+        of_fsdp.fsdp_settings(accelerator)

@@ -127,11 +127,27 @@ class Plan:
         self.same_lengths, self.first_processes = lengths is None, 1
 
     @classmethod
-    def of_run(cls, config: Options, accelerator: Any, **data: Any) -> "Plan":
-        """The plan of a recipe's config for this process; `data` are the arguments that describe the samples."""
+    def of_run(
+        cls,
+        config: Options,
+        accelerator: Any,
+        *,
+        lengths: NDArray[np.integer] | None = None,
+        padded: Callable[[Ints], Ints] | None = None,
+        longest: int | None = None,
+        num_samples: int | None = None,
+        weights: Weights | None = None,
+        packed: bool = False,
+    ) -> "Plan":
+        """The plan of a recipe's config for this process."""
         assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
-            **data,
+            lengths=lengths,
+            padded=padded,
+            longest=longest,
+            num_samples=num_samples,
+            weights=weights,
+            packed=packed,
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_train_epochs,

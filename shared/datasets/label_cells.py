@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from shared.cache.prepared import array_writer, build_once, key_digest, read_array
 from shared.compat import of_datasets
+from shared.datasets import arrow_files
 from shared.datasets.rows import (
     FILL_IN,
     ROW_COLUMN,
@@ -21,7 +22,6 @@ from shared.datasets.rows import (
     column_of,
     content_of,
     is_text,
-    numbered,
     reading_in,
     source_of,
     where,
@@ -224,30 +224,20 @@ def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     if not content_of(table):
         return table
 
-    def build(folder: Path) -> None:
-        seen: set[str] = set()
-        found = []
-        for block in blocks_of(table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])):
-            keys = _keys(block, columns)
-            is_new = []
-            for key in keys.to_pylist():
-                is_new.append(key not in seen)
-                seen.add(key)
-            found.append(block.filter(pa.array(is_new, pa.bool_())))
-            if len(seen) > MOST_DISTINCT:
-                raise UserError(
-                    f"{source_of(table)} has more than {MOST_DISTINCT:,} different values in {', '.join(columns)}, "
-                    f"{TOO_MANY}"
-                )
-        distinct = pa.concat_tables(found)
-        with pa.OSFile(str(folder / "distinct.arrow"), "wb") as file, pa.ipc.new_file(file, distinct.schema) as writer:
-            writer.write_table(distinct)
+    seen: set[str] = set()
 
-    folder = build_once(f"labels-{key_digest(FORMAT, content_of(table), columns)}", build)
-    with pa.OSFile(str(folder / "distinct.arrow")) as file:
-        distinct = pa.ipc.open_file(file).read_all()
-    schema = numbered(table.slice(0, 0)).select(distinct.column_names).schema  # types may have been decided since
-    return without_content(pa.Table.from_arrays(distinct.columns, schema=schema))
+    def is_new(_: int, block: pa.Table) -> np.ndarray:
+        new = []
+        for key in _keys(block, columns).to_pylist():
+            new.append(key not in seen)
+            seen.add(key)
+        if len(seen) > MOST_DISTINCT:
+            found = f"more than {MOST_DISTINCT:,} different values in {', '.join(columns)}"
+            raise UserError(f"{source_of(table)} has {found}, {TOO_MANY}")
+        return np.array(new, bool)
+
+    of_labels = table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])
+    return without_content(arrow_files.filtered(of_labels, is_new, "distinct", columns))
 
 
 def stored_targets(

@@ -1,7 +1,8 @@
 """Predictions of classifiers and of regression: their columns and scores, and the labels of the input."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,20 +91,11 @@ def columns_of(request: Request, labels: Labels, predictions: Outputs, logits: O
     return {PREDICTION: column} | {PROBABILITY + name: pa.array(each) for name, each in probabilities}
 
 
-@dataclass(frozen=True)
-class LabelsOfRows(Labels):
-    """Labels whose targets of the rows are known, for the functions of a recipe that call `encode`."""
-
-    targets: Any = None
-
-    def encode(self, _: pa.Table) -> np.ndarray:
-        """The targets."""
-        return self.targets
-
-
-def with_targets(labels: Labels, targets: NDArray[Any]) -> LabelsOfRows:
-    """The labels, with the targets of the rows that are predicted."""
-    return LabelsOfRows(**vars(labels), targets=targets)
+def with_targets(labels: Any, targets: NDArray[Any]) -> Any:
+    """Labels or tags whose `encode` returns the known targets, for the functions of a recipe that call it."""
+    known = copy(labels)
+    vars(known)["encode"] = lambda _: targets
+    return known
 
 
 def labels_of_model(request: Request) -> Labels:
@@ -139,31 +131,33 @@ def targets_of(request: Request, labels: Labels, table: pa.Table) -> tuple[NDArr
         UserError: a label is unknown to the model or malformed, or a column that is asked for does not exist.
     """
     shape = (table.num_rows, labels.num_labels) if labels.kind == "multi_label" else (table.num_rows,)
-    targets, none = np.zeros(shape, DTYPES[labels.kind]), np.zeros(table.num_rows, bool)
-    columns = (labels.column,) if isinstance(labels.column, str) else labels.column
-    if not has_labels(request, table, columns):
-        return targets, none
-    for name in columns:
-        column_of(table, name, FLAG)
-    gaps = np.any([missing(table, name) for name in columns], axis=0)
-    # With a delimiter, an empty text means no label, unless all are empty.
-    labeled = ~gaps if labels.delimiter is None or gaps.all() else ~none
+    targets = np.zeros(shape, DTYPES[labels.kind])
+    labeled = have_labels(request, table, (labels.column,) if isinstance(labels.column, str) else labels.column)
+    if labels.delimiter is not None and labeled.any():
+        labeled[:] = True  # an empty text means no label, unless all are empty
     if labeled.any():
-        with_labels = numbered(table).filter(pa.array(labeled))
-        targets[labeled] = encoded(as_in_table(labels, table).encode, with_labels)
+        targets[labeled] = encoded(as_in_table(labels, table).encode, table, labeled)
     return targets, labeled
 
 
-def has_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> bool:
-    """Whether the labels in `columns` of a table are wanted, which they are if one of them exists or is asked for."""
+def have_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> Mask:
+    """bool [rows]: which rows have labels in `columns`; none if no scores are wanted, or no column exists.
+
+    Raises:
+        UserError: a column that is asked for, or one of several, does not exist.
+    """
     is_asked = "label_column_name" in request.given
-    return request.config.scores and (is_asked or not {*columns}.isdisjoint(table.column_names))
+    if not request.config.scores or (not is_asked and {*columns}.isdisjoint(table.column_names)):
+        return np.zeros(table.num_rows, bool)
+    for name in columns:
+        column_of(table, name, FLAG)
+    return ~np.any([missing(table, name) for name in columns], axis=0)
 
 
-def encoded(encode: Callable[[pa.Table], NDArray[Any]], labeled: pa.Table) -> NDArray[Any]:
+def encoded(encode: Callable[[pa.Table], NDArray[Any]], table: pa.Table, labeled: Mask) -> NDArray[Any]:
     """The targets of the rows with labels; an error of `encode` also names --no_scores."""
     try:
-        return encode(labeled)
+        return encode(table if labeled.all() else numbered(table).filter(pa.array(labeled)))
     except UserError as error:
         raise UserError(f"{error}; or use --no_scores, to predict without scores") from None
 

@@ -1,6 +1,5 @@
 """Predictions of a model of token classification: the tag of each word, and the entities of texts."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,13 +7,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.datasets.rows import CONTENT_KEY, ROW_COLUMN, column_of, is_text, missing, named, numbered, source_of
+from shared.datasets.rows import ROW_COLUMN, is_text, named, numbered, source_of, without_content
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.packing import pack_or_pad
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError, count_of, say
 from shared.plan.batches import MicroBatch, evaluation_batches
-from shared.predictions.labels import PREDICTION, encoded, has_labels
+from shared.predictions.labels import PREDICTION, encoded, have_labels, with_targets
 from shared.predictions.prediction import Ints, Mask, Outputs, Prediction, build_model
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import stored_names
@@ -22,7 +21,6 @@ from shared.pretrained.tokenizers import load_tokenizer
 from shared.tagging.pieces import begin_words_with_a_space
 from shared.tagging.scores import tagging_scores
 from shared.tagging.tagged_texts import (
-    TAG_FLAG,
     TEXT_FLAG,
     WORD,
     have_words,
@@ -36,17 +34,6 @@ from shared.tagging.text_blocks import begins_of, sizes_of
 
 PROBABILITY = "probability"  # of the tag of each word
 WORDS_OF_TEXT, ENTITIES = "words", "entities"  # of a row with a text
-
-
-@dataclass(frozen=True)
-class TagsOfWords(Tags):
-    """Tags whose numbers for all words are known, for the functions of the recipe that call `encode`."""
-
-    targets: Any = None
-
-    def encode(self, _: pa.Table) -> Ints:
-        """The numbers."""
-        return self.targets
 
 
 def predict_tags(accelerator: Any, request: Request) -> Prediction:
@@ -64,7 +51,7 @@ def predict_tags(accelerator: Any, request: Request) -> Prediction:
     targets, scored = targets_of(request, tags, columns, table, words)
     bounds = np.append(0, np.cumsum(sizes_of(words)))
     of_words = named(pa.table({WORDS: words}), source_of(table))
-    data = recipe.encode(config, of_words, TagsOfWords(tags.names, targets), tokenizer)
+    data = recipe.encode(config, of_words, with_targets(tags, targets), tokenizer)
     numbers = data.pieces.words
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad(model, data, tokenizer, accelerator, config)
@@ -123,30 +110,26 @@ def read_input(request: Request, columns: tuple[str, str]) -> tuple[pa.Table, pa
 def targets_of(
     request: Request, tags: Tags, columns: tuple[str, str], table: pa.Table, words: pa.LargeListArray
 ) -> tuple[Ints, Mask]:
-    """The number of the tag of each word, 0 if there is none, and whether it is scored: see `has_labels`.
+    """The number of the tag of each word, 0 if there is none, and whether it is scored: see `have_labels`.
 
     Raises:
         UserError: a tag is unknown to the model, a row has not one tag for each word, or --label_column_name names no
             column.
     """
-    column, sizes = columns[1], sizes_of(words)
-    targets, none = np.zeros(sizes.sum(), np.int64), np.zeros(sizes.sum(), bool)
-    if not has_labels(request, table, (column,)):
-        return targets, none
-    column_of(table, column, TAG_FLAG)
-    full, gaps = have_words(words), missing(table, column)
-    if not (labeled := full & ~gaps).any():
-        return targets, none
-    if without := int((full & gaps).sum()):
+    sizes, full = sizes_of(words), have_words(words)
+    targets, labeled = np.zeros(sizes.sum(), np.int64), full & have_labels(request, table, columns[1:])
+    scored = labeled.repeat(sizes)
+    if not labeled.any():
+        return targets, scored
+    if without := int((full & ~labeled).sum()):
         say(f"{without:,} of {full.sum():,} rows have no tags: the scores are those of the other rows")
 
     def encode(part: pa.Table) -> Ints:
         _, found, _ = words_and_tags(part, *columns)
-        metadata = {**(part.schema.metadata or {}), CONTENT_KEY: b""}  # the columns are others
-        return tags.encode(pa.table({TAGS: found, ROW_COLUMN: part[ROW_COLUMN]}).replace_schema_metadata(metadata))
+        with_rows = pa.table({TAGS: found, ROW_COLUMN: numbered(part)[ROW_COLUMN]})
+        return tags.encode(without_content(with_rows.replace_schema_metadata(part.schema.metadata)))
 
-    scored = labeled.repeat(sizes)
-    targets[scored] = encoded(encode, numbered(table).filter(pa.array(labeled)))
+    targets[scored] = encoded(encode, table, labeled)
     return targets, scored
 
 

@@ -16,13 +16,13 @@ from shared.cache.prepared import array_writer, build_once, key_digest, read_arr
 from shared.compat import of_datasets
 from shared.datasets import arrow_files
 from shared.datasets.rows import (
-    FILL_IN,
     ROW_COLUMN,
     blocks_of,
     column_of,
     content_of,
     is_text,
     reading_in,
+    refuse_missing,
     source_of,
     where,
     without_content,
@@ -141,12 +141,6 @@ def vectors_of(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, 
     return marks.reshape(table.num_rows, width)
 
 
-def refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.ndarray) -> None:
-    """Raise UserError for the first of the labels that are missing; `rows` are the rows of all labels."""
-    if len(found := np.flatnonzero(missing)):
-        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}: {FILL_IN}")
-
-
 def is_whole(cells: pa.Array) -> np.ndarray:
     numbers = cells.to_numpy()
     return (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
@@ -208,6 +202,16 @@ def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
     if not of_datasets.is_class_label(feature):
         return ()
     return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
+
+
+def names_of_ids(
+    table: pa.Table, column: str, ids: np.ndarray, rows: np.ndarray, classes: tuple[str, ...], what: str = ""
+) -> pa.Array:
+    """The names of ClassLabel ids [n] in these rows [n]; UserError for an id without a name."""
+    if len(nameless := np.flatnonzero((ids < 0) | (ids >= len(classes)))):
+        found = f"{where(table, int(rows[nameless[0]]))} has {what}{ids[nameless[0]]} in {column}"
+        raise UserError(f"{found}, but its ClassLabel has names for 0 to {len(classes) - 1} only: correct the row")
+    return pa.array(classes).take(pa.array(ids))
 
 
 # Memory-mapped tables

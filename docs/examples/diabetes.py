@@ -1,11 +1,9 @@
 """Predict the progression of diabetes from ten measurements, with an MLP, on any number of processes."""
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
@@ -22,9 +20,6 @@ from shared.plan.loading import Loader, feed
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 
-MEASUREMENTS = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6")
-CENTER, SPREAD = 152, 77  # of the progressions, about
-
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Options):
@@ -38,6 +33,13 @@ class Config(Options):
     """Passes over the training data."""
 
 
+def load_data(config: Config) -> tuple[InMemory, InMemory]:
+    """The training data, and the first 88 rows as validation data; scaled to about 1."""
+    rows, targets = (torch.from_numpy(each).float() for each in load_diabetes(return_X_y=True))
+    targets = (targets - targets[88:].mean()) / targets[88:].std()
+    return InMemory(20 * rows[88:], targets[88:]), InMemory(20 * rows[:88], targets[:88])
+
+
 def main(config: Config) -> dict[str, float]:
     with TrainingRun(config, load_data) as run:
         accelerator, config = run.accelerator, run.config
@@ -46,17 +48,22 @@ def main(config: Config) -> dict[str, float]:
         train, validation = load_data(config)
         run.check_data(train, validation)
         best_by = evaluation.best_by(config, evaluation.computed_by_recipe(config, ("r2",)))
-        model = build_model(config)
+        torch.manual_seed(config.seed)
+        model: Any = nn.Sequential(nn.Linear(10, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, 1))
         plan = Plan.of_run(config, accelerator, num_samples=len(train))
         loader = Loader(train, plan, default_collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
 
+        def losses_of(model: Any, _: MicroBatch, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+            predictions = model(batch[0]).squeeze(1)
+            return predictions, (predictions - batch[1]).square()
+
         def compute_loss(micro_batch: MicroBatch, batch: list[Tensor]) -> Tensor:
-            return predict_batch(model, micro_batch, batch)[1].sum() / micro_batch.normalizer
+            return losses_of(model, micro_batch, batch)[1].sum() / micro_batch.normalizer
 
         def evaluate() -> dict[str, float]:
             batches = feed(plan.evaluation(validation.lengths), validation, default_collate, accelerator.device)
-            if (found := evaluation.collect(accelerator, model, batches, predict_batch, (len(validation),))) is None:
+            if (found := evaluation.collect(accelerator, model, batches, losses_of, (len(validation),))) is None:
                 return {}
             loss = float(found[1].mean())
             return {"eval_loss": loss, "eval_r2": 1 - loss / float(validation.tensors[1].var(correction=0))}
@@ -78,35 +85,6 @@ def main(config: Config) -> dict[str, float]:
             run.evaluate_if_due()
             run.save_if_due()
         return run.finish(model, processor=None)
-
-
-def predict_batch(model: Any, _: MicroBatch, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Predicted progressions and losses [rows], also of `python -m shared.predict`."""
-    rows, targets = batch
-    predictions = model(rows).squeeze(1)
-    return predictions * SPREAD + CENTER, (predictions - targets).square()
-
-
-def load_data(config: Config) -> tuple[InMemory, InMemory]:
-    """The training data, and the first 88 rows as validation data."""
-    found = load_diabetes()
-    table = dict(zip(found.feature_names, found.data.T, strict=True)) | {"progression": found.target}
-    parts = ({name: column[rows] for name, column in table.items()} for rows in (slice(88, None), slice(88)))
-    train, validation = (encode(config, part) for part in parts)
-    return train, validation
-
-
-def encode(_: Config, table: Mapping[str, np.ndarray]) -> InMemory:
-    """Measurements and progressions, scaled to about 1; a file of `python -m shared.predict` may lack the latter."""
-    rows = np.stack([table[name] for name in MEASUREMENTS], axis=1)
-    targets = table["progression"] if "progression" in table else np.full(len(rows), np.nan)
-    return InMemory(torch.from_numpy(20 * rows).float(), torch.from_numpy((targets - CENTER) / SPREAD).float())
-
-
-def build_model(config: Config) -> Any:
-    """An MLP with one hidden layer."""
-    torch.manual_seed(config.seed)
-    return nn.Sequential(nn.Linear(10, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, 1))
 
 
 if __name__ == "__main__":

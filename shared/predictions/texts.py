@@ -30,11 +30,13 @@ def predict_texts(accelerator: Any, request: Request) -> Prediction:
     else:
         labels, tokenizer = labels_of_model(request), load_tokenizer(str(request.model))
     model = build_model(request, labels, tokenizer)
+    known = labels
     if request.file is None:
-        table = load_labeled(config)[1]
+        _, table, found = load_labeled(config)
+        known = found if found.names == labels.names else labels  # the run's data say which values are the names
     else:
         table = read_rows(request, config.text_column_names, "--text_column_names")
-    targets, scored = targets_of(request, labels, table)
+    targets, scored = targets_of(request, known, table)
     data = recipe.encode(config, table, with_targets(labels, targets), tokenizer)
     if hasattr(config, "packing"):
         model = adapt_to_device(accelerator, config, model)

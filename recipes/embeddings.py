@@ -10,7 +10,7 @@ Expected: nDCG@10 0.42 and recall@10 0.59 after 2 epochs, in 88 s on 2 cores. TF
 To copy: this file and the folder shared/.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
 from shared.contrastive import retrieval
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
-from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_parts
+from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_tuples
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
 from shared.models.optimizers import make_optimizer
@@ -161,7 +162,14 @@ def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
         tokenizer = train_tokenizer(train, columns[:2], config.tokenizer_type, config.vocab_size, config.max_length)
-    return *tokenize_parts(train, validation, columns, tokenizer, config.max_length), tokenizer
+    parts = ((config, train), (replace(config, text_column_names=columns[:2]), validation))
+    first, second = each_share(lambda part: encode(*part, tokenizer), parts)
+    return first, second, tokenizer
+
+
+def encode(config: Config, table: Any, tokenizer: Any) -> TextTuples:
+    """The texts of a table, also of the file of `python -m shared.predict`."""
+    return tokenize_tuples(table, config.text_column_names, tokenizer, config.max_length)
 
 
 def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.cache.prepared import each_share
 from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packed_texts import Collate, pack_or_pad_texts
@@ -37,7 +38,7 @@ from shared.pretrained.from_pretrained import checkpoint_activations, head_for, 
 from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize_tables, train_tokenizer
+from shared.text.tokenized import TokenizedText, check_max_length, check_vocabulary, tokenize, train_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +162,19 @@ def predict(kind: str, logits: Tensor) -> Tensor:
 def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any]:
     """Training and validation data, the labels, and the tokenizer."""
     *tables, labels = load_labeled(config)
-    columns = config.text_column_names
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
-        tokenizer = train_tokenizer(tables[0], columns, config.tokenizer_type, config.vocab_size, config.max_length)
-    texts = tokenize_tables(tables, columns, tokenizer, config.max_length)
-    pairs = zip(texts, tables, strict=True)
-    train, validation = (text.with_targets(labels.encode(table), labels.names) for text, table in pairs)
+        columns, kind = config.text_column_names, config.tokenizer_type
+        tokenizer = train_tokenizer(tables[0], columns, kind, config.vocab_size, config.max_length)
+    train, validation = each_share(lambda table: encode(config, table, labels, tokenizer), tables)
     return train, validation, labels, tokenizer
+
+
+def encode(config: Config, table: Any, labels: Labels, tokenizer: Any) -> TokenizedText:
+    """The texts and targets of a table, also of the file of `python -m shared.predict`."""
+    texts = tokenize(table, config.text_column_names, tokenizer, config.max_length)
+    return texts.with_targets(labels.encode(table), labels.names)
 
 
 def build_model(config: Config, labels: Labels, tokenizer: Any) -> torch.nn.Module:

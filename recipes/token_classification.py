@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shared.cache.prepared import each_share
 from shared.config.fields import CanBeZero
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
@@ -37,7 +38,7 @@ from shared.pretrained.tokenizers import load_tokenizer, share_padding
 from shared.processes.collectives import on_main_process
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_tables
+from shared.tagging.pieces import as_texts, begin_words_with_a_space, cut_words
 from shared.tagging.scores import SCORES, tagging_scores
 from shared.tagging.tagged_texts import load_tagged
 from shared.tagging.tags import Tags
@@ -146,10 +147,14 @@ def load_data(config: Config) -> tuple[TaggedWords, TaggedWords, Tags, Any]:
         texts = as_texts(tables[0])
         tokenizer = train_tokenizer(texts, ("text",), config.tokenizer_type, config.vocab_size, config.max_length)
     tokenizer = begin_words_with_a_space(tokenizer)
-    window = config.max_length, config.stride, special_tokens_around(tokenizer)
-    pieces = cut_tables(tables, tokenizer)
-    train, validation = (TaggedWords(p, tags.encode(t), *window) for p, t in zip(pieces, tables, strict=True))
+    train, validation = each_share(lambda table: encode(config, table, tags, tokenizer), tables)
     return train, validation, tags, tokenizer
+
+
+def encode(config: Config, table: Any, tags: Tags, tokenizer: Any) -> TaggedWords:
+    """The windows and tags of the words of a table, also of the file of `python -m shared.predict`."""
+    pieces, around = cut_words(table, tokenizer), special_tokens_around(tokenizer)
+    return TaggedWords(pieces, tags.encode(table), config.max_length, config.stride, around)
 
 
 def build_model(config: Config, tags: Tags, tokenizer: Any) -> torch.nn.Module:

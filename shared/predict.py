@@ -25,6 +25,7 @@ from shared.predictions.embeddings import predict_embeddings
 from shared.predictions.images import predict_images
 from shared.predictions.prediction import Prediction
 from shared.predictions.request import SAMPLES, TOKENS, Kind, Request, parse
+from shared.predictions.tables import predict_table
 from shared.predictions.tags import predict_tags
 from shared.predictions.texts import predict_texts
 from shared.processes import rules, starting
@@ -36,6 +37,7 @@ KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
     "images": predict_images,
     "tags": predict_tags,
     "embeddings": predict_embeddings,
+    "table": predict_table,
 }
 
 

@@ -24,7 +24,7 @@ from shared.pretrained.from_pretrained import load_pretrained
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.text.tokenized import TokenizedText, check_max_length, tokenize_tables
+from shared.text.tokenized import TokenizedText, check_max_length, tokenize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,14 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     *tables, labels = load_labeled(config)
     assert config.model_name_or_path
     tokenizer = load_tokenizer(config.model_name_or_path)
-    texts = tokenize_tables(tables, config.text_column_names, tokenizer, config.max_length)
-    train, validation = (text.with_targets(labels.encode(table)) for text, table in zip(texts, tables, strict=True))
+    train, validation = (encode(config, table, labels, tokenizer) for table in tables)
     return train, validation, labels, tokenizer
+
+
+def encode(config: Config, table: Any, labels: Labels, tokenizer: Any) -> TokenizedText:
+    """The texts of a table with the ids of their labels, also of the file of `python -m shared.predict`."""
+    texts = tokenize(table, config.text_column_names, tokenizer, config.max_length)
+    return texts.with_targets(labels.encode(table))
 
 
 if __name__ == "__main__":

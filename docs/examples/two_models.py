@@ -23,7 +23,7 @@ from shared.pretrained.frozen import FrozenModel
 from shared.pretrained.tokenizers import load_tokenizer
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
-from shared.text.tokenized import TokenizedText, check_max_length, tokenize_tables
+from shared.text.tokenized import TokenizedText, check_max_length, tokenize
 
 AUTO_CLASS = "AutoModelForSequenceClassification"
 
@@ -112,7 +112,7 @@ def load_data(config: Config) -> tuple[TokenizedText, TokenizedText, Labels, Any
     *tables, labels = load_labeled(config)
     assert config.model_name_or_path
     tokenizer = load_tokenizer(config.model_name_or_path)
-    texts = tokenize_tables(tables, config.text_column_names, tokenizer, config.max_length)
+    texts = [tokenize(table, config.text_column_names, tokenizer, config.max_length) for table in tables]
     train, validation = (text.with_targets(labels.encode(table)) for text, table in zip(texts, tables, strict=True))
     return train, validation, labels, tokenizer
 

@@ -56,15 +56,6 @@ def tokenize_tuples(table: pa.Table, columns: Sequence[str], tokenizer: Any, max
     return TextTuples(each_share(lambda column: tokenize(table, (column,), tokenizer, max_length), columns))
 
 
-def tokenize_parts(
-    train: pa.Table, validation: pa.Table, columns: Sequence[str], tokenizer: Any, max_length: int
-) -> tuple["TextTuples", "TextTuples"]:
-    """The tokens of the training and the validation texts: see `tokenize_tuples`. Validation has no hard negatives."""
-    parts = (train, columns), (validation, columns[:2])
-    first, second = each_share(lambda part: tokenize_tuples(*part, tokenizer, max_length), parts)
-    return first, second
-
-
 class TextTuples(Dataset):
     """The texts of several columns; sample i has text i of each column.
 

@@ -119,9 +119,7 @@ def of_files(given: Sequence[str], flag: str, column_name: str, csv_delimiter: s
     Raises:
         UserError: one of them cannot be read; names `flag`.
     """
-    files = find_files(given, flag, STREAMED)
-    if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
-        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
+    files = find_files(given, flag, STREAMED, csv_delimiter)
     found = [of_file(file, flag, column_name, csv_delimiter) for file in files]
     if len(found) == 1:
         return found[0]

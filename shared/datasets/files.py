@@ -36,14 +36,15 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSIONS
 
 
-def find_files(given: Sequence[str], flag: str, kinds: Sequence[str]) -> list[Path]:
+def find_files(given: Sequence[str], flag: str, kinds: Sequence[str], csv_delimiter: str | None = None) -> list[Path]:
     """The files that `given` (files, patterns such as data/*.csv, folders) names, sorted by name.
 
     The order of `given` is ignored, because a shell that expands a pattern chooses an order of its own. From a folder,
     the files of known `kinds` are used, except hidden files and subfolders.
 
     Raises:
-        UserError: a folder or pattern has no files, a file is named twice, or its kind is unknown.
+        UserError: a folder or pattern has no files, a file is named twice, its kind is unknown, or --csv_delimiter has
+            no effect.
     """
     found: list[Path] = []
     for name in given:
@@ -64,7 +65,10 @@ def find_files(given: Sequence[str], flag: str, kinds: Sequence[str]) -> list[Pa
         content = path.resolve().with_suffix("") if is_compressed(path) else path.resolve()
         if (same := by_content.setdefault(content, path)) is not path:
             raise UserError(f"{flag} {path} and {same} are the same data: name each file once")
-    return sorted(found, key=str)
+    found.sort(key=str)
+    if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in found):
+        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {found[0]}: remove it")
+    return found
 
 
 def _in_folder(folder: Path, source: str, kinds: Sequence[str]) -> list[Path]:

@@ -14,15 +14,15 @@ import pyarrow.compute as pc
 
 from shared.cache.prepared import array_writer, build_once, key_digest, read_array
 from shared.compat import of_datasets
+from shared.datasets import arrow_files
 from shared.datasets.rows import (
-    FILL_IN,
     ROW_COLUMN,
     blocks_of,
     column_of,
     content_of,
     is_text,
-    numbered,
     reading_in,
+    refuse_missing,
     source_of,
     where,
     without_content,
@@ -141,12 +141,6 @@ def vectors_of(table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, 
     return marks.reshape(table.num_rows, width)
 
 
-def refuse_missing(table: pa.Table, column: str, missing: pa.Array, rows: np.ndarray) -> None:
-    """Raise UserError for the first of the labels that are missing; `rows` are the rows of all labels."""
-    if len(found := np.flatnonzero(missing)):
-        raise UserError(f"{where(table, rows[found[0]])} has no label in {column}: {FILL_IN}")
-
-
 def is_whole(cells: pa.Array) -> np.ndarray:
     numbers = cells.to_numpy()
     return (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53)
@@ -210,6 +204,16 @@ def class_names(table: pa.Table, column: str) -> tuple[str, ...]:
     return tuple(feature.get("names") or map(str, range(feature.get("num_classes") or 0)))
 
 
+def names_of_ids(
+    table: pa.Table, column: str, ids: np.ndarray, rows: np.ndarray, classes: tuple[str, ...], what: str = ""
+) -> pa.Array:
+    """The names of ClassLabel ids [n] in these rows [n]; UserError for an id without a name."""
+    if len(nameless := np.flatnonzero((ids < 0) | (ids >= len(classes)))):
+        found = f"{where(table, int(rows[nameless[0]]))} has {what}{ids[nameless[0]]} in {column}"
+        raise UserError(f"{found}, but its ClassLabel has names for 0 to {len(classes) - 1} only: correct the row")
+    return pa.array(classes).take(pa.array(ids))
+
+
 # Memory-mapped tables
 
 
@@ -224,30 +228,20 @@ def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     if not content_of(table):
         return table
 
-    def build(folder: Path) -> None:
-        seen: set[str] = set()
-        found = []
-        for block in blocks_of(table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])):
-            keys = _keys(block, columns)
-            is_new = []
-            for key in keys.to_pylist():
-                is_new.append(key not in seen)
-                seen.add(key)
-            found.append(block.filter(pa.array(is_new, pa.bool_())))
-            if len(seen) > MOST_DISTINCT:
-                raise UserError(
-                    f"{source_of(table)} has more than {MOST_DISTINCT:,} different values in {', '.join(columns)}, "
-                    f"{TOO_MANY}"
-                )
-        distinct = pa.concat_tables(found)
-        with pa.OSFile(str(folder / "distinct.arrow"), "wb") as file, pa.ipc.new_file(file, distinct.schema) as writer:
-            writer.write_table(distinct)
+    seen: set[str] = set()
 
-    folder = build_once(f"labels-{key_digest(FORMAT, content_of(table), columns)}", build)
-    with pa.OSFile(str(folder / "distinct.arrow")) as file:
-        distinct = pa.ipc.open_file(file).read_all()
-    schema = numbered(table.slice(0, 0)).select(distinct.column_names).schema  # types may have been decided since
-    return without_content(pa.Table.from_arrays(distinct.columns, schema=schema))
+    def is_new(_: int, block: pa.Table) -> np.ndarray:
+        new = []
+        for key in _keys(block, columns).to_pylist():
+            new.append(key not in seen)
+            seen.add(key)
+        if len(seen) > MOST_DISTINCT:
+            found = f"more than {MOST_DISTINCT:,} different values in {', '.join(columns)}"
+            raise UserError(f"{source_of(table)} has {found}, {TOO_MANY}")
+        return np.array(new, bool)
+
+    of_labels = table.select([*columns, *({ROW_COLUMN} & {*table.column_names})])
+    return without_content(arrow_files.filtered(of_labels, is_new, "distinct", columns))
 
 
 def stored_targets(

@@ -19,8 +19,8 @@ from shared.datasets.label_cells import (
     distinct_rows,
     is_whole,
     kind_of_column,
+    names_of_ids,
     numbers_of,
-    refuse_missing,
     refuse_outliers,
     stored_targets,
     texts_of,
@@ -29,7 +29,7 @@ from shared.datasets.label_cells import (
     zero_one_column,
     zeros_and_ones,
 )
-from shared.datasets.rows import INTEGER, column_of, content_of, source_of, where, with_labels
+from shared.datasets.rows import INTEGER, column_of, content_of, refuse_missing, source_of, where, with_labels
 from shared.datasets.tables import limited, load_tables
 from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
@@ -200,7 +200,9 @@ class Labels:
         # Compared as text: the inferred type of a small validation file may differ (1, 2; in training 1, 2, "none").
         texts = texts_of(cells)
         classes = class_names(table, column)
-        called = _names_of_ids(table, column, cells, rows, classes) if classes else texts
+        called = texts
+        if classes:
+            called = names_of_ids(table, column, cells.cast(pa.int64()).to_numpy(), rows, classes)
         found = pc.index_in(called, pa.array(self.names))
         by_number = pc.index_in(texts, pa.array(self.values))
         if self.named != bool(classes) and by_number.null_count == 0:
@@ -277,17 +279,6 @@ def _refuse_equal_up_to_space(names: Sequence[str], source: str) -> None:
             raise UserError(
                 f"{source} has the labels {other!r} and {name!r}, which differ in white space: make them equal"
             )
-
-
-def _names_of_ids(
-    table: pa.Table, column: str, cells: pa.Array, rows: np.ndarray, classes: tuple[str, ...]
-) -> pa.Array:
-    """The names of ClassLabel ids; UserError for an id without a name."""
-    numbers = cells.cast(pa.int64()).to_numpy()
-    if len(nameless := np.flatnonzero((numbers < 0) | (numbers >= len(classes)))):
-        found = f"{where(table, rows[nameless[0]])} has {numbers[nameless[0]]} in {column}"
-        raise UserError(f"{found}, but its ClassLabel has names for 0 to {len(classes) - 1} only: correct the row")
-    return pa.array(classes).take(pa.array(numbers))
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:

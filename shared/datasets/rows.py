@@ -228,3 +228,12 @@ def unlabeled(table: pa.Table, column: str) -> bool:
         return False
     is_id = pa.types.is_integer(table.schema.field(column).type)
     return bool(missing(table, column).all() or (is_id and pc.all(pc.equal(table[column], -1)).as_py()))
+
+
+def refuse_missing(
+    table: pa.Table, column: str, missing: pa.Array, rows: np.ndarray | None = None, what: str = "label"
+) -> None:
+    """Raise UserError for the first of the values that are missing; `rows` are their rows, by default all rows."""
+    if len(found := np.flatnonzero(missing)):
+        row = int(found[0] if rows is None else rows[found[0]])
+        raise UserError(f"{where(table, row)} has no {what} in {column}: {FILL_IN}")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from shared.cache.prepared import key_digest, mapped_file, mask_once
 from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
-from shared.datasets.files import find_files, kind_of
+from shared.datasets.files import find_files
 from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
@@ -184,9 +184,7 @@ def read_file(given: str | Sequence[str], flag: str, csv_delimiter: str | None =
         UserError: one of them cannot be read, or two of them have different columns; names `flag`.
     """
     given = [given] if isinstance(given, str) else given
-    files = find_files(given, flag, readers.KINDS)
-    if csv_delimiter is not None and not any(kind_of(file) in (".csv", ".tsv") for file in files):
-        raise UserError(f"--csv_delimiter {csv_delimiter} has no effect on {flag} {files[0]}: remove it")
+    files = find_files(given, flag, readers.KINDS, csv_delimiter)
     read = partial(readers.blocks, csv_delimiter=csv_delimiter)
     return arrow_files.load(files, flag, f"{flag} {' '.join(given)}", read, csv_delimiter or "")
 

@@ -25,7 +25,7 @@ from shared.cache.prepared import shared_array
 from shared.datasets.files import find_files
 from shared.datasets.labels import Labels, ProblemType
 from shared.datasets.readers import KINDS
-from shared.datasets.rows import FILL_IN, column_of, is_text, source_of, where
+from shared.datasets.rows import column_of, is_text, refuse_missing, source_of, where
 from shared.datasets.tables import SUBSET, TRAIN_SPLITS, VALIDATION_SPLITS, limit, read_parts
 from shared.errors import UserError, count_of, say
 from shared.images.checks import Checked, check, key_of_column, key_of_files
@@ -273,9 +273,7 @@ def of_table(table: pa.Table, image_column: str, labels: Labels, folder: Path | 
             f"--image_column_name {image_column}: {source_of(table)} holds {column.type} there, not images as bytes"
             f"{' or paths of files' * (folder is not None)}: write it with datasets' Image feature"
         )
-    if content.null_count:
-        row = int(np.flatnonzero(content.is_null().to_numpy())[0])
-        raise UserError(f"{where(table, row)} has no image in {image_column}: {FILL_IN}")
+    refuse_missing(table, image_column, content.is_null(), what="image")
     source = Source(source_of(table), labels.names, labels.encode(table), numbers(len(table)), labels=labels)
     source = replace(source, table=table, column=image_column)
     if folder and is_path:

@@ -9,33 +9,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
-from torch import Tensor
 
 from shared.augmentation.augmentation import Augmentation
 from shared.datasets.labels import Labels
-from shared.datasets.rows import named
-from shared.datasets.tables import read_file, skip_incomplete
+from shared.datasets.rows import is_text, named
 from shared.errors import UserError, count_of, listed
 from shared.images.image_models import adapt_to_device, load_geometry
 from shared.images.images import collate, prepare
 from shared.images.paths import EXTENSIONS, images_below
 from shared.images.sources import Source, folder_of, limited, load_sources, of_table
-from shared.plan.batches import MicroBatch, evaluation_batches
-from shared.predictions.labels import LabelOutputs, Mask, labels_of_model, targets_of
-from shared.predictions.prediction import Prediction, build_model
+from shared.plan.batches import evaluation_batches
+from shared.predictions.labels import Mask, label_outputs, labels_of_model, targets_of, with_targets
+from shared.predictions.prediction import Prediction, build_model, read_rows
 from shared.predictions.request import Request
 
 FILE_COLUMN, LABEL_COLUMN, NUMBER_COLUMN = "file", "label", "image"  # of images that are not in a table
 MOST_RANKED = 5  # classes per image, for top-5 accuracy
-
-
-class WithoutLabels(Labels):
-    """Labels for `of_table` that read no column: every image has the first class."""
-
-    def encode(self, table: pa.Table) -> np.ndarray:
-        """int64 [N] zeros."""
-        return np.zeros(table.num_rows, np.int64)
 
 
 def predict_images(accelerator: Any, request: Request) -> Prediction:
@@ -47,61 +36,46 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about unusual metadata, sizes and palettes
     config, labels, geometry = request.config, labels_of_model(request), load_geometry(request.config)
     model = build_model(request, labels.names)
-    outputs = LabelOutputs(request, labels, min(MOST_RANKED, labels.num_labels))
-    source, table, targets, scored = read_input(request, labels)
+    source, table, scored = read_input(request, labels)
     data = prepare(source, config, geometry.evaluation_square)
     if len(data) < len(source):  # --skip_corrupt_images leaves some out
         kept = np.isin(source.rows, data.source.rows)
-        table, targets, scored = table.filter(pa.array(kept)), targets[kept], scored[kept]
-    data = replace(data, source=replace(data.source, targets=targets))
-    score, notes = outputs.scorer(targets, scored)
+        table, scored = table.filter(pa.array(kept)), scored[kept]
+    ranked = min(MOST_RANKED, labels.num_labels)
     how = Augmentation.of_run(config, geometry)
     model = adapt_to_device(accelerator, config, model, geometry)
-    model = accelerator.prepare_model(model, evaluation_mode=True)
-    predict_batch = partial(request.recipe.predict_batch, accelerator, how, model)
-
-    def forward(micro_batch: MicroBatch, batch: dict[str, Tensor]) -> Tensor:
-        return outputs.of_batch(*predict_batch(micro_batch, batch))
-
     return Prediction(
         table=table,
         data=data,
         collate=collate,
         batches=evaluation_batches(data.lengths, None, request.limits[1]),
-        forward=forward,
-        width=outputs.width,
-        columns=outputs.columns,
-        score=score,
-        notes={"model": f"{request.model}: {labels}", "data": count_of(len(data), "image")} | notes,
+        model=model,
+        predict_batch=partial(request.recipe.predict_batch, accelerator, how),
+        **label_outputs(request, labels, data.targets, scored, count_of(len(data), "image"), ranked),
     )
 
 
-def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, NDArray[Any], Mask]:
-    """The images to predict, the rows of the output's first columns, the targets, and which are scored.
+def read_input(request: Request, labels: Labels) -> tuple[Source, pa.Table, Mask]:
+    """The images to predict with their targets, the rows of the output's first columns, and which rows are scored.
 
     Raises:
         UserError: the images cannot be read, or their labels are not those of the model.
     """
-    config, column = request.config, request.config.image_column_name
-    folder: Path | None
-    file = request.file
+    config, file = request.config, request.file
     if file is None:
         _, source = limited(load_sources(config, labels.problem_type), config)
         if source.names != labels.names:
             raise UserError(f"the run's images now have other classes ({listed(source.names)}) than its model")
-        return source, columns_of_run(source), source.targets, np.full(len(source), config.scores)
-    if Path(file).is_dir():
-        column, folder = FILE_COLUMN, Path(file)
+        return source, columns_of_run(source), np.full(len(source), config.scores)
+    column, folder = config.image_column_name, Path(file) if Path(file).is_dir() else None
+    if folder:
+        column, labels = FILE_COLUMN, replace(labels, column=LABEL_COLUMN)
         table = table_of_folder(folder, labels)
-        labels = replace(labels, column=LABEL_COLUMN)
-        request = replace(request, config=replace(config, label_column_name=LABEL_COLUMN))
     else:
-        folder = folder_of(file, "FILE")
-        table = read_file(file, "FILE", config.csv_delimiter)
-        if config.skip_incomplete_rows:
-            table = skip_incomplete(table, [column])
-    source = of_table(table, column, WithoutLabels("classification", "", labels.names), folder)
-    return source, without_bytes(table, column), *targets_of(request, labels, table)
+        folder, table = folder_of(file, "FILE"), read_rows(request, [column], "--image_column_name")
+    targets, scored = targets_of(request, labels, table)
+    source = of_table(table, column, with_targets(labels, targets), folder)
+    return source, without_bytes(table, column), scored
 
 
 def columns_of_run(source: Source) -> pa.Table:
@@ -133,6 +107,4 @@ def table_of_folder(folder: Path, labels: Labels) -> pa.Table:
 
 def without_bytes(table: pa.Table, image_column: str) -> pa.Table:
     """The columns of a table of images without the images, if they are not paths."""
-    type_ = table.schema.field(image_column).type
-    is_path = pa.types.is_string(type_) or pa.types.is_large_string(type_)
-    return table if is_path else table.drop_columns([image_column])
+    return table if is_text(table.schema.field(image_column).type) else table.drop_columns([image_column])

@@ -1,7 +1,8 @@
-"""Predictions of classifiers and of regression: their outputs, columns and scores, and the labels of the input."""
+"""Predictions of classifiers and of regression: their columns and scores, and the labels of the input."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,120 +10,101 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from shared.datasets.labels import FLAG, KINDS, Labels
 from shared.datasets.rows import column_of, missing, numbered
 from shared.errors import UserError, say
 from shared.metrics.task_metrics import resolve_metrics
-from shared.predictions.prediction import Outputs
+from shared.predictions.prediction import Mask, Outputs
 from shared.predictions.request import Request
 from shared.pretrained.from_pretrained import are_placeholders, load_pretrained, stored_names
 
 PREDICTION, PROBABILITY = "prediction", "probability_"
 DELIMITER = ","  # between several labels of a row in a CSV file
 DTYPES = {"classification": np.int64, "multi_label": np.float32, "regression": np.float64}  # of `Labels.encode`
-Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class LabelOutputs:
-    """The outputs of a sample: its prediction, its logits if there are several classes or labels, and its loss.
+def label_outputs(
+    request: Request, labels: Labels, targets: NDArray[Any], scored: Mask, data: str, ranked: int | None = None
+) -> dict[str, Any]:
+    """The fields of a `Prediction` whose outputs are predictions, losses and logits: widths, columns, score, notes.
 
     Args:
         request: what is predicted.
         labels: of the model.
-        ranked: how many classes a prediction of a classifier ranks, the most likely first.
+        targets: of all rows; those of rows that are not scored have no meaning.
+        scored: [rows] whether a row has a label.
+        data: describes the data.
+        ranked: how many classes a prediction of an image classifier ranks, the most likely first.
+
+    Raises:
+        UserError: see `resolve_metrics`.
     """
+    predicted = labels.num_labels if labels.kind == "multi_label" else ranked or 1
+    fields = {
+        "widths": (predicted, 1, labels.num_labels),
+        "columns": lambda _, predictions, __, logits: columns_of(request, labels, predictions, logits),
+    }
+    notes = {"model": f"{request.model}: {labels}", "data": data}
+    if not scored.any():
+        return fields | {"notes": notes}
+    if without := int((~scored).sum()):
+        say(f"{without:,} of {len(scored):,} rows have no label: the scores are those of the other rows")
+    kind = "image_classification" if ranked and labels.kind == "classification" else labels.kind
+    metrics = resolve_metrics(request.config, kind, labels.names, targets[scored])
 
-    request: Request
-    labels: Labels
-    ranked: int = 1
+    def score(predictions: Outputs, losses: Outputs, logits: Outputs) -> dict[str, float]:
+        """The scores of all outputs, named as in metrics.jsonl: eval_loss, eval_accuracy, ..."""
+        mine = predictions[scored] if predicted > 1 or labels.kind == "multi_label" else predictions[scored, 0]
+        shares = metrics.probabilities(torch.from_numpy(logits[scored])).numpy() if metrics.take_scores else None
+        values = metrics.compute(mine.astype(np.float64), targets[scored], shares)
+        loss = float(losses[scored].astype(np.float64).mean())
+        return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}
 
-    @property
-    def predicted(self) -> int:
-        """The number of outputs of a prediction."""
-        return len(self.labels.names) if self.labels.kind == "multi_label" else self.ranked
+    return fields | {"score": score, "notes": notes | metrics.notes}
 
-    @property
-    def width(self) -> int:
-        """The number of outputs of a sample."""
-        return self.predicted + len(self.labels.names) + 1
 
-    def of_batch(self, predictions: Tensor, losses: Tensor, logits: Tensor) -> Tensor:
-        """The outputs, float32 [rows, width], from what `predict_batch` of a recipe returns."""
-        parts = [predictions.reshape(len(losses), -1), logits[:, : len(self.labels.names)], losses[:, None]]
-        return torch.cat([part.float() for part in parts], dim=1)
+def columns_of(request: Request, labels: Labels, predictions: Outputs, logits: Outputs) -> dict[str, pa.Array]:
+    """The columns of outputs [n, ...]: `prediction`, and the probability of each class or label.
 
-    def logits(self, outputs: Outputs) -> Tensor:
-        """The logits [n, labels] in outputs [n, width]."""
-        return torch.from_numpy(np.ascontiguousarray(outputs[:, self.predicted : -1]))
+    Raises:
+        UserError: a label contains the separator of several labels in a CSV file.
+    """
+    if labels.kind == "regression":
+        return {PREDICTION: pa.array(predictions[:, 0])}
+    names, values = pa.array(labels.names), torch.from_numpy(np.ascontiguousarray(logits))
+    if labels.kind == "classification":
+        column, shares = names.take(pa.array(predictions[:, 0].astype(np.int64))), values.softmax(1)
+    else:
+        rows, places = np.nonzero(predictions)
+        bounds = np.cumsum(np.bincount(rows + 1, minlength=len(predictions) + 1)).astype(np.int32)
+        column, shares = pa.ListArray.from_arrays(pa.array(bounds), names.take(pa.array(places))), values.sigmoid()
+        if request.output.suffix == ".csv":
+            delimiter = labels.delimiter or DELIMITER
+            if inside := [name for name in labels.names if delimiter in name]:
+                raise UserError(
+                    f"--predictions_file {request.output}: the label {inside[0]!r} contains {delimiter!r}, which "
+                    "separates labels in a CSV file: use a name that ends in .jsonl or .parquet"
+                )
+            column = pc.binary_join(column, delimiter)
+    probabilities = zip(labels.names, np.ascontiguousarray(shares.numpy().T), strict=True)
+    return {PREDICTION: column} | {PROBABILITY + name: pa.array(each) for name, each in probabilities}
 
-    def columns(self, _: pa.Table, outputs: Outputs) -> dict[str, pa.Array]:
-        """The columns of outputs [n, width]: `prediction`, and the probability of each class or label."""
-        if self.labels.kind == "regression":
-            return {PREDICTION: pa.array(outputs[:, 0])}
-        names, logits = pa.array(self.labels.names), self.logits(outputs)
-        if self.labels.kind == "classification":
-            predictions, shares = names.take(pa.array(outputs[:, 0].astype(np.int64))), logits.softmax(1)
-        else:
-            shares = logits.sigmoid()
-            rows, labels = np.nonzero(outputs[:, : self.predicted])
-            bounds = np.cumsum(np.bincount(rows + 1, minlength=len(outputs) + 1)).astype(np.int32)
-            predictions = pa.ListArray.from_arrays(pa.array(bounds), names.take(pa.array(labels)))
-            if self.request.output.suffix == ".csv":
-                predictions = pc.binary_join(predictions, self.delimiter())
-        probabilities = np.ascontiguousarray(shares.numpy().T)
-        named = zip(self.labels.names, probabilities, strict=True)
-        return {PREDICTION: predictions} | {PROBABILITY + name: pa.array(each) for name, each in named}
 
-    def delimiter(self) -> str:
-        """The delimiter of several labels in a CSV file; UserError if a label contains it."""
-        delimiter = getattr(self.request.config, "label_delimiter", None) or DELIMITER
-        if inside := [name for name in self.labels.names if delimiter in name]:
-            raise UserError(
-                f"--predictions_file {self.request.output}: the label {inside[0]!r} contains {delimiter!r}, which "
-                "separates labels in a CSV file: use a name that ends in .jsonl or .parquet"
-            )
-        return delimiter
-
-    def scorer(
-        self, targets: NDArray[Any], scored: Mask
-    ) -> tuple[Callable[[Outputs], dict[str, float]] | None, dict[str, str]]:
-        """A function that computes the scores of all outputs [rows, width], and notes for the user.
-
-        The names are those of metrics.jsonl: eval_loss, eval_accuracy, ... The function is None without labels.
-
-        Args:
-            targets: of all rows; those of rows that are not scored have no meaning.
-            scored: [rows] whether a row has a label.
-
-        Raises:
-            UserError: see `resolve_metrics`.
-        """
-        config, kind = self.request.config, self.labels.kind
-        if not scored.any():
-            return None, {"scores": "none, because there are no labels" if config.scores else "none, as requested"}
-        if without := int((~scored).sum()):
-            say(f"{without:,} of {len(scored):,} rows have no label: the scores are those of the other rows")
-        kind_of_metrics = "image_classification" if self.request.kind == "images" and kind == "classification" else kind
-        metrics = resolve_metrics(config, kind_of_metrics, self.labels.names, targets[scored])
-
-        def score(outputs: Outputs) -> dict[str, float]:
-            mine = outputs[scored]
-            predictions = mine[:, : self.predicted] if kind == "multi_label" or self.ranked > 1 else mine[:, 0]
-            shares = metrics.probabilities(self.logits(mine)).numpy() if metrics.take_scores else None
-            values = metrics.compute(predictions.astype(np.float64), targets[scored], shares)
-            loss = float(mine[:, -1].astype(np.float64).mean())
-            return {"eval_loss": loss} | {f"eval_{name}": value for name, value in values.items()}
-
-        return score, metrics.notes
+def with_targets(labels: Any, targets: NDArray[Any]) -> Any:
+    """Labels or tags whose `encode` returns the known targets, for the functions of a recipe that call it."""
+    known = copy(labels)
+    vars(known)["encode"] = lambda _: targets
+    return known
 
 
 def labels_of_model(request: Request) -> Labels:
     """The labels of a model, by its config.
 
     A model without `problem_type` is one of regression if it has one output, as in the losses of transformers.
+
+    Raises:
+        UserError: --label_column_name names several columns, which are not the labels of the model.
     """
     given, names = request.config.label_column_name, stored_names(str(request.model))
     columns = (given,) if isinstance(given, str) else given
@@ -130,9 +112,13 @@ def labels_of_model(request: Request) -> Labels:
     kind = KINDS[problem or ("regression" if len(names) == 1 else "single_label_classification")]
     if kind == "regression":
         return Labels(kind, columns[0])
-    if len(columns) > 1:
-        return Labels("multi_label", names, names, names)
-    return Labels(kind, columns[0], names, names, delimiter=getattr(request.config, "label_delimiter", None))
+    if len(columns) == 1:
+        return Labels(kind, columns[0], names, names, delimiter=getattr(request.config, "label_delimiter", None))
+    if sorted(columns) != sorted(names):
+        raise UserError(
+            f"{FLAG} {' '.join(columns)}: the labels of the model are {', '.join(names)}: name these columns"
+        )
+    return Labels("multi_label", names, names, names)
 
 
 def targets_of(request: Request, labels: Labels, table: pa.Table) -> tuple[NDArray[Any], Mask]:
@@ -145,37 +131,33 @@ def targets_of(request: Request, labels: Labels, table: pa.Table) -> tuple[NDArr
         UserError: a label is unknown to the model or malformed, or a column that is asked for does not exist.
     """
     shape = (table.num_rows, labels.num_labels) if labels.kind == "multi_label" else (table.num_rows,)
-    targets, none = np.zeros(shape, DTYPES[labels.kind]), np.zeros(table.num_rows, bool)
-    given = request.config.label_column_name
-    columns = (given,) if isinstance(given, str) else given
-    if not has_labels(request, table, columns):
-        return targets, none
-    for name in columns:
-        column_of(table, name, FLAG)
-    if len(columns) > 1 and sorted(columns) != sorted(labels.names):
-        raise UserError(
-            f"{FLAG} {' '.join(columns)}: the labels of the model are {', '.join(labels.names)}: name these columns"
-        )
-    gaps = np.any([missing(table, name) for name in columns], axis=0)
-    # With a delimiter, an empty text means no label, unless all are empty.
-    labeled = ~gaps if labels.delimiter is None or gaps.all() else ~none
-    if not labeled.any():
-        return targets, none
-    with_labels = numbered(table).filter(pa.array(labeled))
-    targets[labeled] = encoded(as_in_table(labels, table).encode, with_labels)
+    targets = np.zeros(shape, DTYPES[labels.kind])
+    labeled = have_labels(request, table, (labels.column,) if isinstance(labels.column, str) else labels.column)
+    if labels.delimiter is not None and labeled.any():
+        labeled[:] = True  # an empty text means no label, unless all are empty
+    if labeled.any():
+        targets[labeled] = encoded(as_in_table(labels, table).encode, table, labeled)
     return targets, labeled
 
 
-def has_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> bool:
-    """Whether the labels in `columns` of a table are wanted, which they are if one of them exists or is asked for."""
+def have_labels(request: Request, table: pa.Table, columns: tuple[str, ...]) -> Mask:
+    """bool [rows]: which rows have labels in `columns`; none if no scores are wanted, or no column exists.
+
+    Raises:
+        UserError: a column that is asked for, or one of several, does not exist.
+    """
     is_asked = "label_column_name" in request.given
-    return request.config.scores and (is_asked or not {*columns}.isdisjoint(table.column_names))
+    if not request.config.scores or (not is_asked and {*columns}.isdisjoint(table.column_names)):
+        return np.zeros(table.num_rows, bool)
+    for name in columns:
+        column_of(table, name, FLAG)
+    return ~np.any([missing(table, name) for name in columns], axis=0)
 
 
-def encoded(encode: Callable[[pa.Table], NDArray[Any]], labeled: pa.Table) -> NDArray[Any]:
+def encoded(encode: Callable[[pa.Table], NDArray[Any]], table: pa.Table, labeled: Mask) -> NDArray[Any]:
     """The targets of the rows with labels; an error of `encode` also names --no_scores."""
     try:
-        return encode(labeled)
+        return encode(table if labeled.all() else numbered(table).filter(pa.array(labeled)))
     except UserError as error:
         raise UserError(f"{error}; or use --no_scores, to predict without scores") from None
 

@@ -65,7 +65,7 @@ class Parts:
             outputs: Outputs = np.load(self.path(part), mmap_mode="r")
         except (OSError, ValueError):
             return None
-        return outputs if outputs.shape == (len(self.numbers(part)), self.prediction.width) else None
+        return outputs if outputs.shape == (len(self.numbers(part)), sum(self.prediction.widths)) else None
 
     def write(self, part: int, outputs: Outputs) -> None:
         """Write the outputs of a part; the file is complete or absent."""
@@ -103,6 +103,7 @@ class Parts:
         mine = missing[accelerator.process_index :: accelerator.num_processes]
         schedule = [micro_batch for part in mine for micro_batch in self.batches[part]]
         prediction = self.prediction
+        model = accelerator.prepare_model(prediction.model, evaluation_mode=True)
         stream = feed(schedule, prediction.data, prediction.collate, accelerator.device, num_workers)
         rows = sum(len(micro_batch.samples) for micro_batch in schedule)
         hidden = None if accelerator.is_main_process else True  # None: it is shown in a terminal only
@@ -111,7 +112,8 @@ class Parts:
             for part in mine:
                 outputs = []
                 for micro_batch, batch in islice(stream, len(self.batches[part])):
-                    outputs.append(prediction.forward(micro_batch, batch))
+                    each = prediction.predict_batch(model, micro_batch, batch)[: len(prediction.widths)]
+                    outputs.append(torch.cat([output.float().reshape(len(output), -1) for output in each], dim=1))
                     bar.update(len(micro_batch.samples))
                 self.write(part, torch.cat(outputs).cpu().numpy())
 
@@ -121,7 +123,7 @@ class Parts:
         Raises:
             UserError: a part is missing, because another machine wrote it to its own disk.
         """
-        shape = int(self.prediction.bounds[-1]), self.prediction.width
+        shape = int(self.prediction.bounds[-1]), sum(self.prediction.widths)
         outputs = np.lib.format.open_memmap(self.folder / OUTPUTS_FILE, "w+", np.float32, shape)
         for part in range(len(self)):
             if (found := self.read(part)) is None:
@@ -177,6 +179,9 @@ def run(accelerator: Any, request: Request, prediction: Prediction) -> Record:
     rows = {**prediction.notes, "passes": f"{len(prediction.batches):,} in {count_of(len(parts), 'part')}"}
     if len(missing) < len(parts):
         rows["passes"] += f", of which {len(parts) - len(missing)} are computed already"
+    if not prediction.score:
+        why = f"because there are no {prediction.labels}" if request.config.scores else "as requested"
+        rows["scores"] = f"none, {why}"
     rows |= {"input": prediction.source, "recipe": str(request.recipe.__file__), "output": str(output)}
     width = max(map(len, rows))
     accelerator.print("\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items()))
@@ -194,7 +199,7 @@ def check_columns(prediction: Prediction, output: Path) -> None:
         UserError: a column would exist twice, or the format cannot hold a column.
     """
     table, source = prediction.table, prediction.source
-    new = prediction.columns(table.slice(0, 0), np.zeros((0, prediction.width), np.float32))
+    new = prediction.columns(table.slice(0, 0), *(np.zeros((0, width), np.float32) for width in prediction.widths))
     if both := [name for name in table.column_names if name in new]:
         raise UserError(f"{source} has a column {both[0]}, as the predictions have: rename it in the input")
     for field in table.schema:
@@ -221,7 +226,7 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
             write(first)
             for block in blocks:
                 write(block)
-        scores = prediction.score(outputs) if prediction.score else {}
+        scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
         record = task | {"rows": prediction.table.num_rows, "bytes": file.stat().st_size}
         record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
         described = parts.folder / record_file(output).name
@@ -243,15 +248,15 @@ def with_columns(prediction: Prediction, outputs: Outputs) -> Iterator[pa.Table]
     bounds = prediction.bounds
     for start in range(0, prediction.table.num_rows, BLOCK_ROWS):
         block = prediction.table.slice(start, BLOCK_ROWS)
-        part = outputs[bounds[start] : bounds[start + block.num_rows]]
-        predicted = part[:, : prediction.width - prediction.has_loss]
-        if len(wrong := np.flatnonzero(~np.isfinite(predicted).all(1))):
+        found = prediction.split(outputs[bounds[start] : bounds[start + block.num_rows]])
+        predicted = [output for place, output in enumerate(found) if place != 1 or not prediction.has_loss]
+        if len(wrong := np.flatnonzero(~np.all([np.isfinite(output).all(1) for output in predicted], axis=0))):
             row = np.searchsorted(bounds, bounds[start] + wrong[0], "right")  # counted from 1
             raise UserError(
                 f"the prediction for row {row:,} of {prediction.source} is not finite: use "
                 "--mixed_precision no and another --predictions_file, or a model whose weights are finite"
             )
-        for name, column in prediction.columns(block, part).items():
+        for name, column in prediction.columns(block, *found).items():
             block = block.append_column(name, column)
         yield block.cast(pa.schema([field.remove_metadata() for field in block.schema]))
 

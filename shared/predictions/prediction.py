@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_model
 from torch import Tensor
 
-from shared.datasets.rows import ROW_COLUMN, source_of
+from shared.datasets.rows import ROW_COLUMN, column_of, source_of
+from shared.datasets.tables import read_file, skip_incomplete
 from shared.errors import UserError, about, listed
 from shared.plan.batches import MicroBatch
 from shared.predictions.request import Request
@@ -18,11 +20,12 @@ from shared.run.export import WEIGHTS
 
 Outputs = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass
 class Prediction:
-    """A model with N samples to predict. The model gives `width` numbers for each sample or word, its outputs."""
+    """A model with N samples to predict. It gives outputs for each sample or word, such as a class and its loss."""
 
     table: pa.Table
     """The columns of the input, [N] rows; the file of predictions begins with them."""
@@ -32,20 +35,24 @@ class Prediction:
     """Makes a batch, as for `feed`."""
     batches: Sequence[MicroBatch]
     """All samples in micro-batches. They must not depend on the number of processes, so that the outputs do not."""
-    forward: Callable[[MicroBatch, Any], Tensor]
-    """The outputs [samples or words, width] of a batch, float32, on the device."""
-    width: int
-    """The number of outputs of a sample or a word, such as the number of classes."""
-    columns: Callable[[pa.Table, Outputs], dict[str, pa.Array]]
-    """The columns of the predictions, from some rows of the table and their outputs [n, width]."""
-    score: Callable[[Outputs], dict[str, float]] | None = None
+    model: Any
+    """In evaluation mode, not yet prepared by Accelerate."""
+    predict_batch: Callable[[Any, MicroBatch, Any], Sequence[Tensor]]
+    """The outputs of the model for a batch, each [samples or words, ...]: predictions, losses, and others."""
+    widths: tuple[int, ...]
+    """How many numbers each output has for a sample or word: 1 for the losses."""
+    columns: Callable[..., dict[str, pa.Array]]
+    """The columns of the predictions, from some rows of the table and their outputs, each [n, its width]."""
+    score: Callable[..., dict[str, float]] | None = None
     """The scores by name, from all outputs; None if the samples have no labels."""
     has_loss: bool = True
-    """Whether the last output is the loss, which may be infinite for a row without a label."""
+    """Whether the second output is the loss, which may be infinite for a row without a label."""
+    labels: str = "labels"
+    """What the samples may have to be scored by."""
     bounds: Any = None
     """[rows + 1] where the outputs of each row begin, and their total number M. None: each row has one output."""
     outputs_of: Callable[[Ints], Ints] = lambda samples: samples
-    """The numbers of the outputs of samples [n], in the order in which `forward` returns them."""
+    """The numbers of the outputs of samples [n], in the order in which `predict_batch` returns them."""
     notes: dict[str, str] = field(default_factory=dict)
     """Lines to print before the start, by name."""
     source: str = field(init=False)
@@ -58,6 +65,11 @@ class Prediction:
         self.table = self.table.select(columns).replace_schema_metadata(None)
         if self.bounds is None:
             self.bounds = np.arange(self.table.num_rows + 1)
+
+    def split(self, outputs: Outputs) -> list[Outputs]:
+        """Each output [n, its width] of the outputs [n, all widths] side by side."""
+        ends = np.cumsum((0, *self.widths))
+        return [outputs[:, start:end] for start, end in pairwise(ends)]
 
 
 def build_model(request: Request, *arguments: Any) -> Any:
@@ -77,3 +89,27 @@ def build_model(request: Request, *arguments: Any) -> Any:
     if lost := [key for key in lost if not key.startswith("pooler.")]:  # embeddings do not use a pooler
         raise UserError(f"{folder} has no weights for {listed(lost)}: fine-tune the model before it predicts")
     return model.eval()
+
+
+def load_data(request: Request) -> tuple[Any, ...]:
+    """What `load_data` of the recipe returns for the data of the run: the labels of a model without a config, ...
+
+    Raises:
+        UserError: the data have changed since the run.
+    """
+    found: tuple[Any, ...] = request.recipe.load_data(request.config)
+    if request.digests_of_run not in ([], [found[0].digest(), found[1].digest()]):
+        raise UserError(f"{request.run}: the data of the run, which its model needs, have changed: restore them")
+    return found
+
+
+def read_rows(request: Request, columns: Sequence[str] = (), flag: str = "") -> pa.Table:
+    """The rows of FILE, with --skip_incomplete_rows without those that have no value in `columns`.
+
+    Raises:
+        UserError: FILE cannot be read or lacks one of `columns`, which `flag` names.
+    """
+    table = read_file(str(request.file), "FILE", getattr(request.config, "csv_delimiter", None))
+    for name in columns:
+        column_of(table, name, flag)
+    return skip_incomplete(table, columns) if columns and request.config.skip_incomplete_rows else table

@@ -23,7 +23,7 @@ from shared.run.command import load_recipe
 from shared.run.export import WEIGHTS
 from shared.run.run_folder import data_of
 
-Kind = Literal["texts", "tags", "embeddings", "images"]
+Kind = Literal["texts", "tags", "embeddings", "images", "table"]
 RECIPES = {  # of a folder that save_pretrained wrote, by the end of the name of the model's class
     "ForSequenceClassification": "nlp",
     "ForTokenClassification": "token_classification",
@@ -43,7 +43,7 @@ OF_DATA = (
 )
 NOT_KEPT = {"sync_batchnorm", "max_tokens_per_micro_batch"}  # batch norm uses its running averages
 TOKENS, SAMPLES = "max_tokens_per_micro_batch", "per_device_eval_batch_size"
-USUAL_TOKENS, USUAL_IMAGES = 4096, 64  # in a forward pass of a model without a run
+USUAL_TOKENS, USUAL_SAMPLES = 4096, 64  # in a forward pass of a model without a run
 NO_LIMIT = 1_000_000  # tokens in a text
 
 
@@ -79,6 +79,8 @@ class Request:
     """The file or folder to predict. None: the validation data of the run."""
     given: frozenset[str]
     """The names of the given flags."""
+    is_own_model: bool
+    """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
 
     @property
     def output(self) -> Path:
@@ -95,16 +97,6 @@ class Request:
         """The digests of the training and the validation data of the run; [] if it has not recorded them."""
         file = self.run / "metrics.jsonl" if self.run else None
         return (data_of(read_metrics(file)) or []) if file and file.is_file() else []
-
-    @property
-    def is_own_model(self) -> bool:
-        """See `has_no_config`."""
-        return has_no_config(self.model)
-
-
-def has_no_config(model: Path) -> bool:
-    """Whether only `build_model` of the recipe can build the model, which has no config of transformers."""
-    return not (model / "config.json").is_file()
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -130,7 +122,7 @@ def parse(argv: Sequence[str]) -> Request:
     for layer in command_line.layers(config_class, flags):
         given |= layer
     stored = options.load(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
-    is_own = has_no_config(model)
+    is_own = not (model / "config.json").is_file()
     if not stored and (file is None or is_own):
         raise UserError(f"{folder} is not the folder of a run, which has settings and validation data: give a FILE")
     values = kept_settings(recipe.Config, stored, file is None or is_own, is_own)
@@ -151,7 +143,7 @@ def parse(argv: Sequence[str]) -> Request:
     known = {field.name for field in dataclasses.fields(config_class)}
     config = config_class(**{name: value for name, value in values.items() if name in known})
     options.check(config)
-    return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given))
+    return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given), is_own)
 
 
 def model_folder(folder: Path) -> Path:
@@ -210,9 +202,9 @@ def kind_read_by(config_class: type) -> Kind:
     names = {field.name for field in dataclasses.fields(config_class)}
     if "image_column_name" in names:
         return "images"
-    if "text_column_names" not in names:
-        return "tags"
-    return "texts" if "label_column_name" in names else "embeddings"
+    if "text_column_names" in names:
+        return "texts" if "label_column_name" in names else "embeddings"
+    return "tags" if "text_column_name" in names else "table"
 
 
 def kept_settings(config_class: type, stored: Mapping[str, Any], reads_data: bool, builds: bool) -> dict[str, Any]:
@@ -243,8 +235,8 @@ def settings_of_model(kind: Kind, model: Path, known: Mapping[str, Any]) -> dict
     Raises:
         UserError: nothing limits the length of a text, or the pooling is not supported; or see `stored_settings`.
     """
-    if kind == "images":
-        return {SAMPLES: known.get(SAMPLES, USUAL_IMAGES)}
+    if kind in ("images", "table"):
+        return {SAMPLES: known.get(SAMPLES, USUAL_SAMPLES)}
     found: dict[str, Any] = {TOKENS: known.get(TOKENS, USUAL_TOKENS)}
     longest = None
     if kind == "embeddings" and (model / MODULES_FILE).is_file():

@@ -1,7 +1,7 @@
 """Words as pieces of a tokenizer, on disk: made by all processes together, then memory-mapped."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
-from shared.cache.prepared import each_share, key_digest, read_array
+from shared.cache.prepared import key_digest, read_array
 from shared.datasets import arrow_files
 from shared.datasets.rows import content_of, source_of
 from shared.errors import UserError, say
@@ -87,16 +87,6 @@ def begin_words_with_a_space(tokenizer: "PreTrainedTokenizerBase") -> "PreTraine
     return tokenizer
 
 
-def cut_tables(tables: Sequence[pa.Table], tokenizer: "PreTrainedTokenizerBase") -> list[WordPieces]:
-    """`cut_words` of each table.
-
-    Raises:
-        UserError: see `cut_words`.
-        Unfinished: this process is a task of a job array and has cut its share of each table, and another task has not.
-    """
-    return each_share(lambda table: cut_words(table, tokenizer), tables)
-
-
 def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters: bool = False) -> WordPieces:
     """The pieces of the words of a table; "[MASK]" in a text is cut as text.
 
@@ -110,7 +100,7 @@ def cut_words(table: pa.Table, tokenizer: "PreTrainedTokenizerBase", characters:
 
     Raises:
         UserError: no word has pieces, or all pieces are unknown.
-        Unfinished: see `cut_tables`.
+        Unfinished: this process is a task of a job array and has cut its share, and another task has not.
     """
     fast = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy, because its settings are changed
     fast.no_padding()

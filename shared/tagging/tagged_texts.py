@@ -16,17 +16,8 @@ from numpy.typing import NDArray
 
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files, kind_of
-from shared.datasets.label_cells import class_names
-from shared.datasets.rows import (
-    FILL_IN,
-    ROW_COLUMN,
-    column_of,
-    is_text,
-    named,
-    numbered,
-    source_of,
-    where,
-)
+from shared.datasets.label_cells import class_names, names_of_ids
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, numbered, refuse_missing, source_of, where
 from shared.datasets.tables import hold_out, limited, read_dataset, skip_incomplete
 from shared.demo_data import tagged_functions
 from shared.errors import UserError, about, say
@@ -188,9 +179,7 @@ def words_and_tags(
 def _cells(table: pa.Table, name: str, flag: str) -> pa.Array:
     """The values of a column; UserError if the column does not exist, or a row has no value."""
     cells = column_of(table, name, flag).combine_chunks()
-    if cells.null_count:
-        row = int(np.flatnonzero(cells.is_null())[0])
-        raise UserError(f"{where(table, row)} has no value in {name}: {FILL_IN}")
+    refuse_missing(table, name, cells.is_null(), what="value")
     return cells
 
 
@@ -210,14 +199,10 @@ def _named(table: pa.Table, labels: pa.Array, names: tuple[str, ...], column: st
     """Lists of ClassLabel numbers as lists of their names."""
     labels = labels.cast(pa.large_list(pa.int64()))
     numbers = np.asarray(pc.fill_null(labels.flatten(), -1))
-    if len(nameless := np.flatnonzero((numbers < 0) | (numbers >= len(names)))):
-        row = int(np.asarray(pc.list_parent_indices(labels))[nameless[0]])
-        raise UserError(
-            f"{where(table, row)} has the tag {numbers[nameless[0]]} in {column}, but its ClassLabel has names for 0 "
-            f"to {len(names) - 1} only: correct the row"
-        )
+    rows = np.asarray(pc.list_parent_indices(labels))
+    found = names_of_ids(table, column, numbers, rows, names, "the tag ").cast(pa.large_string())
     bounds = np.append(0, np.cumsum(np.asarray(pc.list_value_length(labels))))
-    return pa.LargeListArray.from_arrays(bounds, pa.array(names, pa.large_string()).take(pa.array(numbers)))
+    return pa.LargeListArray.from_arrays(bounds, found)
 
 
 def _of_spans(

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch.utils.data import Dataset
 
 from shared.cache.division import Division, parts_of
-from shared.cache.prepared import Arrays, build_once, cache_dir, each_share, mapped_file, read_array, text_once
+from shared.cache.prepared import Arrays, build_once, cache_dir, mapped_file, read_array, text_once
 from shared.datasets.rows import source_of, where
 from shared.errors import UserError
 from shared.pretrained.tokenizers import OFFSET_POSITIONS, check_unknown
@@ -210,13 +210,6 @@ def _without_tokens(table: pa.Table, columns: pa.Table, encoder: Encoder) -> Use
     """The error for the first row without tokens: the same one, whichever such row a process meets."""
     lengths = np.concatenate([encoder.encode(batch)[1] for batch in batches_of(columns)])
     return UserError(f"{where(table, int(lengths.argmin()))} has a text without tokens: remove the row")
-
-
-def tokenize_tables(
-    tables: Sequence[pa.Table], text_columns: Sequence[str], tokenizer: "PreTrainedTokenizerBase", max_length: int
-) -> list[TokenizedText]:
-    """The tokens of several tables: see `tokenize`. A task of a job array writes its share of each of them."""
-    return each_share(lambda table: tokenize(table, text_columns, tokenizer, max_length), tables)
 
 
 def train_tokenizer(

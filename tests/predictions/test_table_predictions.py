@@ -1,0 +1,114 @@
+"""`python -m shared.predict` for a recipe on a table of numbers: the example with the functions that the docs show."""
+
+import csv
+import re
+
+import numpy as np
+import pytest
+import runs
+import torch
+from refusing import message_of, predict_file
+from sklearn.datasets import load_diabetes
+
+from shared.config import options
+
+OWN = {  # lines of `main`, and what replaces them
+    r"torch.manual_seed.*?hidden_size, 1\)\)": "model = build_model(config)",
+    r" +def losses_of.*?square\(\)\n\n": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_process(one_cpu_process_without_a_picture, launched_by_nobody):
+    """A process that no launcher started, on a CPU."""
+
+
+def predicting():
+    """The code of the example, with the functions that docs/predictions.md shows in place of its own lines."""
+    code = (runs.ROOT / "docs/examples/diabetes.py").read_text()
+    shown = (runs.ROOT / "docs/predictions.md").read_text().split("```python\n")[1].split("```")[0]
+    own = [re.search(part, code, re.DOTALL).group() for part in (r"def load_data.*?(?=\ndef main)", *OWN)]
+    for old, new in zip(own, (shown, *OWN.values()), strict=True):
+        code = code.replace(old, new)
+    return code.replace("losses_of", "predict_batch").replace("import torch\n", "import numpy as np\nimport torch\n", 1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The recipe, the output folder of a short run, and its last evaluation."""
+    folder = tmp_path_factory.mktemp("diabetes")
+    (folder / "predicting.py").write_text(predicting())
+    recipe, output = runs.load(folder / "predicting.py"), folder / "run"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ACCELERATE_USE_CPU", "true")
+        environment.setenv("OMP_NUM_THREADS", "1")
+        return recipe, output, recipe.main(options.parse(recipe.Config, ["--output_dir", str(output)]))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """The validation rows, as numbers by the names of the columns."""
+    found = load_diabetes()
+    columns = dict(zip(found.feature_names, found.data[:88].T, strict=True)) | {"progression": found.target[:88]}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def write(file, rows):
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def read(file):
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_table_is_predicted_and_scored_as_by_the_run(trained, rows, tmp_path):
+    recipe, run, reported = trained
+    scores = predict_file(run, "--predictions_file", tmp_path / "own.csv")
+    assert scores == {"eval_loss": pytest.approx(reported["eval_loss"], rel=1e-6)}
+    assert [row["row"] for row in read(tmp_path / "own.csv")] == [str(number) for number in range(1, 89)]
+    assert predict_file(run, write(tmp_path / "new.csv", rows)) == pytest.approx(scores)
+    found = read(run / "predictions/new.csv")
+    assert [row["prediction"] for row in found] == [row["prediction"] for row in read(tmp_path / "own.csv")]
+    assert [row["age"] for row in found] == [str(row["age"]) for row in rows]
+
+    from safetensors.torch import load_model
+
+    model = recipe.build_model(options.parse(recipe.Config, []))
+    load_model(model, run / "model/model.safetensors")
+    inputs = torch.tensor([[20 * row[name] for name in list(row)[:10]] for row in rows], dtype=torch.float32)
+    expected = model(inputs)[:, 0].detach().numpy() * 77 + 152
+    assert np.array([float(row["prediction"]) for row in found]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_without_a_target_are_predicted_and_not_scored(trained, rows, tmp_path):
+    _, run, _ = trained
+    without = [{name: row[name] for name in row if name != "progression"} for row in rows]
+    assert predict_file(run, write(tmp_path / "none.csv", without)) == {}
+    some = [row | ({"progression": ""} if number % 2 else {}) for number, row in enumerate(rows)]
+    scores = predict_file(run, write(tmp_path / "some.csv", some))
+    predicted = [
+        [float(row["prediction"]) for row in read(run / f"predictions/{name}.csv")] for name in ("none", "some")
+    ]
+    assert predicted[0] == predicted[1]
+    errors = [((p - row["progression"]) / 77) ** 2 for p, row in zip(predicted[0], rows, strict=True)]
+    assert scores["eval_loss"] == pytest.approx(np.mean(errors[::2]), rel=1e-5)
+    assert predict_file(run, tmp_path / "some.csv", "--no_scores", "--predictions_file", tmp_path / "no.csv") == {}
+
+
+def test_bad_tables_are_one_line(trained, rows, tmp_path):
+    _, run, _ = trained
+    for name, change, expected in (
+        ("lacks", lambda row: row.pop("bmi"), "column bmi: FILE"),
+        ("text", lambda row: row.update(bmi="heavy"), "text.csv"),
+        ("taken", lambda row: row.update(prediction=1), "has a column prediction"),
+        ("gap", lambda row: row.update(bmi=""), "the prediction for row 1 of FILE"),
+    ):
+        changed = [dict(row) for row in rows]
+        for row in changed[:1] if name == "gap" else changed:
+            change(row)
+        assert expected in message_of(predict_file, run, write(tmp_path / f"{name}.csv", changed)), name

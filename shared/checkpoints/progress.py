@@ -85,4 +85,5 @@ class Progress:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Progress":
         """The progress in a checkpoint's state; other entries of the state are ignored."""
+        state = {"order": 1} | state  # the first order was not recorded
         return cls(**{f.name: state[f.name] for f in fields(cls) if f.name in state})

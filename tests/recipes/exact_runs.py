@@ -39,8 +39,8 @@ def nlp_runs(texts, folder):
     """The command lines of the NLP recipe's runs, by name."""
     tiny = [*texts, *runs.TINY]
     epochs = write_numbered_texts(folder)
-    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
-    bert += ["--seed", 1]  # with the draws of seed 0, step 6 enlarges the rounding of its weights a thousand times
+    # With 1e-3, some steps enlarge rounding errors a thousand times.
+    bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-4]
     return {
         **{f"gradient-{budget}": [*tiny, *ONE_STEP, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},
         **{f"adam-{budget}": [*tiny, *TWENTY_STEPS, "--max_tokens_per_micro_batch", budget] for budget in BUDGETS},

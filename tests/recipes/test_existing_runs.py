@@ -61,7 +61,7 @@ def test_other_data_are_refused_during_a_run_and_after_its_end(train, tmp_path, 
     record = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(re.sub(', "data": "[^"]*"', "", record))
     assert train(run, *flags, 4) == result
-    assert "its data was not compared, because the run was made by an older version" in capsys.readouterr().out
+    assert "its data was not compared, because the run kept no digest" in capsys.readouterr().out
 
 
 def test_moved_data_are_accepted_and_changed_data_are_refused(train, models, texts, tmp_path, monkeypatch, capsys):

@@ -1,43 +1,21 @@
 """Prints the size of the project: files behind each recipe, lines and statements of folders, the longest function."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from shared import vendor  # noqa: E402  # this script is run by its path
+
 RECIPES = [*sorted((ROOT / "recipes").glob("*.py")), ROOT / "docs/examples/diabetes.py"]
 
 
-def imported_modules(file: Path) -> Iterator[str]:
-    """The modules of `shared` that a file imports, at its top or inside of functions."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        yield from (name for name in names if name.split(".")[0] == "shared")
-
-
-def files_of(module: str) -> Iterator[Path]:
-    """The files that an import of a module runs: those of its packages, and its own."""
-    path = ROOT
-    for part in module.split("."):
-        path /= part
-        yield from (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
-
-
-def closure(start: Path) -> set[Path]:
+def closure(recipe: Path) -> set[Path]:
     """The files of `shared` that a recipe imports, directly or through others; without empty ones."""
-    found: set[Path] = set()
-    waiting = [start]
-    while waiting:
-        for module in imported_modules(waiting.pop()):
-            new = set(files_of(module)) - found
-            found |= new
-            waiting += new
-    return {file for file in found if file.read_text().strip()}
+    return {file for file in vendor.closure(recipe) if file.read_text().strip()}
 
 
 def lines(files: Iterator[Path] | set[Path]) -> int:

@@ -1,0 +1,118 @@
+"""Copy a recipe out of this project, with the files of shared/ that it imports and the packages that they need.
+
+    python -m shared.vendor recipes/nlp.py TARGET
+    python -m shared.vendor recipes/nlp.py TARGET shared.predict shared.compare
+
+TARGET becomes a new folder with the recipe, its part of shared/, requirements.txt, accelerate_configs/ and LICENSE.
+Further words are modules of shared/ that the copy should have, too, such as commands.
+"""
+
+import argparse
+import ast
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+from shared.errors import UserError, count_of
+from shared.processes import ending
+
+ROOT = Path(__file__).parent.parent
+OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
+
+
+def imported_modules(file: Path) -> Iterator[str]:
+    """The modules that a file imports, at its top or inside of functions, and the names that it imports from them."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def files_of(module: str) -> Iterator[Path]:
+    """The files of this project that an import of a module runs: those of its packages, and its own."""
+    path = ROOT
+    for part in module.split("."):
+        path /= part
+        yield from (file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file())
+
+
+def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
+    """The files of shared/ that a recipe imports, directly or through others, and those of further `modules`."""
+    found: set[Path] = set()
+    waiting, named = [start], [*modules]
+    while waiting:
+        named += (name for file in waiting for name in imported_modules(file) if name.split(".")[0] == "shared")
+        waiting = [file for file in {file for name in named for file in files_of(name)} if file not in found]
+        found |= {*waiting}
+        named.clear()
+    return found
+
+
+def requirements_of(files: Sequence[Path]) -> list[str]:
+    """The lines of requirements.txt for packages whose import name occurs in one of these files.
+
+    It may occur in an import or as a text, because Accelerate imports trackers by their name.
+    """
+    words, distributions = set[str](), packages_distributions()
+    for file in files:
+        words |= {name.split(".")[0] for name in imported_modules(file)}
+        tree = ast.walk(ast.parse(file.read_text()))
+        words |= {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {name.lower().replace("_", "-") for word in words for name in distributions.get(word, ())}
+    names |= {"sentencepiece"} if "transformers" in names else set()  # it reads the tokenizers of some models with it
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line]
+    return [line for line in lines if line.partition("==")[0].lower() in names]
+
+
+def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:
+    """Copy a recipe and what it needs to the new folder `target`; returns a description of the copy.
+
+    Raises:
+        UserError: the recipe does not exist or imports nothing of shared/, a module does not exist, or `target` exists.
+    """
+    if not recipe.is_file():
+        raise UserError(f"{recipe} is not a file: give the path of a recipe")
+    for module in modules:
+        path = ROOT.joinpath(*module.split("."))
+        exists = path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+        if module.split(".")[0] != "shared" or not exists:
+            raise UserError(f"{module} is not a module of shared/, such as shared.predict")
+    if target.exists():
+        raise UserError(f"{target} exists: name a folder that does not exist yet")
+    behind = sorted(closure(recipe, [*modules, *(f"{module}.__main__" for module in modules)]))
+    if not behind:
+        raise UserError(f"{recipe} imports nothing of shared/: copy it as it is")
+    for file in behind:
+        copied = target / file.relative_to(ROOT)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copied)
+    shutil.copyfile(recipe, target / recipe.name)
+    for name in OTHERS:
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, target / name)
+    needed = requirements_of([recipe, *behind])
+    (target / "requirements.txt").write_text("\n".join(needed) + "\n")
+    lines = sum(len(file.read_text().splitlines()) for file in behind)
+    return (
+        f"{target} has {recipe.name}, {count_of(len(behind), 'file')} of shared/ with {lines:,} lines, and "
+        f"requirements.txt with {count_of(len(needed), 'package')}"
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    """Copy, and end this process with exit code 2 after a user error."""
+    parser = argparse.ArgumentParser(prog="python -m shared.vendor", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("target", type=Path, help="a new folder")
+    parser.add_argument("modules", nargs="*", help="further modules of shared/, such as shared.predict")
+    given = parser.parse_args(argv)
+    try:
+        print(vendor(given.recipe, given.target, given.modules))
+    except UserError as error:
+        ending.refuse(error)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

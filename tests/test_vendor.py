@@ -1,0 +1,69 @@
+"""`python -m shared.vendor`: a copied recipe runs alone, with the files and packages that it needs and no others."""
+
+import subprocess
+import sys
+
+import pytest
+import runs
+
+from shared import vendor
+from shared.errors import UserError
+
+PACKAGES = {"torch", "accelerate", "transformers", "sentencepiece", "pytorch-optimizer", "PyYAML", "wandb"}
+
+
+def copied(tmp_path, *modules, recipe="recipes/nlp.py"):
+    target = tmp_path / "new/copy"
+    said = vendor.vendor(runs.ROOT / recipe, target, modules)
+    return target, said, {line.partition("==")[0] for line in (target / "requirements.txt").read_text().splitlines()}
+
+
+def test_a_copied_recipe_trains_without_this_project(texts, tmp_path):
+    target, said, packages = copied(tmp_path)
+    assert "of shared/ with" in said
+    assert packages >= PACKAGES
+    assert (target / "LICENSE").is_file()
+    flags = [*texts, *runs.TINY, "--max_train_steps", 2, "--eval_steps", 2, "--output_dir", tmp_path / "run"]
+    config = target / "accelerate_configs/cpu.yaml"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, "nlp.py", *flags]
+    found = subprocess.run([*map(str, launch)], cwd=target, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+def test_a_copy_has_no_more_than_the_recipe_imports(tmp_path):
+    target, _, packages = copied(tmp_path, recipe="docs/examples/diabetes.py")
+    rooms = {path.name for path in (target / "shared").iterdir() if path.is_dir()}
+    assert "run" in rooms
+    assert not rooms & {"text", "images", "predictions", "preflight"}
+    assert not packages & {"evaluate", "peft", "pillow", "pytorch-optimizer"}
+
+
+def test_further_modules_are_copied_with_what_they_import(tmp_path):
+    target, *_ = copied(tmp_path, "shared.preflight", "shared.compare", recipe="docs/examples/diabetes.py")
+    assert (target / "shared/preflight/__main__.py").is_file()
+    words = [sys.executable, "-m", "shared.compare"]
+    found = subprocess.run(words, cwd=target, capture_output=True, text=True, check=False)
+    assert "usage: python -m shared.compare" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "modules", "said"),
+    [
+        ("recipes/none.py", (), "is not a file: give the path of a recipe"),
+        ("recipes/nlp.py", ("shared.prdict",), "shared.prdict is not a module of shared/"),
+        ("recipes/nlp.py", ("torch",), "torch is not a module of shared/"),
+        ("docs/sizes.py", ("shared.none.at_all",), "shared.none.at_all is not a module of shared/"),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_and_nothing_is_written(recipe, modules, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        copied(tmp_path, *modules, recipe=recipe)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_existing_folder_is_not_touched(tmp_path):
+    (tmp_path / "new/copy").mkdir(parents=True)
+    with pytest.raises(UserError, match="exists: name a folder that does not exist yet"):
+        copied(tmp_path)
+    assert not [*(tmp_path / "new/copy").iterdir()]

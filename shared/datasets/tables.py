@@ -14,11 +14,11 @@ from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files
 from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
+from shared.datasets.splits import chosen_by_hash, hash_limit, share_of_each
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
-from shared.plan.splits import chosen_by_hash, hash_limit, share_of_each
 
 TRAIN_SPLITS = ("train", "training")
 TEST_SPLITS = ("test", "testing")

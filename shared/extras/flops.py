@@ -31,7 +31,7 @@ class Mfu(Hook):
     def prepared(self, run: Any) -> None:
         """Measure the device, unless --peak_tflops is given, and note on the launch card what a CPU gains from bf16."""
         config, accelerator = run.config, run.accelerator
-        precision = getattr(config, "activation_dtype", None) or accelerator.mixed_precision
+        precision = config.activations or accelerator.mixed_precision
         if config.peak_tflops:
             self.peak = config.peak_tflops * 1e12
             return

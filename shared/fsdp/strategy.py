@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shared.compat import of_fsdp
 from shared.errors import UserError
@@ -40,7 +40,9 @@ class Whole(Ddp):
 class Fsdp(Ddp):
     """Each process has a shard of each parameter, of its gradient and of its optimizer state."""
 
+    name = "FSDP2"
     saver = checkpoints.ShardedSaver
+    equal_counts = True
 
     def place(self, accelerator: Any, model: nn.Module) -> None:
         """Shard the model, which also moves it to the device."""
@@ -63,3 +65,13 @@ class Fsdp(Ddp):
                 "accelerate_configs/fsdp.yaml, or begin a new run in another --output_dir"
             )
         checkpoints.load(path, models, optimizers)
+
+    def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
+        """The gathered weights, with one tensor under all names of a tied parameter; FSDP gathers one for each name."""
+        weights = super().weights(accelerator, model)
+        first: dict[int, str] = {}
+        names = {
+            name: first.setdefault(id(parameter), name)
+            for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False)
+        }
+        return {name: weights[names.get(name, name)] for name in weights}

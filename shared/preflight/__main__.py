@@ -32,11 +32,13 @@ from shared.demo_data import libraries
 from shared.disk import is_url
 from shared.errors import UserError
 from shared.extras.trackers import require_trackers
+from shared.fsdp.strategy import Fsdp
 from shared.options.extra_options import ExtraOptions
 from shared.preflight import connecting
 from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
 from shared.run import launch_card, run_folder
 from shared.run.command import load_recipe
+from shared.run.ddp import Ddp
 
 COMPARED = 64 << 20  # bytes at the start and at the end of a file that are compared
 ROUNDS = 5
@@ -89,7 +91,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             connecting.connect(store, place, seconds)
     with time_limit(60, f"the all-reduce did not end: {connecting.connection_advice()}"):
         accelerator = starting.start(config)
-        rows = launch_card.hardware(accelerator, config)
+        rows = launch_card.hardware(accelerator, config, (Fsdp if rules.uses_fsdp(os.environ) else Ddp).name)
         if place.processes > 1:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}
@@ -193,7 +195,7 @@ def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     config = run_folder.resolve(config, accelerator, None)
     assert config.global_batch_size
     size, processes = config.global_batch_size, accelerator.num_processes
-    limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
+    limits = config.max_tokens, config.per_device_train_batch_size
     return {
         "batch": launch_card.product(size, processes, *limits),
         **trackers(accelerator, config),

@@ -188,7 +188,7 @@ def places(names: str | Sequence[str]) -> list[Path]:
 
 def model_digest(config: options.Options) -> str | None:
     """A digest of the config files in a local --model_name_or_path; None without one or for a model on the Hub."""
-    name = getattr(config, MODEL, None)
+    name = config.pretrained
     if name is None or not Path(name).is_dir():
         return None
     content = hashlib.sha256()

@@ -15,9 +15,14 @@ from shared.errors import UserError
 from shared.models.optimizers import muon_groups
 from shared.models.requirements import frozen_models
 from shared.processes import folder_lock
-from shared.run import export
+from shared.run.ddp import Ddp
+from shared.run.export import Export
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+def export(accelerator, config, progress, model, processor=None):
+    Export().write(accelerator, config, progress, model, processor, (), Ddp().weights)
 
 
 class Output(NamedTuple):
@@ -161,7 +166,7 @@ def test_a_processor_that_cannot_save_itself_is_left_out(monkeypatch, tmp_path):
         num_processes=1,
     )
     config = options.Options(output_dir=str(tmp_path))
-    export.export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
+    export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}
 
 

@@ -169,10 +169,14 @@ class Options:
         """The model from which the training starts, a path or a name on the Hub; None: new weights."""
         return None
 
+    def model_digest(self) -> str | None:
+        """A digest of the settings that a local pretrained model has in its folder; None: there is none."""
+        return None
+
     @property
     def max_tokens(self) -> int | None:
-        """The budget of a micro-batch in tokens; None: no limit."""
-        return None
+        """The budget of a micro-batch in tokens, --max_tokens_per_micro_batch of settings that have it; None: no limit."""
+        return getattr(self, "max_tokens_per_micro_batch", None)
 
     @property
     def activations(self) -> str | None:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.extras.step_timer import is_trained, positions_of
+from shared.extras.costs import is_trained, positions_of
 from shared.models.layers import compiled, is_short
 from shared.monitoring.hooks import Hook
 

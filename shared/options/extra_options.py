@@ -15,9 +15,8 @@ from shared.extras.largest_micro_batch import LargestMicroBatch
 from shared.extras.profiling import Profiler
 from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers
-from shared.fsdp.rules import RULES as RULES_OF_FSDP
+from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
-from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
 from shared.options.foreign_flags import equivalent
 
@@ -70,7 +69,6 @@ class ExtraOptions(Options):
         return [
             *super().hooks(),
             Sharding(),
-            BatchNorm(),
             LargestMicroBatch(),
             GradientCompression(),
             Mfu(),

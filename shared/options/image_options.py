@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Meaning
 from shared.config.options import Rule
-from shared.options.model_options import ModelOptions
+from shared.models.batch_norm import BatchNorm
+from shared.monitoring.hooks import Hook
+from shared.options.data_options import ModelOptions
 
 BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
@@ -69,6 +71,10 @@ class ImageOptions(ModelOptions):
             "one of them out",
         ),
     )
+
+    def hooks(self) -> list[Hook]:
+        """As in the base class, after the one that averages batch norm."""
+        return [BatchNorm(), *super().hooks()]
 
     def default_learning_rate(self) -> float:
         """As in the base class; a new head, or a new model, has that of new weights."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,6 @@ class TextOptions(ModelOptions):
         ("lora_targets", "lora_rank"),
     )
     EXCLUDES: ClassVar = (*ModelOptions.EXCLUDES, ("freeze", "lora_rank"))
-
-    @property
-    def max_tokens(self) -> int | None:
-        """--max_tokens_per_micro_batch."""
-        return self.max_tokens_per_micro_batch
 
     def default_learning_rate(self) -> float:
         """As in the base class; that of adapters is ten times that of pretrained weights."""

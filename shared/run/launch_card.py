@@ -161,14 +161,6 @@ def batch_equation(plan: Plan, step: int) -> str:
     return f"global batch {plan.global_batch_size} = {processes} x {each} of {size}" + f" ({within})" * bool(within)
 
 
-def product(size: int, processes: int, max_tokens: int | None, max_samples: int | None) -> str:
-    """The same equation while the data is not known."""
-    within = limits(max_tokens, max_samples)
-    return f"global batch {size} = {count_of(processes, 'process', 'processes')} x micro-batches" + (
-        f" of {within}" if within else ""
-    )
-
-
 def limits(max_tokens: int | None, max_samples: int | None) -> str:
     """The budget of a micro-batch: `<= 4,096 tokens and 8 samples`; "" without one."""
     each = [count_of(max_tokens, "token")] if max_tokens else []

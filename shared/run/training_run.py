@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
+from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook, Value
@@ -32,16 +33,40 @@ from shared.monitoring.monitor import Monitor
 from shared.optimization.optimizers import require_all
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import preemption, starting
-from shared.run import run_folder
-from shared.run.ddp import Ddp
+from shared.processes import barrier, preemption, starting
 from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import finished, open_run, refuse_another_order, refuse_changed_data
+from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
+
+
+class Ddp:
+    """Each process has the whole model. A hook may give `run.strategy` a subclass when the run is `opened`."""
+
+    name = "DDP"
+    saver: type[Saver] = Saver
+    equal_counts = False
+    """Whether every process must compute the same number of micro-batches, because a forward pass communicates."""
+
+    def place(self, accelerator: Any, model: nn.Module) -> None:
+        """Move a model to the device, before its optimizer is made. Every process calls each of these methods."""
+        model.to(accelerator.device)
+
+    def wrap(self, accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        """The model and its optimizer as the loop uses them."""
+        barrier.wait_for_all(accelerator)  # each machine prepares its data by itself
+        return accelerator.prepare(model, optimizer)
+
+    def load(self, path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
+        """Load the tensors of a checkpoint; see `resuming.load_tensors`."""
+        resuming.load_tensors(path, models, optimizers, registered)
+
+    def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
+        """The whole state dict of the model, to export it."""
+        return accelerator.get_state_dict(model)
 
 
 class TrainingRun(Generic[Config]):
@@ -198,7 +223,7 @@ class TrainingRun(Generic[Config]):
         accelerator.print(launch_card(self, self._checkpoint, rows))
         if self.config.dry_run:
             return
-        run_folder.begin(accelerator, self.config, self.progress)
+        begin(accelerator, self.config, self.progress)
         for hook in self.hooks:
             hook.begun(self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)

@@ -13,7 +13,7 @@ from shared.compat import of_fsdp
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.fsdp.sharding import shard
+from shared.fsdp.strategy import shard
 from shared.models.chained import ChainedOptimizers
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_optimizer, require_all, set_learning_rate, step_if_finite

@@ -14,7 +14,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.processes import barrier, collectives
-from shared.run.ddp import Ddp
+from shared.run.training_run import Ddp
 
 TIMEOUT, LATE = 4.0, 6.0  # seconds: timeout of the group, and time that one process works
 

@@ -10,8 +10,8 @@ from stand_ins import accelerator
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.run.ddp import Ddp
 from shared.run.export import Export
+from shared.run.training_run import Ddp
 
 
 def export(accelerator, config, progress, model, processor=None):

@@ -11,8 +11,8 @@ from accelerate import Accelerator
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.models.transformers_export import TransformersExport
-from shared.run.ddp import Ddp
+from shared.models.transformers_models import TransformersExport
+from shared.run.training_run import Ddp
 
 
 def export(accelerator, config, progress, model, processor=None):

@@ -175,7 +175,7 @@ class Options:
 
     @property
     def max_tokens(self) -> int | None:
-        """The budget of a micro-batch in tokens, --max_tokens_per_micro_batch of settings that have it; None: no limit."""
+        """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""
         return getattr(self, "max_tokens_per_micro_batch", None)
 
     @property

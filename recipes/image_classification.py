@@ -46,14 +46,10 @@ class Config(AugmentationOptions):
 
     ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
     """Evaluate and export a moving average of the weights with this decay per step. None: no average."""
-    sync_batchnorm: bool = False
-    """Compute batch-norm statistics over the micro-batches of all processes; for micro-batches under 16. GPUs only."""
     channels_last: Annotated[bool, Meaning.NOT_IN_RESULT] = True
     """On a GPU, use the memory format channels-last for images and convolutions, which is faster."""
     optim: Literal["adamw", "sgd", "lars", "muon"] = "sgd"
     """Optimizer."""
-    scale_learning_rate: Literal["linear", "sqrt", "none"] = "linear"
-    """How --learning_rate, given for a global batch of 256, is scaled to --global_batch_size."""
     learning_rate: float | None = None
     """Peak learning rate for a global batch of 256. None: 0.2, or 0.01 for a pretrained model that is not frozen."""
     class_weights: tuple[str, ...] | None = None

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from shared.config.fields import Meaning
 from shared.config.options import Limits, ScheduleType, Share
-from shared.encoders.chunked_loss import use_chunked_loss
+from shared.encoders.chunked_loss import NOT_UNDER_FP16, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.packing import pack_or_pad
@@ -36,11 +36,12 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations, load_pretrained
+from shared.pretrained.tokenizers import special_tokens_around
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
 from shared.text.corpus import load_corpus
 from shared.text.masking import masking_for
-from shared.text.token_files import MaskedDocuments, special_tokens_around
+from shared.text.token_files import MaskedDocuments
 from shared.text.tokenized import check_max_length, check_vocabulary
 
 EVALUATION_PROBABILITY = 0.15  # fixed, so that runs with different training masks can be compared
@@ -86,6 +87,7 @@ class Config(TextOptions):
     """Warm-up as a fraction of all optimizer steps, from 0 to 1, instead of --warmup_steps."""
 
     LEARNING_RATES: ClassVar = (2e-3, 5e-5)
+    RULES: ClassVar = (*TextOptions.RULES, NOT_UNDER_FP16)
     NEEDS: ClassVar = (*TextOptions.NEEDS, ("cache_gb", "prepared_data"))
     EXCLUDES: ClassVar = (*TextOptions.EXCLUDES, *(("prepared_data", name) for name in ("train_file", "dataset_name")))
 

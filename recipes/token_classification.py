@@ -34,7 +34,7 @@ from shared.plan.batches import MicroBatch, Plan
 from shared.plan.draws import seed_dropout
 from shared.plan.loading import Loader, feed
 from shared.pretrained.from_pretrained import checkpoint_activations, head_for, load_classifier
-from shared.pretrained.tokenizers import load_tokenizer, share_padding
+from shared.pretrained.tokenizers import load_tokenizer, share_padding, special_tokens_around
 from shared.processes.collectives import on_main_process
 from shared.run.command import run as run_command
 from shared.run.training_run import TrainingRun
@@ -43,7 +43,6 @@ from shared.tagging.scores import SCORES, tagging_scores
 from shared.tagging.tagged_texts import load_tagged
 from shared.tagging.tags import Tags
 from shared.tagging.windows import TaggedWords
-from shared.text.token_files import special_tokens_around
 from shared.text.tokenized import check_max_length, check_vocabulary, train_tokenizer
 
 

@@ -24,7 +24,7 @@ from shared.encoders.chunked_loss import use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.encoders.packing import Packing, use_packed_attention
 from shared.models.layers import repeated_layers
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 from shared.speed.activations import use_activation_dtype
 
 MASKED = 0.15

@@ -83,7 +83,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(model, processor=None)
+        return run.finish(model)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from shared.datasets.labels import Labels, load_labeled
 from shared.encoders.padding import pad_rows
 from shared.encoders.text_models import adapt_to_device
 from shared.losses.regression import Scale
+from shared.models.chained import ChainedOptimizers
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
@@ -111,11 +112,12 @@ def predict_batch(_: Scale, model: Any, __: MicroBatch, batch: dict[str, Tensor]
     return logits.argmax(1), F.cross_entropy(logits, targets, reduction="none"), logits
 
 
-def make_optimizers(model: Any, config: Config) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Any, config: Config) -> ChainedOptimizers:
     """AdamW for the encoder, whose unused pooler is frozen, and SGD for the head, with another learning rate."""
     encoder = [p for p in model.encoder.parameters() if p.requires_grad]
     head = {"params": [*model.head.parameters()], "lr_scale": 10.0}
-    return [torch.optim.AdamW(encoder, lr=1e-5, fused=True), torch.optim.SGD([head], lr=1e-5, momentum=0.9)]
+    adamw = torch.optim.AdamW(encoder, lr=1e-5, fused=True)
+    return ChainedOptimizers([adamw, torch.optim.SGD([head], lr=1e-5, momentum=0.9)])
 
 
 def build_model(config: Config, labels: Labels, _: Any) -> Any:

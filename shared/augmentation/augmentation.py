@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.augmentation import color, random_operations
+from shared.augmentation.device_transfer import to_device
 from shared.augmentation.resampling import crop_and_resize, whole
 from shared.config.fields import Limits, Share
 from shared.images.geometry import Geometry
 from shared.options.image_options import ImageOptions
 from shared.plan.batches import MicroBatch
-from shared.plan.device_transfer import to_device
 from shared.plan.draws import hash64
 
 DRAWS = {name: number for number, name in enumerate(("area", "shape", "left", "top", "flip"))}

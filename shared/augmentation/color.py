@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shared.plan.device_transfer import constant
+from shared.augmentation.device_transfer import constant
 
 GREY = (0.299, 0.587, 0.114)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shared.augmentation import color
-from shared.plan.device_transfer import to_device
+from shared.augmentation.device_transfer import to_device
 
 LEVELS = 31  # number of strengths, from none to the maximum
 

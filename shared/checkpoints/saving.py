@@ -207,8 +207,7 @@ class Saver:
 
     def _frozen(self) -> tuple[set[str], dict[str, str] | None]:
         """The names of the parameters that checkpoints leave out, and their digest, by its algorithm."""
-        pretrained = getattr(self.config, "model_name_or_path", None) is not None  # a field of some recipes
-        if not pretrained or len(self.models) != 1:
+        if self.config.pretrained is None or len(self.models) != 1:
             return set(), None
         frozen = frozen_parameters(self.models[0])
         return {*frozen}, {digests.ALGORITHM: digest_of(frozen.values())} if frozen else None

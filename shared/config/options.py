@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -131,9 +131,6 @@ class Options:
                 object.__setattr__(self, name, tuple(value) if isinstance(value, list) else (value,))
 
     # How the fields are treated. A subclass that adds fields may extend these.
-    LEARNING_RATES: ClassVar[tuple[float, float]] = (5e-5, 5e-5)
-    """The default of --learning_rate for new weights, and for pretrained ones."""
-
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
         ("warmup_steps", "warmup_ratio"),
@@ -162,6 +159,38 @@ class Options:
     )
     """What a launch must not combine with these settings, in addition to the rules of shared/processes/rules.py."""
 
+    @staticmethod
+    def advice_on(name: str, fields: Container[str]) -> str | None:
+        """Advice on a flag that does not exist, such as one of another program; None: there is none."""
+        return None
+
+    @property
+    def pretrained(self) -> str | None:
+        """The model from which the training starts, a path or a name on the Hub; None: new weights."""
+        return None
+
+    def model_digest(self) -> str | None:
+        """A digest of the settings that a local pretrained model has in its folder; None: there is none."""
+        return None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """--max_tokens_per_micro_batch, the budget of a micro-batch, of settings that have it; None: no limit."""
+        return getattr(self, "max_tokens_per_micro_batch", None)
+
+    @property
+    def activations(self) -> str | None:
+        """The number format of activations without autocast; None: as mixed precision says."""
+        return None
+
+    def default_learning_rate(self) -> float:
+        """The learning rate for --learning_rate None."""
+        return 5e-5
+
+    def learning_rate_scale(self) -> float:
+        """The factor of --learning_rate, such as one that depends on the global batch."""
+        return 1.0
+
     def hooks(self) -> list[Any]:
         """What these settings add to a run: new objects of `Hook` (shared/monitoring/hooks.py)."""
         return []
@@ -186,7 +215,7 @@ def parse(config_class: type[AnyConfig], argv: Sequence[str] | None = None) -> A
             `check`.
     """
     values: dict[str, Any] = {}
-    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv):
+    for layer in command_line.layers(config_class, sys.argv[1:] if argv is None else argv, config_class.advice_on):
         for one, other in (*config_class.ALTERNATIVES, *(pair[::-1] for pair in config_class.ALTERNATIVES)):
             if layer.get(one) is not None:
                 layer.setdefault(other, None)
@@ -249,15 +278,8 @@ def shown(value: Any) -> str:
 
 
 def base_learning_rate(config: Options) -> float:
-    """Return --learning_rate before scaling to the batch, or for None the default of new or pretrained weights.
-
-    The default of adapters (--lora_rank) is ten times that of pretrained weights.
-    """
-    if config.learning_rate is not None:
-        return config.learning_rate
-    pretrained = getattr(config, "model_name_or_path", None) is not None
-    new = getattr(config, "from_scratch", False) or getattr(config, "freeze_backbone", False)  # trains a new head
-    return config.LEARNING_RATES[pretrained and not new] * (1 if getattr(config, "lora_rank", None) is None else 10)
+    """--learning_rate before scaling to the batch; for None, the default."""
+    return config.default_learning_rate() if config.learning_rate is None else config.learning_rate
 
 
 def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[Any, Any]]:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
 from shared.datasets.rows import named
 from shared.datasets.tables import limited, load_tables
+from shared.demo_data import pairs
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
@@ -38,13 +39,11 @@ def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, 
             f"{given}: name two or three columns, each once: of the anchors, of the positives and, optionally, of the "
             "hard negatives"
         )
-    if config.train_file or config.dataset_name:
-        train, validation = load_tables(config, columns, ())
-    else:
-        from shared.demo_data import pairs
 
-        train, validation = (named(table, "the embedded functions") for table in pairs.load())
-    return limited((train, validation), config)
+    def embedded() -> list[pa.Table]:
+        return [named(table, "the embedded functions") for table in pairs.load()]
+
+    return limited(load_tables(config, columns, (), embedded=embedded), config)
 
 
 def tokenize_tuples(table: pa.Table, columns: Sequence[str], tokenizer: Any, max_length: int) -> "TextTuples":

@@ -29,8 +29,9 @@ from shared.datasets.label_cells import (
     zero_one_column,
     zeros_and_ones,
 )
-from shared.datasets.rows import INTEGER, column_of, content_of, refuse_missing, source_of, where, with_labels
+from shared.datasets.rows import INTEGER, column_of, content_of, named, refuse_missing, source_of, where, with_labels
 from shared.datasets.tables import limited, load_tables
+from shared.demo_data import texts
 from shared.errors import UserError, count_of, listed, say
 from shared.pretrained.from_pretrained import label_order
 
@@ -285,6 +286,11 @@ def _are_numbers(texts: Sequence[str]) -> bool:
     return all(text.removeprefix("-").isdecimal() for text in texts)
 
 
+def embedded_docstrings() -> list[pa.Table]:
+    """The default data: docstrings, each with the library that it comes from."""
+    return [named(table, "the embedded docstrings") for table in texts.load()]
+
+
 def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
     """The training rows, the validation rows and the labels, in the order of the pretrained model's outputs.
 
@@ -298,7 +304,9 @@ def load_labeled(config: Any) -> tuple[pa.Table, pa.Table, Labels]:
         return Labels.from_table(table, config.label_column_name, config.problem_type, config.label_delimiter)
 
     columns, label_columns = config.text_column_names, config.label_column_name
-    train, validation = load_tables(config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t))
+    train, validation = load_tables(
+        config, columns, label_columns, config.problem_type, lambda t: learn(t).encode(t), embedded_docstrings
+    )
     labels = learn(train)
     if config.model_name_or_path and labels.names:
         labels = labels.ordered(label_order(config.model_name_or_path, labels.names, config.revision))

@@ -14,11 +14,11 @@ from shared.compat import of_datasets
 from shared.datasets import arrow_files, readers
 from shared.datasets.files import find_files
 from shared.datasets.rows import content_of, missing, named, reading_in, source_of, unlabeled, with_labels
+from shared.datasets.splits import chosen_by_hash, hash_limit, share_of_each
 from shared.errors import UserError, about, say
 from shared.extras.hub import require_hub
 from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
-from shared.plan.splits import chosen_by_hash, hash_limit, share_of_each
 
 TRAIN_SPLITS = ("train", "training")
 TEST_SPLITS = ("test", "testing")
@@ -37,8 +37,9 @@ def load_tables(
     label_columns: Sequence[str],
     problem_type: str | None = None,
     targets_of: Callable[[pa.Table], np.ndarray] | None = None,
+    embedded: Callable[[], Sequence[pa.Table]] | None = None,
 ) -> tuple[pa.Table, pa.Table]:
-    """The training rows and the validation rows; by default, those of the embedded docstrings.
+    """The training rows and the validation rows; by default, what `embedded` returns.
 
     Without validation data, `validation_split_percentage` of the rows are held out, chosen by `seed`, and a message is
     printed. If `targets_of` returns labels, the percentage applies to each label (see `split_off`).
@@ -50,9 +51,8 @@ def load_tables(
     if config.train_file or config.dataset_name:
         train, validation = read_parts(config, text_columns, label_columns, problem_type)
     else:
-        from shared.demo_data import texts
-
-        train, validation = (named(table, "the embedded docstrings") for table in texts.load())
+        assert embedded, "neither --train_file nor --dataset_name, and no default data"
+        train, validation = embedded()
     if validation is None:
         train, validation = hold_out(train, config, targets_of(train) if targets_of else None)
     return train, validation

@@ -18,10 +18,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shared.compat import of_torch
+from shared.config.options import Rule
 from shared.errors import UserError
 from shared.speed.self_check import difference, text_batch
 
 LOGITS_OF_CHUNK = {"cpu": 1 << 23, "gpu": 1 << 26}  # 32 and 256 MiB in float32; a GPU needs large products
+
+NOT_UNDER_FP16 = Rule(
+    lambda it: it.precision == "fp16" and it.config.chunked_loss,
+    "--chunked_loss does not work with mixed_precision fp16, whose loss is scaled too late for it: use "
+    "--mixed_precision bf16 or no",
+)
 
 
 class Losses(NamedTuple):

@@ -9,8 +9,8 @@ from shared.compat import of_transformers
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend, use_cpu_dropout
 from shared.encoders.masked_head import compute_only_masked
-from shared.models.requirements import check_names
-from shared.options.model_options import ModelOptions
+from shared.models.transformers_models import check_names
+from shared.options.data_options import ModelOptions
 from shared.processes.starting import without_tf32
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers

@@ -1,22 +1,34 @@
-"""What the steps of a run cost: the share of the time for each part, padding, memory, and slow processes."""
+"""What the steps of a run cost: the share of the time for each part, padding, memory, and slow processes.
+
+The time is that of the device that computes, and the host does not wait for the device. The time between two marks
+belongs to the second mark, so no time is counted twice. On a CPU a mark reads the clock. On a GPU it records an event
+in the current stream; the events are read when the host has to wait for the device anyway.
+"""
 
 import importlib.util
 import math
 import os
 import resource
+import time
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from shared.extras.step_timer import PassTimer, Stopwatch
 from shared.monitoring.hooks import Hook
 
 BEHIND = 0.1  # a process that works longer than the others by more than this share is named
+PARTS = ("data", "forward_backward", "communication", "optimizer", "evaluation", "checkpoint", "profile", "rest")
+
+COMPUTED = ("forward_backward", "communication", "optimizer")  # parts in which a GPU should have work waiting for it
+CAUGHT_UP = 1e-3  # seconds; a GPU that is less than this behind the host has run out of work
+TRUSTED = 10.0  # seconds; the clocks of host and GPU drift apart by some 0.01 % of the time that passes
 
 
 class Costs(Hook):
@@ -113,3 +125,113 @@ def utilization(device: torch.device) -> float:
         return torch.cuda.utilization(device) / 100
     except Exception:  # pynvml's errors: a part of a GPU (MIG) has no such figure, nor has a container without NVML
         return math.nan
+
+
+class Stopwatch:
+    """Adds up the time between marks, by the name of the mark that ends it.
+
+    On a GPU it adds up two more times, over the parts that are computed there: `watched`, for which the lag of the GPU
+    behind the host is known, and `starved`, the part of `watched` at whose end the GPU had caught up with the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.seconds = dict.fromkeys((*PARTS, "watched", "starved") if self.on_gpu else PARTS, 0.0)
+        self.last = time.perf_counter()
+        self.events: list[tuple[str, Any, float]] = []  # part, event, the host's time when it was recorded
+        if self.on_gpu:
+            self.mark("rest")
+
+    def mark(self, part: str) -> None:
+        """Count the time since the last mark as `part`, one of `PARTS`."""
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.events.append((part, event, time.perf_counter()))
+        else:
+            now = time.perf_counter()
+            self.seconds[part] += now - self.last
+            self.last = now
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each part since the start. On a GPU this waits for the last mark.
+
+        The last mark of the previous call was made when the GPU had no work left, so the clocks of host and GPU are
+        compared from there.
+        """
+        if self.events:
+            self.events[-1][1].synchronize()
+            _, first, began = self.events[0]
+            for (_, start, _), (part, end, told) in pairwise(self.events):
+                seconds = start.elapsed_time(end) / 1000
+                self.seconds[part] += seconds
+                if part in COMPUTED and told - began < TRUSTED:
+                    self.seconds["watched"] += seconds
+                    behind = first.elapsed_time(end) / 1000 - (told - began)
+                    self.seconds["starved"] += seconds * (behind < CAUGHT_UP)
+            self.events = self.events[-1:]
+        return dict(self.seconds)
+
+
+def is_trained(model: nn.Module) -> bool:
+    """Whether the current forward pass has a backward pass: it is no evaluation, and it computes gradients."""
+    return model.training and torch.is_grad_enabled()
+
+
+def positions_of(args: tuple[Any, ...], kwargs: dict[str, Any], is_sequence: bool) -> int:
+    """Rows x longest row of a model's batch; its rows where samples are no sequences."""
+    shape = next(value.shape for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+    return shape[0] * shape[1] if is_sequence else shape[0]
+
+
+class PassTimer:
+    """Marks, in each forward and backward pass of `model`, the arrival of the data and the end of the last gradient.
+
+    The time between the last gradient of this process and the end of the synchronized backward pass is the exposed
+    communication: transfers that no computation overlaps, and waiting for slower processes. The last gradient is that
+    of one parameter, found in the first pass, and a hook of that parameter makes the mark. So DDP's all-reduce and its
+    bits are unchanged. FSDP computes no gradient of a whole parameter, so there the communication is unknown
+    (`sees_communication` is False). A forward pass that no backward pass follows is computation, too.
+
+    Attributes:
+        positions: rows x longest row, over the training batches of the model; rows where samples are not sequences.
+    """
+
+    def __init__(self, model: nn.Module, stopwatch: Stopwatch, sequences: bool) -> None:
+        self.stopwatch, self.sequences = stopwatch, sequences
+        self.positions = 0
+        self.sees_communication = isinstance(model, nn.parallel.DistributedDataParallel)
+        self._latest: Tensor | None = None
+        self._in_pass = False  # since a forward pass whose backward pass has not ended
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        model.register_forward_hook(self._end_without_gradients)
+        parameters = [p for p in model.parameters() if p.requires_grad] if self.sees_communication else []
+        self._finding = [p.register_post_accumulate_grad_hook(self._note) for p in parameters]
+
+    def end(self, synchronized: bool) -> None:
+        """Mark the end of a backward pass; `synchronized`: whether it summed the gradients over the processes."""
+        self.stopwatch.mark("communication" if synchronized and self.sees_communication else "forward_backward")
+        self._in_pass = False
+        if self._finding and self._latest is not None:
+            for handle in self._finding:
+                handle.remove()
+            self._finding = []
+            self._latest.register_post_accumulate_grad_hook(self._gradients_are_there)
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if model.training:  # without DDP's wrapper, evaluation calls this hook as well
+            self.stopwatch.mark("forward_backward" if self._in_pass else "data")
+        self._in_pass = is_trained(model)
+        if self._in_pass:
+            self.positions += positions_of(args, kwargs, self.sequences)
+
+    def _end_without_gradients(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if model.training and not torch.is_grad_enabled():
+            self.stopwatch.mark("forward_backward")
+
+    def _note(self, parameter: Tensor) -> None:
+        self._latest = parameter
+        self._gradients_are_there(parameter)
+
+    def _gradients_are_there(self, parameter: Tensor) -> None:
+        self.stopwatch.mark("forward_backward")

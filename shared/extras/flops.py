@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.extras.step_timer import is_trained, positions_of
+from shared.extras.costs import is_trained, positions_of
 from shared.models.layers import compiled, is_short
 from shared.monitoring.hooks import Hook
 
@@ -31,7 +31,7 @@ class Mfu(Hook):
     def prepared(self, run: Any) -> None:
         """Measure the device, unless --peak_tflops is given, and note on the launch card what a CPU gains from bf16."""
         config, accelerator = run.config, run.accelerator
-        precision = getattr(config, "activation_dtype", None) or accelerator.mixed_precision
+        precision = config.activations or accelerator.mixed_precision
         if config.peak_tflops:
             self.peak = config.peak_tflops * 1e12
             return

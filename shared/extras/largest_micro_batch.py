@@ -13,10 +13,10 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.plan.batches import MicroBatch, Plan
-from shared.run.command import BUDGETS, ran_out
+from shared.run.command import ran_out
 
 Config = TypeVar("Config", bound=Options)
-TOKENS, SAMPLES = BUDGETS
+TOKENS, SAMPLES = BUDGETS = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
 KEPT_FREE = 8  # an eighth of what fits stays free: batches of varying shapes fragment the allocator's memory
 
 

@@ -1,19 +1,97 @@
-"""FSDP2 in a run: the hook by which settings allow it, and what it does in another way than DDP."""
+"""FSDP2 in a run: the rules of its launch, its hook, what it does in another way than DDP, and how it shards a model.
+
+Which parts of a model are gathered together is decided here, and carried out by torch's `fully_shard`. Accelerate
+decides by the modules that transformers declares indivisible. For most encoders these include the embeddings, and
+Accelerate then fails on parameters that two of its parts share (tied weights, the decoder's bias).
+"""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shared.compat import of_fsdp
+from shared.config.options import Rule
 from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.fsdp.sharding import shard
+from shared.models.layers import repeated_layers
 from shared.monitoring.hooks import Hook
-from shared.processes import barrier
-from shared.processes.rules import uses_fsdp
-from shared.run.ddp import Ddp
+from shared.processes import barrier, rules
+from shared.processes.rules import TRUE, Refused, uses_fsdp
+from shared.run.training_run import Ddp
+
+_FSDP1 = "FSDP2 ignores it: remove it"
+_SHARDED = "a recipe shards each repeated layer, whatever the model: remove it"
+
+REFUSED = {
+    "FSDP_IGNORED_MODULES": Refused(
+        "fsdp_ignored_modules", "each process would train these modules on its own samples: remove it", ("", "none")
+    ),
+    "FSDP_ACTIVATION_CHECKPOINTING": Refused(
+        "fsdp_activation_checkpointing", "it does the same as a flag: remove it and use --gradient_checkpointing"
+    ),
+    "FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD": Refused(
+        "fsdp_activation_checkpointing_offload", "--gradient_checkpointing does not offload activations: remove it"
+    ),
+    "FSDP_STATE_DICT_TYPE": Refused(
+        "fsdp_state_dict_type",
+        "checkpoints are always sharded, and model/ always holds full weights: set SHARDED_STATE_DICT",
+        ("sharded_state_dict",),
+    ),
+    "FSDP_SHARDING_STRATEGY": Refused(
+        "fsdp_sharding_strategy",
+        "FSDP2 ignores it: remove it and use fsdp_reshard_after_forward",
+        ("full_shard", "1"),
+    ),
+    "FSDP_BACKWARD_PREFETCH": Refused("fsdp_backward_prefetch", _FSDP1, ("none", "no_prefetch", "backward_pre")),
+    "FSDP_FORWARD_PREFETCH": Refused("fsdp_forward_prefetch", _FSDP1),
+    "FSDP_USE_ORIG_PARAMS": Refused("fsdp_use_orig_params", _FSDP1, TRUE),
+    "FSDP_SYNC_MODULE_STATES": Refused("fsdp_sync_module_states", _FSDP1, TRUE),
+    "FSDP_AUTO_WRAP_POLICY": Refused("fsdp_auto_wrap_policy", _SHARDED, ("none", "transformer_based_wrap")),
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": Refused("fsdp_transformer_layer_cls_to_wrap", _SHARDED, ("", "none")),
+    "FSDP_MIN_NUM_PARAMS": Refused("fsdp_min_num_params", _SHARDED, ("100000000",)),
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": Refused(
+        "fsdp_cpu_ram_efficient_loading",
+        "only one process would load the weights, and none sends them to the others: set it to false",
+    ),
+}
+
+RULES = (
+    Rule(lambda it: it.sharded and rules.first_refused(REFUSED, it.env), "{found}"),
+    Rule(  # with 1 Accelerate offloads, but without gloo for tensors on the host
+        lambda it: it.env.get("FSDP_OFFLOAD_PARAMS", "true") not in ("true", "false"),
+        "FSDP_OFFLOAD_PARAMS is {it.env[FSDP_OFFLOAD_PARAMS]!r}: expected one of true, false",
+    ),
+    Rule(
+        lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
+        "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "
+        "ACCELERATE_USE_CPU=true in the environment to try FSDP out on a CPU",
+    ),
+    Rule(
+        lambda it: it.sharded and it.on_cpu and it.processes == 1,
+        "distributed_type FSDP on a CPU with one process would shard nothing: start several processes, or use "
+        "accelerate_configs/cpu.yaml",
+    ),
+    Rule(
+        lambda it: it.sharded and it.on_cpu and rules.is_true(it.env, "FSDP_OFFLOAD_PARAMS"),
+        "FSDP_OFFLOAD_PARAMS is true (fsdp_offload_params in the launcher's YAML), which has no effect on a CPU, where "
+        "the parameters are on the host anyway: remove it",
+    ),
+    Rule(
+        lambda it: it.sharded and it.precision == "fp16",
+        "mixed_precision fp16 does not work under FSDP (its loss scaler fails with fused AdamW): use bf16",
+    ),
+    Rule(
+        lambda it: it.sharded and it.config.optim != "adamw" and it.config.optim,
+        "--optim {found} does not work under FSDP, which recipes support only with AdamW: use --optim adamw, or DDP",
+    ),
+    Rule(
+        lambda it: it.sharded and it.env.get("FSDP_VERSION", "1") != "2",
+        "fsdp_version 1 is not supported: set fsdp_version: 2, as accelerate_configs/fsdp.yaml does",
+    ),
+)
 
 
 class Sharding(Hook):
@@ -40,7 +118,9 @@ class Whole(Ddp):
 class Fsdp(Ddp):
     """Each process has a shard of each parameter, of its gradient and of its optimizer state."""
 
+    name = "FSDP2"
     saver = checkpoints.ShardedSaver
+    equal_counts = True
 
     def place(self, accelerator: Any, model: nn.Module) -> None:
         """Shard the model, which also moves it to the device."""
@@ -63,3 +143,57 @@ class Fsdp(Ddp):
                 "accelerate_configs/fsdp.yaml, or begin a new run in another --output_dir"
             )
         checkpoints.load(path, models, optimizers)
+
+    def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
+        """The gathered weights, with one tensor under all names of a tied parameter; FSDP gathers one for each name."""
+        weights = super().weights(accelerator, model)
+        first: dict[int, str] = {}
+        names = {
+            name: first.setdefault(id(parameter), name)
+            for name, parameter in accelerator.unwrap_model(model).named_parameters(remove_duplicate=False)
+        }
+        return {name: weights[names.get(name, name)] for name in weights}
+
+
+def shard(accelerator: Any, model: nn.Module) -> None:
+    """Shard a model's parameters over all processes, in place; call it on every process, before the optimizer is made.
+
+    Each repeated layer is gathered when it computes and freed again, as `fsdp_reshard_after_forward` says. All other
+    parameters (embeddings, heads, what several layers share) are gathered with the model itself, once per forward
+    pass, and freed after its backward pass. A model without repeated layers is gathered as a whole.
+
+    Weights and gradients travel in float32, and autocast computes in the precision of --mixed_precision: this is the
+    arithmetic of DDP. Buffers are not sharded. Every process must have the same weights, since none are broadcast.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    barrier.wait_for_all(accelerator)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    settings = of_fsdp.fsdp_settings(accelerator)
+    for layer in units(model):
+        fully_shard(
+            layer, mesh=mesh, reshard_after_forward=settings.reshard_after_forward, offload_policy=settings.cpu_offload
+        )
+    fully_shard(model, mesh=mesh, offload_policy=settings.cpu_offload)
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers whose parameters nothing outside of them uses."""
+    uses = parameter_uses(model)
+    return [layer for layer in repeated_layers(model) if can_be_unit(layer, uses)]
+
+
+def can_be_unit(layer: nn.Module, uses: Counter[int]) -> bool:
+    """Whether `fully_shard` can gather a layer by itself: it has parameters of its own only, and a forward pass.
+
+    `uses` is `parameter_uses` of the model.
+    """
+    inside = parameter_uses(layer)
+    has_forward = not isinstance(layer, nn.ModuleList | nn.ModuleDict)
+    return has_forward and bool(inside) and all(uses[parameter] == count for parameter, count in inside.items())
+
+
+def parameter_uses(module: nn.Module) -> Counter[int]:
+    """Under how many names each parameter, by its id, occurs in a module."""
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

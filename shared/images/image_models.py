@@ -11,7 +11,7 @@ from shared.errors import UserError, about, say
 from shared.images.geometry import Geometry
 from shared.models.batch_norm import synchronize
 from shared.models.layers import backbone
-from shared.models.requirements import check_names
+from shared.models.transformers_models import check_names
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers

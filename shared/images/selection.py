@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.cache.prepared import key_digest, mapped_file, mask_once, shared_array
+from shared.datasets.splits import hash_limit, share_of_each
 from shared.plan.draws import Ints, hash64
-from shared.plan.splits import hash_limit, share_of_each
 
 BLOCK = 1 << 16  # images whose numbers are read at once
 

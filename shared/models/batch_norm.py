@@ -101,8 +101,11 @@ class BatchNorm(Hook):
     """Gives a run the running averages of its model's batch norms."""
 
     def given(self, run: Any, model: nn.Module) -> None:
-        """Begin before the first forward pass."""
+        """Begin before the first forward pass. SyncBatchNorm waits for a micro-batch of each process."""
         self.averages = RunningAverages(run.accelerator, model)
+        if any(isinstance(norm, nn.SyncBatchNorm) for norm in batch_norms(model)):
+            run.plan.equal_counts = True
+            run.plan.depends_on_processes = "--sync_batchnorm normalizes over one micro-batch of every process"
 
     def averaged_buffers(self, model: nn.Module) -> list[Tensor]:
         """All buffers of batch norms, also of frozen ones."""
@@ -148,21 +151,12 @@ def synchronize(accelerator: Any, model: nn.Module) -> nn.Module:
 
 
 def notes(model: nn.Module, plan: Plan, step: int) -> dict[str, str]:
-    """The warnings of the launch card about a model's batch norms at `step`; {} if there are none.
-
-    Raises:
-        UserError: SyncBatchNorm would wait for processes that have fewer micro-batches.
-    """
+    """The warnings of the launch card about a model's batch norms at `step`; {} if there are none."""
     norms = [norm for norm in batch_norms(model) if norm.training]
     if not norms:
         return {}
     rows = min(len(piece.samples) for piece in plan.cut(min(step, plan.total_steps - 1)))
     if any(isinstance(norm, nn.SyncBatchNorm) for norm in norms):
-        if plan.num_processes > 1 and not plan.equal_counts:
-            raise UserError(
-                "SyncBatchNorm needs the same number of micro-batches on every process: add the field "
-                "`sync_batchnorm: bool = True` to Config, or use batch norm"
-            )
         return {
             "batch norm": "synchronized: normalized over one micro-batch of every process, so the result depends on "
             "the number of processes"

@@ -8,7 +8,7 @@ from torch import nn
 
 from shared.errors import UserError, listed, say
 from shared.models.layers import repeated_layers
-from shared.models.requirements import frozen_models
+from shared.models.transformers_models import frozen_models
 from shared.monitoring.hooks import Hook
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from shared.compat import of_torch
 from shared.config.options import Options, ScheduleType, base_learning_rate
+from shared.errors import UserError, listed
 from shared.optimization import gradients
 
 Schedule = Callable[[int], float]
-BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -43,6 +43,20 @@ def make_optimizer(
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
 
 
+def require_all(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Check that an optimizer has all trainable parameters of a model.
+
+    Raises:
+        UserError: names those that would never be trained.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if missing := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]:
+        raise UserError(
+            f"make_optimizer: the optimizer does not have {listed(missing)}, which would never be trained: add them, "
+            "or freeze them in build_model (requires_grad_(False))"
+        )
+
+
 def adam(config: Options, beta2: float, epsilon: float) -> tuple[tuple[float, float], float]:
     """AdamW's betas and epsilon: the values of the flags, or the defaults 0.9, `beta2` and `epsilon`."""
     given = config.adam_beta1, config.adam_beta2, config.adam_epsilon
@@ -65,14 +79,8 @@ def begin_momentum(sgd: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def peak_learning_rate(config: Options) -> float:
-    """--learning_rate, scaled by --scale_learning_rate from a global batch of 256 to that of the run.
-
-    linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and LARS.
-    """
-    assert config.global_batch_size is not None, "the run folder settles the global batch"
-    ratio = config.global_batch_size / BASE_BATCH
-    scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[getattr(config, "scale_learning_rate", "none")]
-    return base_learning_rate(config) * scale
+    """--learning_rate, as the settings scale it to the global batch of the run."""
+    return base_learning_rate(config) * config.learning_rate_scale()
 
 
 def warmup_steps(config: Options, total_steps: int) -> int:

@@ -15,10 +15,10 @@ from shared.extras.largest_micro_batch import LargestMicroBatch
 from shared.extras.profiling import Profiler
 from shared.extras.time_report import TimeReport
 from shared.extras.trackers import Trackers
-from shared.fsdp.rules import RULES as RULES_OF_FSDP
+from shared.fsdp.strategy import RULES as RULES_OF_FSDP
 from shared.fsdp.strategy import Sharding
-from shared.models.batch_norm import BatchNorm
 from shared.monitoring.hooks import Hook
+from shared.options.foreign_flags import equivalent
 
 TrackerName = Literal["none", "wandb", "tensorboard", "trackio"]
 
@@ -43,7 +43,7 @@ class ExtraOptions(Options):
     """Repository for --push_to_hub. None: the name of --output_dir, in your own account."""
 
     NEEDS: ClassVar = (*Options.NEEDS, ("hub_model_id", "push_to_hub"))
-    RULES: ClassVar = (
+    RULES: ClassVar[tuple[Rule, ...]] = (
         *RULES_OF_FSDP,  # instead of the rule of `Options`, which refuses FSDP
         Rule(
             lambda it: it.config.auto_micro_batch and it.on_cpu,
@@ -55,16 +55,13 @@ class ExtraOptions(Options):
             "budget yourself",
         ),
         Rule(
-            lambda it: it.config.auto_micro_batch and it.has("sync_batchnorm"),
-            "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave "
-            "one of them out",
-        ),
-        Rule(
             lambda it: it.sharded and it.config.gradient_compression != "none" and it.config.gradient_compression,
             "--gradient_compression {found} has no effect under FSDP, which sends gradients in float32: leave it out, "
             "or use DDP",
         ),
     )
+
+    advice_on = staticmethod(equivalent)
 
     def hooks(self) -> list[Hook]:
         """As in the base class, with those of the settings here."""
@@ -72,7 +69,6 @@ class ExtraOptions(Options):
         return [
             *super().hooks(),
             Sharding(),
-            BatchNorm(),
             LargestMicroBatch(),
             GradientCompression(),
             Mfu(),

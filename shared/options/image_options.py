@@ -1,10 +1,16 @@
 """The settings that all image recipes share, in addition to those of `ModelOptions`."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Meaning
-from shared.options.model_options import ModelOptions
+from shared.config.options import Rule
+from shared.models.batch_norm import BatchNorm
+from shared.monitoring.hooks import Hook
+from shared.options.data_options import ModelOptions
+
+BASE_BATCH = 256  # the global batch to which --learning_rate refers if --scale_learning_rate is set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +32,6 @@ class ImageOptions(ModelOptions):
     """uint8: decode each image once per machine, and store it uncompressed in a memory map."""
 
     # Model
-    model_name_or_path: Annotated[str | None, Meaning.MAY_BE_ON_HUB] = None
-    """Image classifier on the Hub or in a local folder. None: a new ResNet with the sizes below."""
-    revision: str | None = None
-    """Branch, tag or commit of --model_name_or_path on the Hub. None: its main branch."""
     from_scratch: bool = False
     """Use the config of --model_name_or_path with new weights."""
     freeze_backbone: bool = False
@@ -45,14 +47,45 @@ class ImageOptions(ModelOptions):
     zero_init_last_norm: bool = True
     """Initialize each residual block of a new ResNet as the identity."""
 
+    # Optimization
+    sync_batchnorm: bool = False
+    """Compute batch-norm statistics over the micro-batches of all processes; for micro-batches under 16. GPUs only."""
+    scale_learning_rate: Literal["linear", "sqrt", "none"] = "linear"
+    """How --learning_rate, given for a global batch of 256, is scaled to --global_batch_size."""
+
     # Precision
     cudnn_benchmark: bool = False
     """cuDNN times its algorithms for each convolution and uses the fastest. Needs a GPU; rounding can change."""
 
     NEEDS: ClassVar = (
         *ModelOptions.NEEDS,
-        ("revision", "model_name_or_path"),
         ("validation_dir", "train_dir"),
         ("from_scratch", "model_name_or_path"),
         ("freeze_backbone", "model_name_or_path"),
     )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *ModelOptions.RULES,
+        Rule(
+            lambda it: it.config.auto_micro_batch and it.config.sync_batchnorm,
+            "--auto_micro_batch does not work with --sync_batchnorm (a trial on one process blocks the others): leave "
+            "one of them out",
+        ),
+    )
+
+    def hooks(self) -> list[Hook]:
+        """As in the base class, after the one that averages batch norm."""
+        return [BatchNorm(), *super().hooks()]
+
+    def default_learning_rate(self) -> float:
+        """As in the base class; a new head, or a new model, has that of new weights."""
+        return self.LEARNING_RATES[0] if self.from_scratch or self.freeze_backbone else super().default_learning_rate()
+
+    def learning_rate_scale(self) -> float:
+        """The scale of --scale_learning_rate from a global batch of 256 to that of the run.
+
+        linear: Goyal et al., "Accurate, Large Minibatch SGD"; sqrt: Krizhevsky, "One weird trick", kept for Adam and
+        LARS.
+        """
+        assert self.global_batch_size is not None, "the run folder settles the global batch"
+        ratio = self.global_batch_size / BASE_BATCH
+        return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scale_learning_rate]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from shared.config.fields import Limits, Meaning
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,10 +12,6 @@ class TextOptions(ModelOptions):
     """Settings of the text encoder, its tokenizer and its input."""
 
     # The model
-    model_name_or_path: Annotated[str | None, Meaning.MAY_BE_ON_HUB] = None
-    """Pretrained model on the Hub or in a local folder. None: a new one with the sizes below."""
-    revision: str | None = None
-    """Branch, tag or commit of --model_name_or_path on the Hub. None: its main branch."""
     model_type: Annotated[Literal["modernbert", "bert", "roberta"], Meaning.SIZE_OF_NEW_MODEL] = "modernbert"
     """Architecture of a new model."""
     hidden_size: Annotated[int, Meaning.SIZE_OF_NEW_MODEL] = 128
@@ -51,10 +47,13 @@ class TextOptions(ModelOptions):
 
     NEEDS: ClassVar = (
         *ModelOptions.NEEDS,
-        ("revision", "model_name_or_path"),
         ("lora_rank", "model_name_or_path"),
         ("lora_alpha", "lora_rank"),
         ("lora_dropout", "lora_rank"),
         ("lora_targets", "lora_rank"),
     )
     EXCLUDES: ClassVar = (*ModelOptions.EXCLUDES, ("freeze", "lora_rank"))
+
+    def default_learning_rate(self) -> float:
+        """As in the base class; that of adapters is ten times that of pretrained weights."""
+        return super().default_learning_rate() * (1 if self.lora_rank is None else 10)

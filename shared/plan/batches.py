@@ -125,6 +125,7 @@ class Plan:
         self.max_tokens, self.max_samples, self.micro_batches_per_step = max_tokens, max_samples, micro_batches
         self.num_processes, self.process_index, self.equal_counts = num_processes, process_index, equal_counts
         self.same_lengths, self.first_processes = lengths is None, 1
+        self.depends_on_processes = ""  # why the result depends on their number, apart from the cut
 
     @classmethod
     def of_run(
@@ -139,7 +140,7 @@ class Plan:
         weights: Weights | None = None,
         packed: bool = False,
     ) -> "Plan":
-        """The plan of a recipe's config for this process."""
+        """The plan of a recipe's config for this process; `TrainingRun.prepare` settles `equal_counts`."""
         assert config.global_batch_size is not None, "the run folder settles the global batch"
         return cls(
             lengths=lengths,
@@ -152,12 +153,11 @@ class Plan:
             global_batch_size=config.global_batch_size,
             num_epochs=config.num_train_epochs,
             max_steps=config.max_train_steps,
-            max_tokens=getattr(config, "max_tokens_per_micro_batch", None),
+            max_tokens=config.max_tokens,
             max_samples=config.per_device_train_batch_size,
             micro_batches=config.micro_batches_per_step or 1,
             num_processes=accelerator.num_processes,
             process_index=accelerator.process_index,
-            equal_counts=accelerator.is_fsdp2 or getattr(config, "sync_batchnorm", False),
         )
 
     def evaluation(

@@ -21,7 +21,7 @@ from shared.monitoring.log import read_metrics
 from shared.predictions.output import FORMATS, parts_folder
 from shared.run.command import load_recipe
 from shared.run.export import WEIGHTS
-from shared.run.run_folder import data_of
+from shared.run.resume import data_of
 
 Kind = Literal["texts", "tags", "embeddings", "images", "table"]
 RECIPES = {  # of a folder that save_pretrained wrote, by the end of the name of the model's class

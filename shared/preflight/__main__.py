@@ -30,13 +30,15 @@ from shared.config import options
 from shared.config.fields import Meaning, fields_with
 from shared.demo_data import libraries
 from shared.disk import is_url
-from shared.errors import UserError
+from shared.errors import UserError, count_of
 from shared.extras.trackers import require_trackers
+from shared.fsdp.strategy import Fsdp
 from shared.options.extra_options import ExtraOptions
 from shared.preflight import connecting
 from shared.processes import agreement, barrier, collectives, ending, rules, signals, starting
-from shared.run import launch_card, run_folder
+from shared.run import launch_card, resume
 from shared.run.command import load_recipe
+from shared.run.training_run import Ddp
 
 COMPARED = 64 << 20  # bytes at the start and at the end of a file that are compared
 ROUNDS = 5
@@ -89,7 +91,7 @@ def check(seconds: float, recipe: Path | None, flags: list[str]) -> None:
             connecting.connect(store, place, seconds)
     with time_limit(60, f"the all-reduce did not end: {connecting.connection_advice()}"):
         accelerator = starting.start(config)
-        rows = launch_card.hardware(accelerator, config)
+        rows = launch_card.hardware(accelerator, config, (Fsdp if rules.uses_fsdp(os.environ) else Ddp).name)
         if place.processes > 1:
             hosts = collectives.gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
             rows |= {"machines": launch_card.machines(hosts), "rendezvous": place.where}
@@ -190,12 +192,13 @@ def digest(path: Path) -> str:
 
 def resolved(accelerator: Any, config: options.Options) -> dict[str, str]:
     """The rows of the card about a recipe: the batch equation, the tracker and the output folder."""
-    config = run_folder.resolve(config, accelerator, None)
+    config = resume.resolve(config, accelerator, None)
     assert config.global_batch_size
     size, processes = config.global_batch_size, accelerator.num_processes
-    limits = getattr(config, "max_tokens_per_micro_batch", None), config.per_device_train_batch_size
+    within = launch_card.limits(config.max_tokens, config.per_device_train_batch_size)
+    batch = f"global batch {size} = {count_of(processes, 'process', 'processes')} x micro-batches"
     return {
-        "batch": launch_card.product(size, processes, *limits),
+        "batch": batch + f" of {within}" * bool(within),
         **trackers(accelerator, config),
         "output": f"{config.output_dir}, {visibility(accelerator, Path(config.output_dir))}",
     }
@@ -214,7 +217,7 @@ def visibility(accelerator: Any, output_dir: Path) -> str:
 
     def write_token() -> tuple[Path, bool]:
         is_new = not output_dir.exists()
-        run_folder.check_writable(output_dir)
+        resume.check_writable(output_dir)
         token = output_dir / f".preflight-{secrets.token_hex(8)}"
         token.touch()
         return token, is_new

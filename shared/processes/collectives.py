@@ -13,12 +13,6 @@ from shared.errors import UserError
 from shared.processes import barrier
 
 
-def prepare(accelerator: Any, model: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Call `accelerator.prepare` once all processes are ready for it; each machine prepares its data by itself."""
-    barrier.wait_for_all(accelerator)
-    return accelerator.prepare(model, optimizer)
-
-
 def gather(accelerator: Any, value: Any) -> list[Any]:
     """Return the `value` of every process, by rank. Every process must call this; it waits for slow ones."""
     values: list[Any] = [value]

@@ -7,7 +7,6 @@ any launch that would silently train something else, or wait for ever.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from shared.config.options import Options, Rule
 from shared.errors import UserError
@@ -156,10 +155,6 @@ class Launch:
         """The number of processes of the launch."""
         return int(self.env.get("WORLD_SIZE", 1))
 
-    def has(self, field: str) -> Any:
-        """A setting that only some recipes have; None in the others."""
-        return getattr(self.config, field, None)
-
     def lost_precision(self) -> str | None:
         """The mixed precision that notebook_launcher set, and Accelerate does not read."""
         lost = "NPROC" in self.env and "ACCELERATE_MIXED_PRECISION" not in self.env
@@ -196,16 +191,6 @@ RULES = (
         lambda it: it.on_cpu and it.precision == "fp16",
         "mixed_precision fp16 needs a GPU (on a CPU Accelerate would silently train in full precision): use "
         "--mixed_precision no or bf16",
-    ),
-    Rule(
-        lambda it: it.precision != "no" and it.has("activation_dtype"),
-        "--activation_dtype {found} computes without autocast, but mixed_precision is {it.precision}: add "
-        "--mixed_precision no, or leave it out",
-    ),
-    Rule(
-        lambda it: it.precision == "fp16" and it.has("chunked_loss"),
-        "--chunked_loss does not work with mixed_precision fp16, whose loss is scaled too late for it: use "
-        "--mixed_precision bf16 or no",
     ),
     Rule(
         lambda it: it.precision == "fp8",

@@ -176,7 +176,7 @@ def check_environment(config: options.Options, on_cpu: bool) -> None:
             "number of GPUs"
         )
     mixed = "mixed_precision bf16" if launch.precision == "bf16" else ""
-    bf16 = "--activation_dtype bf16" if launch.has("activation_dtype") else mixed
+    bf16 = "--activation_dtype bf16" if config.activations else mixed
     if bf16 and torch.version.cuda and torch.cuda.is_available():
         # The GPUs of all processes of this machine, so that all of them come to the same conclusion.
         for index in range(min(processes, gpus)):

@@ -113,9 +113,6 @@ def load_recipe(path: Path) -> ModuleType:
     return module
 
 
-BUDGETS = ("max_tokens_per_micro_batch", "per_device_train_batch_size")
-
-
 def ran_out(error: BaseException) -> bool:
     """Whether an error means that a device or the host ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
@@ -125,8 +122,10 @@ def ran_out(error: BaseException) -> bool:
 
 def advice(config: options.Options | None) -> str:
     """The error line of a run that is out of memory: the shape of the micro-batch and the flags to lower."""
-    limits = [f"--{name} {value}" for name in BUDGETS if (value := getattr(config, name, None))]
-    fix = f"lower {' or '.join(limits)}" if limits else f"set --{BUDGETS[-1]}"
+    tokens, rows = (config.max_tokens, config.per_device_train_batch_size) if config else (None, None)
+    limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
+    limits += [f"--per_device_train_batch_size {rows}"] if rows else []
+    fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"
     where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
     return (
         f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "

@@ -13,31 +13,23 @@ from shared.checkpoints.progress import Progress
 from shared.config.fields import Meaning, fields_with
 from shared.config.options import Options, shown
 from shared.errors import count_of
-from shared.optimization.chained import trained_by
 from shared.optimization.optimizers import inner, peak_learning_rate, skips_on_device, warmup_steps
 from shared.plan.batches import Plan
 from shared.processes.collectives import gather
 
 
-def launch_card(
-    accelerator: Any,
-    config: Options,
-    plan: Plan,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    checkpoint: Path | None,
-    rows: Mapping[str, object],
-) -> str:
-    """The card, one aligned line per row: hardware, batch equation, steps, the recipe's own `rows`, then notes.
+def launch_card(run: Any, checkpoint: Path | None, rows: Mapping[str, object]) -> str:
+    """The card of a run, one aligned line per row: hardware, batch equation, steps, its own `rows`, then notes.
 
     Call it on every process.
     """
+    accelerator, config, plan, progress, optimizer = run.accelerator, run.config, run.plan, run.progress, run.optimizer
     hosts = gather(accelerator, (socket.gethostname(), accelerator.is_local_main_process))
     multi_machine, folder = sum(first for _, first in hosts) > 1, config.output_dir
     if multi_machine:  # `resume.open_run` has checked that the flag is right
         folder += ", each machine's own" if config.save_on_each_node else ", shared by the machines"
     card = {
-        **hardware(accelerator, config),
+        **hardware(accelerator, config, run.strategy.name),
         **({"machines": machines(hosts)} if multi_machine else {}),
         "batch": batch_equation(plan, progress.step),
         "steps": f"{plan.total_steps:,} of {plan.global_batch_size} samples ("
@@ -75,8 +67,8 @@ def notes_on_processes(config: Options, plan: Plan, progress: Progress, checkpoi
     if checkpoint and before not in (None, now):
         differing, compared = plan.steps_cut_otherwise(start, before)
         which = share_of_steps(differing, compared, plan.total_steps - start)
-        if getattr(config, "sync_batchnorm", False):
-            effect = "another run, because --sync_batchnorm normalizes over one micro-batch of every process"
+        if plan.depends_on_processes:
+            effect = f"another run, because {plan.depends_on_processes}"
         elif which:
             effect = f"{which} other micro-batches; equal up to rounding without {affected}, with them another run"
         else:
@@ -96,23 +88,31 @@ def share_of_steps(differing: int, compared: int, remaining: int) -> str:
 
 def sizes_without_effect(config: Options) -> str:
     """The flags for sizes of a new model that have no effect, because the config names a pretrained model."""
-    if getattr(config, "model_name_or_path", None) is None:  # not all recipes have this field
+    if config.pretrained is None:
         return ""
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     changed = {name: getattr(config, name) for name in sorted(fields_with(type(config), Meaning.SIZE_OF_NEW_MODEL))}
     return ", ".join(f"--{name} {shown(value)}" for name, value in changed.items() if value != defaults[name])
 
 
-def hardware(accelerator: Any, config: Options) -> dict[str, str]:
-    """The rows on processes, device and precision."""
+def hardware(accelerator: Any, config: Options, strategy: str) -> dict[str, str]:
+    """The rows on processes, device and precision; `strategy` is how the processes hold the model, such as DDP."""
     device, processes = accelerator.device, accelerator.num_processes
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads each"
-    wrapper = "FSDP2" if accelerator.is_fsdp2 else "DDP"
     return {
-        "processes": f"{processes}, {wrapper} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
+        "processes": f"{processes}, {strategy} over {torch.distributed.get_backend()}" if processes > 1 else alone(),
         "device": f"{device.type}, {name}",
-        "precision": precision(accelerator, getattr(config, "activation_dtype", None)),
+        "precision": precision(accelerator, config.activations),
     }
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> str:
+    """`1,290 trained by sgd, 330 by adamw`: the number of parameters of each optimizer."""
+    found: list[str] = []
+    for each in getattr(optimizer, "optimizers", [optimizer]):
+        values = sum(p.numel() for group in each.param_groups for p in group["params"])
+        found.append(f"{values:,}{'' if found else ' trained'} by {type(each).__name__.lower()}")
+    return ", ".join(found)
 
 
 def alone() -> str:
@@ -159,14 +159,6 @@ def batch_equation(plan: Plan, step: int) -> str:
     within = limits(plan.max_tokens, plan.max_samples)
     processes = count_of(plan.num_processes, "process", "processes")
     return f"global batch {plan.global_batch_size} = {processes} x {each} of {size}" + f" ({within})" * bool(within)
-
-
-def product(size: int, processes: int, max_tokens: int | None, max_samples: int | None) -> str:
-    """The same equation while the data is not known."""
-    within = limits(max_tokens, max_samples)
-    return f"global batch {size} = {count_of(processes, 'process', 'processes')} x micro-batches" + (
-        f" of {within}" if within else ""
-    )
 
 
 def limits(max_tokens: int | None, max_samples: int | None) -> str:

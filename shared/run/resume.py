@@ -1,4 +1,4 @@
-"""How a start continues the run in its folder. A start asks four questions, in this order:
+"""The output folder of a run, and how a start continues the run in it. A start asks four questions, in this order:
 
 1. Which is the newest intact checkpoint? `open_run` asks `resuming.find`.
 2. Are the settings, the model and the order of the samples those of the run? `open_run` and
@@ -10,9 +10,12 @@ A run without a checkpoint answers only those that its folder can answer. A fini
 results.
 """
 
+import dataclasses
 import glob
-import hashlib
+import shutil
 import socket
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,23 +26,19 @@ from shared.checkpoints import resuming
 from shared.checkpoints.progress import Progress
 from shared.config import options
 from shared.config.fields import Meaning, fields_with
-from shared.disk import is_url
+from shared.disk import is_url, remedy
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
-from shared.monitoring.log import read_metrics
+from shared.monitoring.log import cut_metrics, read_metrics
 from shared.plan import draws
 from shared.plan.loading import refuse_iterable
 from shared.processes import folder_lock, signals
 from shared.processes.collectives import check_shared, gather, on_main_process, on_writers
 from shared.run.export import CARD
-from shared.run.run_folder import check_writable, data_of, resolve
 
 Config = TypeVar("Config", bound=options.Options)
 MOST_COUNTS, MOST_SHOWN = 1000, 4  # counts per flag that are kept; differences in a message
 MODEL = "model_name_or_path"
-# Files of a model's folder that matter also when the weights come from a checkpoint. The tokenizer affects the data,
-# whose digest covers it.
-MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 
 
 def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tuple[Config, Progress, Path | None]:
@@ -60,7 +59,7 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
 
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
-    left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), model_digest(config)))
+    left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
     checkpoint, state = resuming.find(accelerator, config) or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
@@ -158,8 +157,8 @@ def moved(
     """The settings whose data or model may be at another path than before, as {field: (old, new)}.
 
     The content is compared instead of the path. If the run has a digest of its data (`has_digest`),
-    `refuse_changed_data` compares it. Of a model, the digest of its config is compared (`model_digest`); its weights
-    come from the checkpoint, which has a digest of the frozen ones. Two names of the same path are always equal.
+    `refuse_changed_data` compares it. Of a model, the digest of its config is compared; its weights come from the
+    checkpoint, which has a digest of the frozen ones. Two names of the same path are always equal.
 
     Raises:
         UserError: the config in the model's folder has changed.
@@ -184,18 +183,6 @@ def places(names: str | Sequence[str]) -> list[Path]:
     """The paths that a setting names: a path, a list of paths, or those that match a pattern such as data/*.csv."""
     each = [names] if isinstance(names, str) else names
     return [Path(path) for name in each for path in (sorted(glob.glob(name)) or [name])]  # noqa: PTH207
-
-
-def model_digest(config: options.Options) -> str | None:
-    """A digest of the config files in a local --model_name_or_path; None without one or for a model on the Hub."""
-    name = getattr(config, MODEL, None)
-    if name is None or not Path(name).is_dir():
-        return None
-    content = hashlib.sha256()
-    for file in MODEL_FILES:
-        if (path := Path(name) / file).is_file():
-            content.update(f"{file} {path.stat().st_size} ".encode() + path.read_bytes())
-    return content.hexdigest()
 
 
 def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Options, *datasets: Any) -> None:
@@ -321,3 +308,78 @@ def compare_data(
             return f"; its data was not compared ({problem})"
     refuse_changed_data(accelerator, progress, config, *datasets)
     return ""
+
+
+def check_writable(output_dir: Path) -> None:
+    """Check that the folder can be written, with a temporary file of 64 KiB.
+
+    Raises:
+        UserError: the folder cannot be created or written, or its disk is full.
+    """
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=output_dir) as probe:
+            probe.write(bytes(1 << 16))
+    except OSError as error:
+        raise UserError(
+            f"--output_dir {output_dir} cannot be written ({error.strerror}): {remedy(error)}, or name another folder"
+        ) from None
+
+
+def resolve(config: Config, accelerator: Any, stored: Mapping[str, Any] | None) -> Config:
+    """Fill in settings that depend on the launch: precision, learning rate, and the global batch size G.
+
+    --gradient_accumulation_steps determines G once, at the first launch. A resumed run keeps G for any number of
+    processes, and prints a line if the equation now gives another value.
+
+    Raises:
+        UserError: --global_batch_size and --gradient_accumulation_steps contradict each other; shows the equation.
+    """
+    rate = options.base_learning_rate(config)
+    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision, learning_rate=rate)
+    steps, rows = config.gradient_accumulation_steps, config.per_device_train_batch_size
+    if steps is None or rows is None:
+        return config
+    processes = accelerator.num_processes
+    size = rows * processes * steps
+    equation = f"{rows} per device x {processes} process{'es' * (processes > 1)} x {steps} accumulation steps = {size}"
+    given = config.global_batch_size
+    if stored:
+        if size != stored["global_batch_size"]:
+            accelerator.print(
+                f"the run keeps the global batch of its first launch, {stored['global_batch_size']}, not {equation}"
+            )
+        size = given or stored["global_batch_size"]  # `refuse_another_run` refuses a changed value
+    elif given not in (None, size):
+        raise UserError(
+            f"--global_batch_size {given} is not {equation}: leave out one of --global_batch_size and "
+            "--gradient_accumulation_steps"
+        )
+    return dataclasses.replace(config, global_batch_size=size, gradient_accumulation_steps=None)
+
+
+def begin(accelerator: Any, config: options.Options, progress: Progress) -> None:
+    """Write config.yaml and start the clock; called after every check that could refuse the run.
+
+    metrics.jsonl is cut first: a finished run that is continued and dies here must not look finished.
+    """
+    progress.started = time.perf_counter()
+    output_dir = Path(config.output_dir)
+
+    def clean_up() -> None:
+        signals.remove_marker(output_dir)
+        resuming.remove_partials(output_dir)
+        for partial in output_dir.glob("*.partial-*/"):  # of an export that was killed
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def write() -> None:
+        cut_metrics(output_dir / "metrics.jsonl", progress.step)
+        options.save(config, output_dir / "config.yaml")
+
+    on_writers(accelerator, config, clean_up)
+    on_main_process(accelerator, write)
+
+
+def data_of(lines: Sequence[Mapping[str, Any]]) -> list[str] | None:
+    """The digests of a finished run's data, from the last line of its metrics.jsonl."""
+    return str(lines[-1]["data"]).split() if lines and "data" in lines[-1] else None

@@ -24,24 +24,49 @@ from torch import Tensor, nn
 
 from shared.checkpoints import resuming
 from shared.checkpoints.progress import BestBy
+from shared.checkpoints.saving import Saver
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook, Value
 from shared.monitoring.log import Log
 from shared.monitoring.monitor import Monitor
-from shared.optimization.chained import as_one
+from shared.optimization.optimizers import require_all
 from shared.plan.batches import MicroBatch
 from shared.plan.loading import Loader
-from shared.processes import preemption, starting
-from shared.run import run_folder
-from shared.run.ddp import Ddp
-from shared.run.export import export
+from shared.processes import barrier, preemption, starting
+from shared.run.export import Export
 from shared.run.launch_card import launch_card
-from shared.run.resume import finished, open_run, refuse_another_order, refuse_changed_data
+from shared.run.resume import begin, finished, open_run, refuse_another_order, refuse_changed_data
 from shared.run.warm_up import check_loss, freeze_unreached, run_warm_up_pass
 
 Config = TypeVar("Config", bound=Options)
 Results = dict[str, float]
+
+
+class Ddp:
+    """Each process has the whole model. A hook may give `run.strategy` a subclass when the run is `opened`."""
+
+    name = "DDP"
+    saver: type[Saver] = Saver
+    equal_counts = False
+    """Whether every process must compute the same number of micro-batches, because a forward pass communicates."""
+
+    def place(self, accelerator: Any, model: nn.Module) -> None:
+        """Move a model to the device, before its optimizer is made. Every process calls each of these methods."""
+        model.to(accelerator.device)
+
+    def wrap(self, accelerator: Any, model: nn.Module, optimizer: Any) -> tuple[Any, Any]:
+        """The model and its optimizer as the loop uses them."""
+        barrier.wait_for_all(accelerator)  # each machine prepares its data by itself
+        return accelerator.prepare(model, optimizer)
+
+    def load(self, path: Path, models: list[nn.Module], optimizers: list[Any], registered: list[Any]) -> None:
+        """Load the tensors of a checkpoint; see `resuming.load_tensors`."""
+        resuming.load_tensors(path, models, optimizers, registered)
+
+    def weights(self, accelerator: Any, model: nn.Module) -> dict[str, Tensor]:
+        """The whole state dict of the model, to export it."""
+        return accelerator.get_state_dict(model)
 
 
 class TrainingRun(Generic[Config]):
@@ -58,6 +83,7 @@ class TrainingRun(Generic[Config]):
         card: further rows of the launch card.
         hooks: those of the settings, and those given to `prepare`.
         strategy: how the processes hold the model.
+        export: how the model is exported.
         plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
@@ -72,7 +98,7 @@ class TrainingRun(Generic[Config]):
     def __init__(self, config: Config, load_data: Callable[[Config], Sequence[Any]]) -> None:
         self.config, self._load_data = config, load_data
         self.hooks: list[Hook] = config.hooks()
-        self.strategy = Ddp()
+        self.strategy, self.export = Ddp(), Export()
         self.card: dict[str, str] = {}
         self._closing = contextlib.ExitStack()
 
@@ -135,7 +161,7 @@ class TrainingRun(Generic[Config]):
         Args:
             model: on any device.
             make_optimizer: called with the model, once `strategy` has placed it, and the settings. It returns an
-                optimizer, or a list of several, which `prepare` makes one.
+                optimizer; several become one by `ChainedOptimizers` (shared/models/chained.py).
             loader: gives the micro-batches; its plan is the run's.
             compute_loss: returns a micro-batch's share of the mean loss of its global batch. It reads the model from
                 the variable to which the recipe assigns the wrapped model, because it is called before and after that.
@@ -143,10 +169,11 @@ class TrainingRun(Generic[Config]):
 
         Raises:
             UserError: the loss depends on some parameters only for some batches, or not on the normalizer as it must;
-                or see `as_one`.
+                or see `require_all`.
         """
         self.plan, self.loader = loader.plan, loader
         self.plan.keep_cut(self.progress.first_processes)
+        self.plan.equal_counts |= self.strategy.equal_counts
         self.hooks += hooks
         self._closing.callback(loader.close)
         self.compute_loss = lambda micro_batch: compute_loss(*loader.one(micro_batch))
@@ -157,7 +184,8 @@ class TrainingRun(Generic[Config]):
         averaged = [buffer for hook in self.hooks for buffer in hook.averaged_buffers(model)]
         check_loss(self.accelerator, model, self.plan, self.compute_loss, averaged)
         freeze_unreached(self.accelerator, model, self.plan, self.compute_loss)
-        optimizer = as_one(make_optimizer(model, self.config), model)
+        optimizer = make_optimizer(model, self.config)
+        require_all(optimizer, model)
         self.model, self.optimizer = self.strategy.wrap(self.accelerator, model, optimizer)
         return self.model, self.optimizer, list(self.model.parameters())
 
@@ -192,11 +220,10 @@ class TrainingRun(Generic[Config]):
         for hook in self.hooks:
             hook.loaded(self)
         rows = {**card, **self.card}
-        state = self.progress, self._checkpoint
-        accelerator.print(launch_card(accelerator, self.config, plan, self.optimizer, *state, rows))
+        accelerator.print(launch_card(self, self._checkpoint, rows))
         if self.config.dry_run:
             return
-        run_folder.begin(accelerator, self.config, self.progress)
+        begin(accelerator, self.config, self.progress)
         for hook in self.hooks:
             hook.begun(self)
         self._log = Log(accelerator, Path(self.config.output_dir), self.progress.step, plan.total_steps)
@@ -270,12 +297,12 @@ class TrainingRun(Generic[Config]):
         if preempted:
             self._preemption.end_run(self.progress.step, self.saver, self._close)
 
-    def finish(self, model: nn.Module, processor: Any, note: str = "") -> Results:
+    def finish(self, model: nn.Module, processor: Any = None, note: str = "") -> Results:
         """Wait for the last checkpoint, and export the model.
 
         Args:
             model: the model to export.
-            processor: its tokenizer or image processor.
+            processor: its tokenizer or image processor, which has `save_pretrained`; None: there is none.
             note: a paragraph for the model card, in addition to those of the hooks.
 
         Returns:
@@ -293,7 +320,8 @@ class TrainingRun(Generic[Config]):
         for hook in self.hooks:
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
-        export(self.accelerator, self.config, self.progress, model, processor, notes)
+        state = self.accelerator, self.config, self.progress
+        self.export.write(*state, model, processor, notes, self.strategy.weights)
         for hook in self.hooks:
             hook.exported(Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint

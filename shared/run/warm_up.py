@@ -1,12 +1,10 @@
 """Discarded passes before the first step: checks of the loss, a search for unused parameters, and a warm-up."""
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -80,9 +78,9 @@ def refuse_changed_buffers(model: nn.Module, before: dict[str, Tensor]) -> None:
     buffers = dict(model.named_buffers())
     if changed := [name for name, value in before.items() if not torch.equal(buffers[name], value)]:
         raise UserError(
-            f"the model changes {listed(changed)} in each forward pass, so they would differ between processes (only "
-            "those of torch.nn.BatchNorm are averaged, and only if Config inherits ExtraOptions): replace the module "
-            "that holds them, or start one process"
+            f"the model changes {listed(changed)} in each forward pass, so they would differ between processes (those "
+            "of torch.nn.BatchNorm are averaged if run.prepare gets the hook BatchNorm() of shared/models): give it, "
+            "replace the module that holds them, or start one process"
         )
 
 
@@ -105,7 +103,7 @@ def freeze_unreached(
     other samples use it, or the loss depends on the same parameter of another item in its list of modules.
 
     Raises:
-        UserError: the loss depends on some parameters only for some batches; or see `checked`.
+        UserError: the loss depends on some parameters only for some batches.
     """
     samples = np.linspace(0, plan.num_samples - 1, min(PASSES * ROWS, plan.num_samples)).astype(np.int64)
 
@@ -137,51 +135,10 @@ def freeze_unreached(
 
 
 @contextmanager
-def checked(model: nn.Module) -> Iterator[None]:
-    """Check calls of `model` in this context: `forward` must take the batch and return an output with `logits`.
-
-    Raises:
-        UserError: a requirement is not met; the message names the model and what is missing.
-    """
-    name = f"build_model: {type(model).__name__}"
-
-    def check_arguments(_: nn.Module, args: tuple[Any, ...], batch: dict[str, Any]) -> None:
-        try:
-            inspect.signature(model.forward).bind(*args, **batch)
-        except TypeError as error:
-            raise UserError(
-                f"{name}.forward does not accept its arguments, {', '.join(batch)} ({error}): add the argument, "
-                "or **kwargs"
-            ) from None
-
-    def check_output(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        if not isinstance(getattr(output, "logits", torch.empty(0)), Tensor):
-            raise without_logits(output)
-
-    def without_logits(output: Any) -> UserError:
-        return UserError(
-            f"{name}.forward returns a {type(output).__name__} without logits: return a NamedTuple with logits, or "
-            "an output of transformers.modeling_outputs"
-        )
-
-    hooks = [model.register_forward_pre_hook(check_arguments, with_kwargs=True)]
-    hooks.append(model.register_forward_hook(check_output))
-    try:
-        yield
-    except AttributeError as error:
-        if error.name != "logits":
-            raise
-        raise without_logits(error.obj) from None
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
 def discarded(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """The context of a pass over a few samples with effects that are undone; each pass draws the same numbers."""
     eager = torch.compiler.set_stance("force_eager")  # not worth compiling for so few rows
-    with eager, checked(model), restored_afterwards(accelerator, model), accelerator.autocast():
+    with eager, restored_afterwards(accelerator, model), accelerator.autocast():
         seed_dropout(accelerator.device, 0, 0, 0)
         yield
 

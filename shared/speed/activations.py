@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shared.errors import UserError
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 
 FAMILIES = ("bert", "camembert", "deit", "distilbert", "electra", "modernbert", "roberta", "vit", "xlm-roberta")
 DTYPES = {"bf16": torch.bfloat16}

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shared.errors import say
-from shared.run.warm_up import checked
 from shared.speed.activations import in_float32
 
 TOLERANCE = 1e-4  # in float32, relative to the largest logit; rounding causes a tenth of it
@@ -123,11 +122,7 @@ def outputs_and_gradient(model: nn.Module, compute: Callable[[], Any]) -> tuple[
 
 
 def outputs_of(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
-    """Return the outputs for a batch that are `compared`, without dropout and uncompiled; the model keeps its mode.
-
-    Raises:
-        UserError: see `warm_up.checked`.
-    """
+    """Return the outputs for a batch that are `compared`, without dropout and uncompiled; the model keeps its mode."""
     with torch.no_grad(), in_eval_mode(model):
         return compared(model(**batch))
 
@@ -152,15 +147,11 @@ def compared(output: Any) -> list[Tensor]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run `model` in eval mode, in float32 and uncompiled in this context; restore modes and random state at its end.
-
-    Raises:
-        UserError: see `warm_up.checked`.
-    """
+    """Run `model` in eval mode, in float32 and uncompiled in this context; then restore modes and random state."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         eager = torch.compiler.set_stance("force_eager")
-        with torch.random.fork_rng(devices=[]), eager, in_float32(model), checked(model):
+        with torch.random.fork_rng(devices=[]), eager, in_float32(model):
             model.eval()
             yield
     finally:

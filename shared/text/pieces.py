@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.cache.prepared import arrays_writer, build_once, key_digest, read_array, shared_array
+from shared.datasets.splits import chosen_by_hash
 from shared.datasets.tables import subset
 from shared.plan.draws import Ints
-from shared.plan.splits import chosen_by_hash
 from shared.text.masking import Masking
 
 FORMAT = 2  # part of the cache's names: increase it when the files for the same input change

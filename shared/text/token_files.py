@@ -162,20 +162,6 @@ def _small_batches(batches: Batches) -> Iterator[list[str]]:
         yield texts
 
 
-def special_tokens_around(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer adds before and after a text, such as [CLS] and [SEP].
-
-    Raises:
-        UserError: it adds special tokens in another way.
-    """
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    for start in range(len(whole) - len(bare) + 1):
-        if whole[start : start + len(bare)] == bare:
-            return whole[:start], whole[start + len(bare) :]
-    raise UserError(f"{type(tokenizer).__name__} does not put its special tokens around a text: use another model")
-
-
 class MaskedDocuments(Dataset):
     """Pieces of documents with masked tokens.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.datasets.labels import embedded_docstrings
 from shared.datasets.rows import ROW_COLUMN, column_of
 from shared.datasets.tables import load_tables, read_file
 from shared.errors import UserError
@@ -20,6 +21,7 @@ def load(text=("text",), label="label", problem_type=None, **flags):
         text,
         [label],
         problem_type,
+        embedded=embedded_docstrings,
     )
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.datasets.rows import named, where
+from shared.datasets.splits import share_of_each
 from shared.datasets.tables import split_off
 from shared.errors import UserError
-from shared.plan.splits import share_of_each
 
 
 @given(rows=st.integers(2, 300), percentage=st.integers(1, 99), seed=st.integers(-5, 2**64))

@@ -16,7 +16,7 @@ from shared.encoders.chunked_loss import Losses, cross_entropy, use_chunked_loss
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.extras.flops import FlopCounter
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 from shared.processes import starting
 from shared.speed.activations import use_activation_dtype
 

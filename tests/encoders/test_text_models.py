@@ -16,7 +16,7 @@ from benchmarks.harness.host_waits import Operations
 from shared.encoders import text_models
 from shared.encoders.attention import LONGEST, attend
 from shared.encoders.text_models import attend_by_products, mask_by_row, mask_on_device
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 
 
 def tiny(kind):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shared.extras import flops
 from shared.extras.flops import FlopCounter, attention_flops
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 
 
 def test_attention_flops_are_12_times_layers_times_hidden_size():

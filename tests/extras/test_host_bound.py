@@ -5,7 +5,7 @@ import torch
 from monitored_steps import WENT_WELL, monitor, plan
 
 from shared.extras import costs as extras_costs
-from shared.extras.step_timer import Stopwatch
+from shared.extras.costs import Stopwatch
 from shared.extras.time_report import breakdown
 from shared.monitoring.monitor import Monitor
 

@@ -4,7 +4,6 @@ import re
 import textwrap
 import time
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from shared.checkpoints import resuming
 from shared.errors import UserError
 from shared.extras.largest_micro_batch import LargestMicroBatch, apply_largest_budget, largest, succeeds
 from shared.options.extra_options import ExtraOptions
+from shared.options.image_options import ImageOptions
 from shared.plan import loading
 from shared.plan.batches import Plan
 from shared.processes import starting
@@ -91,13 +91,11 @@ def test_the_search_is_refused_on_a_cpu_and_under_fsdp(monkeypatch, on_cpu, envi
 
 
 def test_the_search_is_refused_with_synchronized_batch_norm(monkeypatch):
-    given = {"RULES": ExtraOptions.RULES, **vars(ExtraOptions(auto_micro_batch=True))}
-    config = SimpleNamespace(**given, sync_batchnorm=True)
+    config = ImageOptions(auto_micro_batch=True, sync_batchnorm=True)
     with pytest.raises(UserError, match=r"--auto_micro_batch does not work with --sync_batchnorm .*leave one of them"):
         starting.check_environment(config, on_cpu=False)
-    config.sync_batchnorm = False
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    starting.check_environment(config, on_cpu=False)
+    starting.check_environment(ImageOptions(auto_micro_batch=True), on_cpu=False)
 
 
 def test_the_first_launch_searches_and_a_resumed_run_keeps_the_found_budget():

@@ -18,7 +18,7 @@ from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import launch as launch_environment
 
 from shared.errors import UserError
-from shared.fsdp.rules import REFUSED as REFUSED_BY_FSDP
+from shared.fsdp.strategy import REFUSED as REFUSED_BY_FSDP
 from shared.options.extra_options import ExtraOptions
 from shared.processes import rules
 

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from shared.errors import UserError
-from shared.models.batch_norm import STEPS_AT_ONCE, RunningAverages, notes, synchronize
+from shared.models.batch_norm import STEPS_AT_ONCE, BatchNorm, RunningAverages, notes, synchronize
 from shared.plan.batches import MicroBatch, Plan
 
 SIZES = (5, 2, 3)  # micro-batches of a step
@@ -179,11 +179,12 @@ def test_small_micro_batches_and_synchronized_norms_are_noted():
     assert "depends on the number of processes" in notes(synchronized, plan(16), 0)["batch norm"]
 
 
-def test_synchronized_norms_are_refused_if_a_process_may_have_fewer_micro_batches():
-    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(model().train())
-    unequal = Plan(num_samples=64, seed=0, global_batch_size=64, num_epochs=1, num_processes=2)
-    with pytest.raises(UserError, match=r"SyncBatchNorm needs .*add the field `sync_batchnorm: bool = True`"):
-        notes(synchronized, unequal, 0)
+def test_synchronized_norms_give_every_process_the_same_number_of_micro_batches():
+    for net, equal in ((model(), False), (nn.SyncBatchNorm.convert_sync_batchnorm(model()), True)):
+        plan = Plan(num_samples=64, seed=0, global_batch_size=64, num_epochs=1, num_processes=2)
+        BatchNorm().given(SimpleNamespace(accelerator=None, plan=plan), net.train())
+        assert plan.equal_counts == equal
+        assert bool(plan.depends_on_processes) == equal
 
 
 def test_synchronized_norms_are_refused_without_a_gpu_and_without_norms():

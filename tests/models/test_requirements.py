@@ -13,11 +13,16 @@ from shared.config import options
 from shared.encoders.masked_head import predict_only_masked
 from shared.errors import UserError
 from shared.models.optimizers import muon_groups
-from shared.models.requirements import frozen_models
+from shared.models.transformers_models import frozen_models
 from shared.processes import folder_lock
-from shared.run import export
+from shared.run.export import Export
+from shared.run.training_run import Ddp
 
 pytestmark = pytest.mark.usefixtures("one_cpu_process_without_a_picture")
+
+
+def export(accelerator, config, progress, model, processor=None):
+    Export().write(accelerator, config, progress, model, processor, (), Ddp().weights)
 
 
 class Output(NamedTuple):
@@ -106,46 +111,6 @@ def test_a_custom_model_trains_is_exported_and_loaded_and_its_finished_run_is_re
     assert "holds this run, finished" in capsys.readouterr().out
 
 
-class Bare(Words):
-    def forward(self, input_ids, attention_mask):
-        return super().forward(input_ids, attention_mask).logits
-
-
-class Deaf(Words):
-    def forward(self, ids):
-        return super().forward(ids, torch.ones_like(ids))
-
-
-class BarePixels(Pixels):
-    def forward(self, pixel_values):
-        return {"logits": super().forward(pixel_values).logits}
-
-
-@pytest.mark.parametrize(
-    ("recipe", "make", "expected"),
-    [
-        ("nlp", lambda c, labels, t: Bare(len(t), labels.num_labels), "Bare.forward returns a Tensor without logits"),
-        (
-            "nlp",
-            lambda c, labels, t: Deaf(len(t), labels.num_labels),
-            "Deaf.forward does not accept its arguments, input_ids, attention_mask",
-        ),
-        (
-            "mlm",
-            lambda c, t: Bare(len(t)),
-            "Bare.forward does not accept its arguments, input_ids, attention_mask, masked",
-        ),
-        ("image_classification", lambda c, n: BarePixels(len(n)), "BarePixels.forward returns a dict without logits"),
-    ],
-)
-def test_a_custom_model_that_a_recipe_cannot_use_is_refused_before_training(call, tmp_path, recipe, make, expected):
-    with pytest.raises(UserError) as caught:
-        call(recipe, make)
-    assert str(caught.value).startswith(f"build_model: {expected}")
-    assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "run").rglob("*.yaml"))
-
-
 def test_muon_needs_to_know_the_head():
     with pytest.raises(UserError, match=r"^--optim muon: a Words does not tell its hidden layers .*: use adamw$"):
         muon_groups(Words(9), 0.1)
@@ -161,7 +126,7 @@ def test_a_processor_that_cannot_save_itself_is_left_out(monkeypatch, tmp_path):
         num_processes=1,
     )
     config = options.Options(output_dir=str(tmp_path))
-    export.export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
+    export(accelerator, config, Progress(step=1, results={"eval_loss": 1.0}), Words(9), object())
     assert {path.name for path in (tmp_path / "model").iterdir()} == {"model.safetensors", "README.md"}
 
 

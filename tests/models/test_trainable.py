@@ -24,7 +24,7 @@ from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
 from shared.models.trainable import freeze
 from shared.optimization.optimizers import set_learning_rate
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared.datasets import splits
+from shared.datasets.splits import by_class, chosen_by_hash, share_of_each
 from shared.errors import UserError
-from shared.plan import batches, splits
+from shared.plan import batches
 from shared.plan.batches import Plan
 from shared.plan.cutting import share
 from shared.plan.draws import hash64
-from shared.plan.splits import by_class, chosen_by_hash, share_of_each
 
 BILLION = 10**9
 

@@ -14,6 +14,7 @@ from shared.config.options import Options
 from shared.errors import UserError
 from shared.optimization.optimizers import make_optimizer
 from shared.processes import barrier, collectives
+from shared.run.training_run import Ddp
 
 TIMEOUT, LATE = 4.0, 6.0  # seconds: timeout of the group, and time that one process works
 
@@ -46,7 +47,7 @@ def together(accelerator, folder):
     found["gathered"] = collectives.gather(accelerator, rank)
     collectives.agree(accelerator, None)
     model = torch.nn.Linear(2, 2)
-    model, _ = collectives.prepare(accelerator, model, make_optimizer(model, Options()))
+    model, _ = Ddp().wrap(accelerator, model, make_optimizer(model, Options()))
     found["after"] = barrier._barriers[0].calls
 
     found["errors"] = [

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from shared.compat import of_fsdp
 from shared.config.options import Options
-from shared.fsdp.sharding import shard
+from shared.fsdp.strategy import shard
 from shared.monitoring.evaluation import Rows
 from shared.monitoring.monitor import Monitor
 from shared.optimization import gradients

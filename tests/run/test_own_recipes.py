@@ -17,10 +17,10 @@ BATCH_NORM = (
     "nn.Linear(10, config.hidden_size), ",
     "nn.Linear(10, config.hidden_size, bias=False), nn.BatchNorm1d(config.hidden_size), ",
 )
-AVERAGED = (  # the settings whose hooks average the statistics
+AVERAGED = (  # with the hook that averages the statistics
     BATCH_NORM,
-    ("from shared.config.options import Options", "from shared.options.extra_options import ExtraOptions"),
-    ("class Config(Options)", "class Config(ExtraOptions)"),
+    ("from shared.monitoring import", "from shared.models.batch_norm import BatchNorm\nfrom shared.monitoring import"),
+    ("loader, compute_loss)", "loader, compute_loss, BatchNorm())"),
 )
 MEAN = (".sum() / micro_batch.normalizer", ".mean()")
 MISNAMED = ('"eval_r2"', '"eval_R2"')

@@ -16,7 +16,7 @@ from shared.checkpoints.progress import BestBy, Progress
 from shared.config import options
 from shared.config.options import Options
 from shared.errors import UserError
-from shared.run import resume, run_folder
+from shared.run import resume
 from shared.run.resume import finished
 
 # The global batch and the precision
@@ -33,20 +33,20 @@ def test_the_global_batch_is_derived_at_the_first_launch_and_kept_on_any_number_
     rows, processes, steps, later
 ):
     flags = accumulated(steps, rows)
-    first = run_folder.resolve(flags, accelerator(processes), None)
+    first = resume.resolve(flags, accelerator(processes), None)
     assert first.global_batch_size == rows * processes * steps
     assert first.gradient_accumulation_steps is None
     stored = options.plain(first)
-    resumed = run_folder.resolve(flags, accelerator(later), stored)
+    resumed = resume.resolve(flags, accelerator(later), stored)
     assert resumed == first
     resume.refuse_another_run(stored, resumed, Path("out"))  # raises no error
 
 
 def test_a_resumed_run_prints_that_its_global_batch_differs_from_the_flags(capsys):
-    stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
-    run_folder.resolve(accumulated(2), accelerator(2), stored)
+    stored = options.plain(resume.resolve(accumulated(2), accelerator(2), None))
+    resume.resolve(accumulated(2), accelerator(2), stored)
     assert capsys.readouterr().out == ""
-    run_folder.resolve(accumulated(2), accelerator(1), stored)
+    resume.resolve(accumulated(2), accelerator(1), stored)
     assert capsys.readouterr().out == (
         "the run keeps the global batch of its first launch, 16, not 4 per device x 1 process x 2 accumulation "
         "steps = 8\n"
@@ -55,37 +55,35 @@ def test_a_resumed_run_prints_that_its_global_batch_differs_from_the_flags(capsy
 
 def test_a_global_batch_that_does_not_fit_the_accumulation_is_refused_with_the_equation():
     with pytest.raises(UserError, match=r"--global_batch_size 12 is not 4 per device x 2 processes x 2 .* = 16: leave"):
-        run_folder.resolve(accumulated(2, global_batch_size=12), accelerator(2), None)
-    assert run_folder.resolve(accumulated(2, global_batch_size=16), accelerator(2), None).global_batch_size == 16
+        resume.resolve(accumulated(2, global_batch_size=12), accelerator(2), None)
+    assert resume.resolve(accumulated(2, global_batch_size=16), accelerator(2), None).global_batch_size == 16
 
 
 def test_a_run_does_not_resume_with_a_different_global_batch():
-    stored = options.plain(run_folder.resolve(accumulated(2), accelerator(2), None))
-    config = run_folder.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
+    stored = options.plain(resume.resolve(accumulated(2), accelerator(2), None))
+    config = resume.resolve(accumulated(2, global_batch_size=8), accelerator(1), stored)
     with pytest.raises(UserError, match=r"out holds a run .*--global_batch_size was 16, is 8.*another --output_dir"):
         resume.refuse_another_run(stored, config, Path("out"))
 
 
 def test_the_precision_of_the_launcher_becomes_part_of_the_run():
-    config = run_folder.resolve(Options(), accelerator(precision="bf16"), None)
+    config = resume.resolve(Options(), accelerator(precision="bf16"), None)
     assert config.mixed_precision == "bf16"
     with pytest.raises(UserError, match="--mixed_precision was bf16, is no"):
-        resume.refuse_another_run(
-            options.plain(config), run_folder.resolve(Options(), accelerator(), None), Path("out")
-        )
+        resume.refuse_another_run(options.plain(config), resume.resolve(Options(), accelerator(), None), Path("out"))
 
 
 def test_the_default_learning_rate_is_resolved(capsys):
     made = runs.load_recipe("nlp").Config
     new, pretrained = made(), made(model_name_or_path="a/model")
-    assert run_folder.resolve(new, accelerator(), None).learning_rate == 1e-3
-    settled = run_folder.resolve(pretrained, accelerator(), None)
+    assert resume.resolve(new, accelerator(), None).learning_rate == 1e-3
+    settled = resume.resolve(pretrained, accelerator(), None)
     assert settled.learning_rate == 5e-5
-    assert run_folder.resolve(pretrained, accelerator(), options.plain(settled)).learning_rate == 5e-5
+    assert resume.resolve(pretrained, accelerator(), options.plain(settled)).learning_rate == 5e-5
     assert capsys.readouterr().out == ""
     for explicit, before in ((2e-4, 5e-5), (None, 2e-4)):
         stored = options.plain(settled) | {"learning_rate": before}
-        config = run_folder.resolve(dataclasses.replace(pretrained, learning_rate=explicit), accelerator(), stored)
+        config = resume.resolve(dataclasses.replace(pretrained, learning_rate=explicit), accelerator(), stored)
         with pytest.raises(UserError, match="--learning_rate was"):
             resume.refuse_another_run(stored, config, Path("out"))
 

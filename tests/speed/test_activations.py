@@ -23,7 +23,7 @@ from shared.encoders.packing import packing_is_exact
 from shared.encoders.text_models import adapt_to_device
 from shared.errors import UserError
 from shared.models.layers import repeated_layers
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 from shared.pretrained.from_pretrained import checkpoint_activations
 from shared.processes import starting
 from shared.run.launch_card import hardware
@@ -231,7 +231,7 @@ def test_without_the_flag_nothing_changes_and_old_runs_resume():
 def test_the_launch_card_names_it():
     accelerator = SimpleNamespace(device=torch.device("cpu"), num_processes=1, is_fsdp2=False, mixed_precision="no")
     assert (
-        hardware(accelerator, ModelOptions(activation_dtype="bf16"))["precision"]
+        hardware(accelerator, ModelOptions(activation_dtype="bf16"), "DDP")["precision"]
         == "bf16 activations without autocast, weights fp32"
     )
-    assert hardware(accelerator, ModelOptions())["precision"] == "fp32"
+    assert hardware(accelerator, ModelOptions(), "DDP")["precision"] == "fp32"

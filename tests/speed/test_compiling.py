@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.extras import curves
 from shared.extras.flops import FlopCounter
 from shared.models.layers import compiled, repeated_layers
-from shared.options.model_options import ModelOptions
+from shared.options.data_options import ModelOptions
 from shared.speed import compiling
 from shared.speed.compiling import compile_layers
 

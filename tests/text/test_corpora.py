@@ -26,6 +26,7 @@ from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
+from shared.pretrained.tokenizers import special_tokens_around
 from shared.text import token_files
 from shared.text.corpus import split_documents, tokenize_parts
 from shared.text.encoder import Encoder
@@ -35,7 +36,6 @@ from shared.text.token_files import (
     Corpus,
     MaskedDocuments,
     in_blocks,
-    special_tokens_around,
     tokenize_documents,
 )
 from shared.text.tokenized import train_tokenizer

@@ -13,10 +13,11 @@ from shared.compat import of_fsdp
 from shared.config.options import Options
 from shared.errors import UserError
 from shared.fsdp import checkpoints
-from shared.fsdp.sharding import shard
+from shared.fsdp.strategy import shard
+from shared.models.chained import ChainedOptimizers
 from shared.optimization import gradients
-from shared.optimization.chained import as_one, trained_by
-from shared.optimization.optimizers import make_optimizer, set_learning_rate, step_if_finite
+from shared.optimization.optimizers import make_optimizer, require_all, set_learning_rate, step_if_finite
+from shared.run.launch_card import trained_by
 
 RATE = 0.1
 
@@ -28,8 +29,8 @@ def model_of_two_parts():
 
 def two_optimizers(model, fused=True):
     sgd = make_optimizer(model[0], Options(optim="sgd", learning_rate=RATE))
-    for group in sgd.param_groups:
-        group["fused"] = fused  # torch has no fused SGD of sharded weights
+    for group in sgd.param_groups:  # torch has no fused kernel of SGD for sharded parameters
+        group["fused"] = fused
     return torch.optim.AdamW([{"params": [*model[1].parameters()], "lr_scale": 0.5}], lr=RATE, fused=True), sgd
 
 
@@ -47,7 +48,7 @@ def steps(model, optimizer, numbers):
 
 def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dict():
     one, other = model_of_two_parts(), model_of_two_parts()
-    chained = as_one(two_optimizers(one), one)
+    chained = ChainedOptimizers(two_optimizers(one))
     steps(one, chained, range(4))
     optimizers = two_optimizers(other)
     for step in range(4):
@@ -59,7 +60,7 @@ def test_chained_optimizers_make_the_steps_of_each_and_resume_from_one_state_dic
     assert torch.equal(as_vector(one), as_vector(other))
 
     resumed = copy.deepcopy(one)
-    again = as_one(two_optimizers(resumed), resumed)
+    again = ChainedOptimizers(two_optimizers(resumed))
     again.load_state_dict(copy.deepcopy(chained.state_dict()))
     for model, optimizer in ((one, chained), (resumed, again)):
         steps(model, optimizer, range(4, 6))
@@ -72,7 +73,7 @@ def as_vector(model):
 
 def test_a_step_with_gradients_that_are_not_finite_is_skipped_by_all():
     model, accelerator = model_of_two_parts(), Accelerator(cpu=True)
-    optimizer = accelerator.prepare_optimizer(as_one(two_optimizers(model), model))
+    optimizer = accelerator.prepare_optimizer(ChainedOptimizers(two_optimizers(model)))
     before = as_vector(model)
     backward(model, 0)
     model[0].bias.grad[0] = torch.inf
@@ -87,16 +88,16 @@ def test_a_step_with_gradients_that_are_not_finite_is_skipped_by_all():
 
 def test_the_card_counts_the_parameters_of_each_optimizer():
     model = model_of_two_parts()
-    assert trained_by(as_one(two_optimizers(model), model)) == "18 trained by adamw, 25 by sgd"
+    assert trained_by(ChainedOptimizers(two_optimizers(model))) == "18 trained by adamw, 25 by sgd"
     assert trained_by(torch.optim.SGD(model.parameters())) == "43 trained by sgd"
 
 
 def test_a_parameter_that_no_optimizer_has_is_refused():
     model = model_of_two_parts()
-    with pytest.raises(UserError, match=r"no optimizer has 1\.weight, 1\.bias"):
-        as_one([two_optimizers(model)[1]], model)
+    with pytest.raises(UserError, match=r"the optimizer does not have 1\.weight, 1\.bias"):
+        require_all(two_optimizers(model)[1], model)
     model[1].requires_grad_(False)
-    as_one([two_optimizers(model)[1]], model)
+    require_all(two_optimizers(model)[1], model)
 
 
 def resume_sharded(accelerator, folder):
@@ -105,7 +106,7 @@ def resume_sharded(accelerator, folder):
     models = [model_of_two_parts() for _ in range(2)]
     for model in models:
         shard(accelerator, model)
-    optimizers = [as_one(two_optimizers(model, fused=False), model) for model in models]
+    optimizers = [ChainedOptimizers(two_optimizers(model, fused=False)) for model in models]
     steps(models[0], optimizers[0], range(2))
     (folder / "saved").mkdir(exist_ok=True)
     checkpoints.save(folder / "saved", models[:1], optimizers[:1])
@@ -118,7 +119,7 @@ def resume_sharded(accelerator, folder):
 
 def test_a_sharded_model_resumes_with_several_optimizers(tmp_path):
     alone = model_of_two_parts()
-    steps(alone, as_one(two_optimizers(alone), alone), range(4))
+    steps(alone, ChainedOptimizers(two_optimizers(alone, fused=False)), range(4))
     for uninterrupted, resumed in runs.in_group(resume_sharded, 2, tmp_path):
         assert uninterrupted == resumed
         for found, expected in zip(uninterrupted, alone.parameters(), strict=True):

@@ -8,9 +8,7 @@ import torch
 from monitored_steps import LENGTHS, WENT_WELL, Slow, monitor, plan, rows, run_step, timed_steps
 
 from shared.extras import costs as extras_costs
-from shared.extras import step_timer
-from shared.extras.costs import costs
-from shared.extras.step_timer import Stopwatch
+from shared.extras.costs import Stopwatch, costs
 from shared.extras.time_report import seconds_by_part
 
 
@@ -209,12 +207,12 @@ def test_a_gpu_that_has_caught_up_with_the_host_at_a_mark_counts_as_host_bound(
             return (later.at - self.at) * 1000.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: next(host))
+    monkeypatch.setattr(extras_costs.time, "perf_counter", lambda: next(host))
     stopwatch = Stopwatch(torch.device("cuda"))
     for part in ("forward_backward", "optimizer"):
         stopwatch.mark(part)
     read = stopwatch.read()
-    parts = {name: np.array([read.get(name, 0.0)]) for name in (*step_timer.PARTS, "watched", "starved")}
+    parts = {name: np.array([read.get(name, 0.0)]) for name in (*extras_costs.PARTS, "watched", "starved")}
     others = ("flops", "peak_memory", "reserved_memory", "tokens", "positions", "utilization")
     rows = parts | {name: np.zeros(1) for name in others} | {"seconds": np.ones(1), "peak_flops": np.ones(1)}
     assert costs(rows).get("host_bound") == expected

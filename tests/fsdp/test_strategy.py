@@ -16,7 +16,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from shared.fsdp.sharding import units
+from shared.fsdp.strategy import units
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
 TEXT = SIZES | {"vocab_size": 50, "pad_token_id": 0}

@@ -4,10 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from shared.compat import of_torch
-from shared.errors import UserError, listed
 
 
 class ChainedOptimizers(torch.optim.Optimizer):
@@ -46,29 +44,3 @@ class ChainedOptimizers(torch.optim.Optimizer):
             groups = self.param_groups[begin : begin + len(each.param_groups)]
             begin += len(groups)
             each.__setstate__({"state": self.state, "param_groups": groups})
-
-
-def as_one(optimizers: Any, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of `model` that `make_optimizer` returned; several are chained.
-
-    Raises:
-        UserError: a trainable parameter is in none of them, so it would never be trained.
-    """
-    several = isinstance(optimizers, Sequence)
-    optimizer = ChainedOptimizers(optimizers) if several else optimizers
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if missing := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]:
-        raise UserError(
-            f"make_optimizer: no optimizer has {listed(missing)}, which would never be trained: add them to an "
-            "optimizer, or freeze them in build_model (requires_grad_(False))"
-        )
-    return optimizer
-
-
-def trained_by(optimizer: torch.optim.Optimizer) -> str:
-    """`1,290 trained by sgd, 330 by adamw`: the number of parameters of each optimizer."""
-    found: list[str] = []
-    for each in getattr(optimizer, "optimizers", [optimizer]):
-        values = sum(p.numel() for group in each.param_groups for p in group["params"])
-        found.append(f"{values:,}{'' if found else ' trained'} by {type(each).__name__.lower()}")
-    return ", ".join(found)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import runs
-from example_config import Config
 
-from shared.config import command_line, foreign_flags
+from shared.config import command_line
 from shared.config.options import parse
 from shared.errors import UserError
+from shared.options import foreign_flags
 
 
 def recipe_fields() -> list[dict[str, Any]]:
@@ -43,4 +43,4 @@ def test_names_of_other_programs_lead_to_existing_flags() -> None:
 def test_a_line_of_yaml_with_a_name_of_another_program_gets_the_same_message(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("per_device_eval_batch_size: 8")
     with pytest.raises(UserError, match="per_device_eval_batch_size is not a setting: evaluation uses the batch"):
-        parse(Config, ["--config", str(tmp_path / "run.yaml")])
+        parse(runs.load_recipe("nlp").Config, ["--config", str(tmp_path / "run.yaml")])

@@ -1,0 +1,125 @@
+"""Models of transformers: what a run requires of them, and their export as from_pretrained reads it."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.monitoring.hooks import Hook
+from shared.run.export import Export
+
+
+class Pretrained(Hook):
+    """Exports the models of a run that have `save_pretrained` by it."""
+
+    def opened(self, run: Any) -> None:
+        """Choose the export."""
+        run.export = TransformersExport()
+
+
+class TransformersExport(Export):
+    """Writes a model by its `save_pretrained`, and any other `nn.Module` as in the base class.
+
+    A model with adapters (--lora_rank) has a function `merge_adapters`, which merges them into its weights. `adapter/`
+    then has them unmerged, as PEFT reads them, with the head of a classifier.
+    """
+
+    def begin(self, model: Any) -> dict[str, Callable[[Path], object]]:
+        """Merge the adapters of a model that has some."""
+        return {"adapter": model.merge_adapters(model).save} if hasattr(model, "merge_adapters") else {}
+
+    def save(self, model: Any, weights: dict[str, Tensor], folder: Path) -> None:
+        """Write weights and config, and check that they can be loaded."""
+        from transformers.utils import logging
+
+        if not hasattr(model, "save_pretrained"):
+            super().save(model, weights, folder)
+            return
+        logging.disable_progress_bar()  # it would be a bar for a single file
+        model.save_pretrained(folder, state_dict=weights)
+        check_loads(folder, model)
+
+    def header(self, config: Options, model: Any) -> list[str]:
+        """The library, and the model on the Hub from which the training started."""
+        library = ["library_name: transformers"] if hasattr(model, "save_pretrained") else []
+        base = config.pretrained
+        return library + ([f"base_model: {base}"] if base and not Path(base).exists() else [])
+
+    def how_to_load(self, model: Any) -> list[str]:
+        """Nothing where from_pretrained loads it."""
+        return [] if hasattr(model, "save_pretrained") else super().how_to_load(model)
+
+
+def check_loads(folder: Path, model: torch.nn.Module) -> None:
+    """Check that transformers can load the model in `folder`; no memory for its weights, 0.1 s for BERT base.
+
+    Only transformers knows which names it writes, which it omits because they are tied, and which it reads. A model
+    that is not a `PreTrainedModel` is not checked.
+
+    Raises:
+        UserError: the files lack a weight of the model, or contain one that the model does not have.
+    """
+    from torch.distributed.fsdp import FSDPModule
+    from transformers import PreTrainedModel
+    from transformers.utils import logging
+
+    if not isinstance(model, PreTrainedModel):
+        return
+    # fully_shard puts a class of its own before the model's class in the order of bases.
+    own: Any = next(base for base in type(model).__mro__ if not issubclass(base, FSDPModule))
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)  # it would print a table of all names
+    try:
+        _, found = own.from_pretrained(folder, device_map="meta", output_loading_info=True, local_files_only=True)
+    finally:
+        logging.set_verbosity(verbosity)
+    wrong = {kind: sorted(map(str, found[f"{kind}_keys"])) for kind in ("missing", "unexpected", "mismatched")}
+    if any(wrong.values()):
+        counts = ", ".join(f"{len(names)} {kind} ({names[0]})" for kind, names in wrong.items() if names)
+        raise UserError(
+            f"the exported model would not load with the weights that were trained ({counts}): build_model must return "
+            "the model as transformers makes it; model/ was not written, and the checkpoints are kept"
+        )
+
+
+def frozen_models(model: nn.Module) -> list[str]:
+    """The names of whole models inside a model that are frozen, but in training mode, such as a teacher.
+
+    Parts of a model with adapters are frozen as well, and are none.
+    """
+    if hasattr(model, "merge_adapters"):
+        return []
+    return [
+        name
+        for name, module in model.named_modules()
+        if name and hasattr(module, "save_pretrained") and module.training and any(True for _ in module.parameters())
+        if not any(parameter.requires_grad for parameter in module.parameters())
+    ]
+
+
+def check_names(model: torch.nn.Module) -> None:
+    """Check that a transformers model has the weights of its class, so that `from_pretrained` can load its export.
+
+    Raises:
+        UserError: a weight was added or removed; the message names it.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        return
+    with torch.device("meta"):
+        own: Any = type(model)
+        expected = set(own(copy.deepcopy(model.config)).state_dict())
+    found = set(model.state_dict())
+    if changed := sorted(found ^ expected):
+        what = "has" if changed[0] in found else "lacks"
+        raise UserError(
+            f"build_model: a {type(model).__name__} that {what} {changed[0]} ({len(changed)} weights differ) could be "
+            "exported, but from_pretrained would not load it as trained: change the model's class, or return a "
+            "torch.nn.Module of your own that contains the model"
+        )

@@ -1,0 +1,72 @@
+"""An exported model of transformers loads with the trained weights, and its card has what the Hub reads."""
+
+import re
+import shutil
+import sys
+
+import pytest
+import runs
+from accelerate import Accelerator
+
+from shared.checkpoints.progress import Progress
+from shared.config.options import Options
+from shared.errors import UserError
+from shared.models.transformers_models import TransformersExport
+from shared.run.training_run import Ddp
+
+
+def export(accelerator, config, progress, model, processor=None):
+    TransformersExport().write(accelerator, config, progress, model, processor, (), Ddp().weights)
+
+
+@pytest.fixture
+def finished_progress():
+    return Progress(step=8, results={"eval_accuracy": 0.5}, best_step=4, best_results={"eval_accuracy": 0.75})
+
+
+@pytest.fixture
+def model():
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
+    return BertForMaskedLM(BertConfig(**sizes, num_attention_heads=1))  # some of its weights are tied
+
+
+@pytest.mark.parametrize("wrong", ["_orig_mod.{}", "{}.old"])
+def test_an_export_that_would_not_load_with_all_trained_weights_is_refused_and_removed(
+    tmp_path, finished_progress, model, wrong
+):
+    config = Options(output_dir=str(tmp_path))
+    export(Accelerator(cpu=True), config, finished_progress, model)
+    shutil.rmtree(tmp_path / "model")
+
+    (tmp_path / "checkpoints").mkdir()
+    launched = Accelerator(cpu=True)
+    last = "bert.embeddings.LayerNorm.bias"
+    renamed = {wrong.format(name) if name == last else name: value for name, value in model.state_dict().items()}
+    launched.get_state_dict = lambda _: renamed
+    said = rf"1 missing \({re.escape(last)}\), 1 unexpected .*checkpoints are kept"
+    with pytest.raises(UserError, match=said):
+        export(launched, config, finished_progress, model)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_the_model_card_has_the_results_of_the_model_and_the_command(monkeypatch, tmp_path, finished_progress, model):
+    monkeypatch.setattr(sys, "argv", ["recipes/nlp.py", "--train_file", "my data.csv", "--seed", "3"])
+    nlp = runs.load_recipe("nlp")
+    config = nlp.Config(output_dir=str(tmp_path / "name"), train_file="my data.csv", seed=3)
+    card = TransformersExport().card(config, finished_progress, model)
+    assert card.startswith("---\nlibrary_name: transformers\ntags: [accelerate-recipes]\n---\n\n# name\n")
+    assert "on my data.csv: 8 steps of 32 samples, seed 3." in card
+    assert "\n| accuracy | 0.5000 |\n" in card
+    assert "    recipes/nlp.py --train_file 'my data.csv' --seed 3\n" in card  # can be pasted into a shell
+
+    best = nlp.Config(
+        model_name_or_path="owner/model", load_best_model_at_end=True, metric_for_best_model="accuracy", run_name="mine"
+    )
+    card = TransformersExport().card(best, finished_progress, model)
+    assert "\nbase_model: owner/model\n" in card
+    assert "\n# mine\n" in card
+    assert "on the embedded data: 4 steps" in card
+    assert "| accuracy | 0.7500 |" in card
+    assert "base_model" not in TransformersExport().header(nlp.Config(model_name_or_path=str(tmp_path)), model)

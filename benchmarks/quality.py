@@ -41,8 +41,11 @@ def main() -> None:
     arguments = parser.parse_args()
     os.chdir(launching.ROOT)
     if arguments.task:
+        rows = TASKS[arguments.task]["rows"]
+        if unknown := set(arguments.rows or ()) - rows.keys():
+            parser.error(f"--rows {' '.join(sorted(unknown))}: not one of {', '.join(rows)}")
         baselines.write_files(arguments.task, OUT / arguments.task)
-        for row in arguments.rows or TASKS[arguments.task]["rows"]:
+        for row in arguments.rows or rows:
             run(arguments.task, row)
     PAGE.write_text(page())
 
@@ -79,6 +82,8 @@ def run_baseline(task: str, row: str, seed: int) -> None:
 def run_recipe(task: str, row: str, seed: int) -> None:
     """Run a recipe, which prepares its data anew."""
     place, command = new_folder(OUT / task / row / str(seed)), command_of(task, row, seed)
+    if str(baselines.PACKAGES) in command:
+        baselines.download_model()
     os.environ["ACCELERATE_RECIPES_CACHE"] = str(place.resolve() / "cache")
     used = launching.run(place / "log", sys.executable, *command.split()[1:])
     folder = record(task, row, seed, command, used)
@@ -152,8 +157,7 @@ def runs_of(task: str, row: str) -> list[dict[str, Any]]:
 def section(task: str) -> str:
     """The heading, data, table and commands of a task as Markdown."""
     about = TASKS[task]
-    names = [name.replace("_", " ").replace(" at ", "@") for name in about["scores"]]
-    commands = []
+    names, commands = [name_of(score) for score in about["scores"]], []
     for row in about["rows"]:
         runs = runs_of(task, row)
         commands.append(runs[0]["command"] if runs else f"{command_of(task, row, 0)}  # not run")
@@ -166,6 +170,13 @@ def section(task: str) -> str:
             *("", "```text", *commands, "```", ""),
         ]
     )
+
+
+def name_of(score: str) -> str:
+    """`ndcg_at_10` as `nDCG@10`."""
+    for written, read in (("_at_", "@"), ("_", " "), ("f1", "F1"), ("ndcg", "nDCG"), ("mrr", "MRR")):
+        score = score.replace(written, read)
+    return score
 
 
 def line(task: str, row: str) -> str:

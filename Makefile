@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: help setup demo demo-images demo-mlm demo-tags demo-embeddings test test-docs test-clusters lint bench \
-	bench-network campaign gpu clean
+	bench-network results campaign gpu clean
 help:
 	@echo "make setup     create .venv with the pinned requirements"
 	@echo "make demo      train recipes/nlp.py on the embedded data, into a new folder (CONFIG=accelerate_configs/... selects a config)"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint      run ruff, ruff format, mypy and import-linter"
 	@echo "make bench     repeat the benchmarks of docs/performance.md; the machine must be idle (hours)"
 	@echo "make bench-network  repeat the benchmarks of links between processes; the machine must be idle (1 hour, root)"
+	@echo "make results TASK=reviews  repeat rows of docs/results.md, with all seeds, and rewrite the page"
 	@echo "make campaign  run the long tests: hundreds of runs killed, damaged, signalled, resized (hours)"
 	@echo "make gpu       run the tests and benchmarks that need a GPU: gpu-distributed, gpu-tests, gpu-text, gpu-images,"
 	@echo "               gpu-variants, gpu-image-variants and gpu-peers, each in under nine minutes"
@@ -160,6 +161,10 @@ bench-network: $(NETWORK:%=out/bench/%/measured)
 bench: $(BENCHMARKS:%=out/bench/%/measured)
 	$(call commit_results,$(BENCHMARKS))
 	$(BIN)/python benchmarks/results_table.py
+
+# Rows of docs/results.md: TASK is a task of benchmarks/results/rows.yaml. ROWS: some of its rows only.
+results: .venv/installed-bench
+	$(BIN)/python benchmarks/quality.py $(if $(TASK),--task $(TASK)) $(if $(ROWS),--rows $(ROWS))
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

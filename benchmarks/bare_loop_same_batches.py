@@ -4,10 +4,10 @@
 
 Both train in the same processes from the same weights. They run in two threads that take turns: one optimizer step of
 one, then the same step of the other, so that a machine that slows down slows both. The recipe is `main` of
-recipes/nlp.py with its default options. The bare loop is plain PyTorch; it reads the samples that the plan names
-through a DataLoader. Its model is the recipe's, with the shortened last layer, because the loops are compared here. The
-figure of a round is the median of the ratios of the steps. After each round the weights of both have to be equal to the
-bit. Writes bare_loop_same_batches.json and bare_loop_same_batches.md into the output folder.
+recipes/nlp.py with --no_packing, because the bare loop pads. This loop is plain PyTorch; it reads the samples that the
+plan names through a DataLoader. Its model is the recipe's, with the shortened last layer, because the loops are
+compared here. The figure of a round is the median of the ratios of the steps. After each round the weights of both have
+to be equal to the bit. Writes bare_loop_same_batches.json and bare_loop_same_batches.md into the output folder.
 """
 
 import gc
@@ -136,6 +136,7 @@ def main() -> None:
         "lr_scheduler_type": "constant",
         "warmup_ratio": 0,
         "mixed_precision": "no",
+        "packing": False,
     }
     job = {
         "flags": flag_words(flags),

@@ -32,11 +32,10 @@ def prepare(
     import torch
     import transformers
 
-    from shared.datasets.tables import load_tables
-    from shared.options.data_options import DataOptions
+    from shared.demo_data import texts as demo_texts
     from shared.text.tokenized import tokenize, train_tokenizer
 
-    tables = load_tables(DataOptions(), ["text"], ["label"])
+    tables = demo_texts.load()
     train, validation = tables[0].slice(0, texts), tables[1]
     files = {"train_file": folder / "train.parquet"}
     pq.write_table(train, files["train_file"])

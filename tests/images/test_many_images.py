@@ -10,13 +10,12 @@ from small_images import EIGHT, config, encoded, folders, tables
 
 from shared.cache import prepared
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files
+from shared.datasets import arrow_files, splits
 from shared.datasets.tables import SUBSET
 from shared.images import checks, paths, selection, sources
 from shared.images.images import load_images
 from shared.images.selection import chosen_by_hash, held_out, numbers, taken
 from shared.images.sources import class_folders, hold_out, load_sources
-from shared.plan import splits
 
 
 @pytest.mark.parametrize("each", [20_000, pytest.param(350_000, marks=pytest.mark.docs)])

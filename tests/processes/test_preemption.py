@@ -17,7 +17,7 @@ from shared.optimization import gradients
 from shared.processes import barrier, preemption, signals
 from shared.processes.preemption import Preemption
 from shared.processes.signals import heard
-from shared.run import training_run
+from shared.run import export
 
 STEPS = 16
 FLAGS = [
@@ -208,7 +208,7 @@ def test_a_run_that_stopped_early_does_not_train_further_when_it_is_started_agai
     flags = [*texts, *FLAGS, "--eval_steps", 2, "--early_stopping_patience", 1]
     flags += ["--metric_for_best_model", "loss", "--learning_rate", 10]
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "export", signal_in)  # its call raises a TypeError
+        patch.setattr(export.Export, "write", signal_in)  # its call raises a TypeError
         with pytest.raises(TypeError):
             runs.train(recipe, tmp_path / "run", *flags)
     stopped = max(resuming.complete(tmp_path / "run"))

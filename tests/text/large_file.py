@@ -18,9 +18,8 @@ import pyarrow as pa
 import torch
 
 from shared.config import options
-from shared.datasets import arrow_files, files, readers
+from shared.datasets import arrow_files, files, readers, splits
 from shared.losses.losses import shape_of_run
-from shared.plan import splits
 from shared.plan.batches import Plan
 from shared.plan.loading import Loader
 from shared.text import table_texts

@@ -9,12 +9,11 @@ import pytest
 import runs
 
 from shared.cache.prepared import mapped_file
-from shared.datasets import arrow_files, files, label_cells, readers, rows
+from shared.datasets import arrow_files, files, label_cells, readers, rows, splits
 from shared.datasets.labels import Labels
 from shared.datasets.rows import content_of, with_labels
 from shared.datasets.tables import read_file, split_off
 from shared.losses import regression
-from shared.plan import splits
 from shared.text import table_texts, tokenized
 from shared.text.tokenized import tokenize, train_tokenizer
 

@@ -54,17 +54,22 @@ def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
 def requirements_of(files: Sequence[Path]) -> list[str]:
     """The lines of requirements.txt for packages whose import name occurs in one of these files.
 
-    It may occur in an import or as a text, because Accelerate imports trackers by their name.
+    It may occur in an import or as a text, because Accelerate imports trackers by their name. The import name of a
+    package that is not installed is taken to be its own name.
     """
-    words, distributions = set[str](), packages_distributions()
+    words, installed = set[str](), packages_distributions()
     for file in files:
         words |= {name.split(".")[0] for name in imported_modules(file)}
         tree = ast.walk(ast.parse(file.read_text()))
         words |= {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    names = {name.lower().replace("_", "-") for word in words for name in distributions.get(word, ())}
-    names |= {"sentencepiece"} if "transformers" in names else set()  # it reads the tokenizers of some models with it
+    words |= {"sentencepiece"} if "transformers" in words else set()  # it reads the tokenizers of some models with it
+
+    def is_needed(package: str) -> bool:
+        names = {name for name, them in installed.items() for each in them if each.lower().replace("_", "-") == package}
+        return bool(words & (names or {package.replace("-", "_")}))
+
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line]
-    return [line for line in lines if line.partition("==")[0].lower() in names]
+    return [line for line in lines if is_needed(line.partition("==")[0].lower())]
 
 
 def vendor(recipe: Path, target: Path, modules: Sequence[str] = ()) -> str:

@@ -156,7 +156,7 @@ VARIANTS = {
     "bert_base_fixed_sizes": variant("bert_base", "compiled with fixed sizes", "fixed_sizes"),
     "bert_base_dense_head": variant("bert_base", "logits of all tokens", "dense_head"),
     "bert_base_padded_attention": variant("bert_base_real", "documents padded inside of attention", "padded_attention"),
-    "bert_base_padded": variant("bert_base_real", "a document per row (--packing false)", packing=False),
+    "bert_base_padded": variant("bert_base_real", "a document per row (--no_packing)", packing=False),
     "bert_base_plain_adamw": variant("bert_base", "AdamW not fused", "plain_adamw"),
     "bert_base_full_precision": variant("bert_base", "TF32 instead of bf16", mixed_precision="no"),
     "bert_base_deterministic": variant("bert_base_eager", "--deterministic", deterministic=True),

@@ -147,6 +147,9 @@ class Options:
     )
     """Pairs of fields in which the first has no effect without the second."""
 
+    SAVES_MEMORY: ClassVar[str | None] = None
+    """A flag of these settings that lowers memory and does not affect the result."""
+
     EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
     """Pairs of fields of which at most one may be given."""
 

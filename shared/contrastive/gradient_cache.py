@@ -99,8 +99,9 @@ class GradientCache:
         """The contribution of a micro-batch to the mean loss of its global batch.
 
         Its gradients, summed over all micro-batches, are those of the mean loss. Before the first call of `fill`, which
-        means in the passes that a run discards, the micro-batch is a batch of its own, in as many copies as a step has
-        to keep graphs, so that these passes need as much memory. They also measure the memory of one graph.
+        means in the passes that a run discards, the micro-batch is a batch of its own. It is embedded as often as a
+        step keeps graphs, so that these passes need as much memory; once if that number is not known yet. They also
+        measure the memory of one graph.
         """
         if not len(self.losses):
             most = len(self.plan.micro_batches(micro_batch.step))
@@ -127,7 +128,7 @@ def measured(device: torch.device, forward: Callable[[], Tensor]) -> tuple[Tenso
 
     def note(saved: Tensor) -> Tensor:
         sizes[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
-        return saved
+        return saved.detach()  # the tensor itself would be a cycle of references, and its graph would stay in memory
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
         return forward(), sum(sizes.values())
@@ -140,7 +141,8 @@ def number_that_fits(accelerator: Any, model: nn.Module, size: int) -> int:
     """
     if (device := accelerator.device).type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + unused
+        on_device = -(-local_processes() // torch.cuda.device_count())  # several processes can share a GPU
+        free = torch.cuda.mem_get_info(device)[0] // on_device + unused
     else:
         free = available_memory() // local_processes()
     free -= STATES * sum(p.nbytes for p in model.parameters() if p.requires_grad)

@@ -14,7 +14,7 @@ Pooling = Literal["mean", "cls"]
 def add_pooling(model: Any, pooling: Pooling) -> None:
     """Make an encoder of transformers (AutoModel) also return the embedding of each text, [texts, width].
 
-    The embeddings are not normalized. They are named `logits`, because the checks of shared/models compare the output
+    The embeddings are not normalized. They are named `logits`, because the checks of shared/speed compare the output
     of that name. The weights and the export do not change.
 
     Raises:

@@ -80,7 +80,7 @@ class RankingLoss:
     def with_gradient(self, embeddings: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:
         """The losses of all samples [G], and the gradient of their mean with respect to `embeddings`.
 
-        At most SCORES_AT_ONCE similarities are in memory at a time, besides those of one sample.
+        At most SCORES_AT_ONCE similarities per term are in memory at a time, besides those of one sample.
         """
         texts, size, _ = embeddings.shape
         leaf, losses = embeddings.detach().requires_grad_(), []

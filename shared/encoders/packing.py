@@ -29,8 +29,8 @@ from shared.text.tokenized import Padding
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
 PADDED, VARLEN = "packed_padded", "packed_varlen"
-SHORTEST_IN_GROUP = 0.8  # of the longest document's length; attention takes the square of it
-LEAST_OF_GROUP = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
+SIMILAR = 0.8  # a group of enough work ends before a document that is shorter than this share of the longest, or longer
+ENOUGH_WORK = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -163,7 +163,7 @@ def use_packed_attention(model: Any, device: torch.device, precision: str) -> st
     AttentionInterface.register(PADDED, padded_attention)
     if why_not := why_not_varlen(model.config, device, precision):
         model.set_attn_implementation(PADDED)
-        return f"packed without padding, attention over each micro-batch's documents padded to the longest ({why_not})"
+        return f"packed without padding, attention over documents padded to the longest of their group ({why_not})"
     model.set_attn_implementation(VARLEN)
     return "packed without padding, attention by torch.nn.attention.varlen"
 
@@ -250,7 +250,8 @@ def padded_attention(
 
     A token attends to at most `sliding_window` - 1 tokens on each side, as in transformers' FlashAttention. The query
     may have fewer tokens than key and value, those of `queries`: one of each document (shared/speed/first_token.py,
-    without a window), or some of which the places are known (shared/encoders/masked_head.py).
+    without a window), or some of which the places are known (shared/encoders/masked_head.py). A CPU computes groups of
+    documents of similar length one after the other.
     """
     key, value = repeat_kv_heads(query, key, value)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
@@ -272,13 +273,13 @@ def groups_of_similar_length(lengths: list[int], width: int) -> list[int]:
     """The first document of each group of neighbours that are padded to the same length.
 
     Args:
-        lengths: of the documents of a micro-batch in tokens, longest first. Another order gives small groups.
+        lengths: of the documents of a micro-batch in tokens, sorted, also in several sequences.
         width: of all heads together.
     """
     starts, longest = [0], lengths[0]
     for document, length in enumerate(lengths):
         work = (document - starts[-1]) * longest**2 * width
-        if work >= LEAST_OF_GROUP and length < SHORTEST_IN_GROUP * longest:
+        if work >= ENOUGH_WORK and not SIMILAR * longest <= length <= longest / SIMILAR:
             starts.append(document)
             longest = length
         longest = max(longest, length)
@@ -325,7 +326,7 @@ def attend_padded(
         place = torch.arange(documents.longest, device=query.device)
         if queries is None:
             window = (place[:, None] - place).abs() < sliding_window
-            # A padding token may have nothing in its window, which would give NaN: it attends to itself.
+            # A padding token may have nothing in its window, which gives NaN in torch's kernel: it attends to itself.
             itself = torch.eye(documents.longest, dtype=torch.bool, device=query.device)
             mask = window if mask is None else (mask & window) | itself
         else:

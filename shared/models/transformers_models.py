@@ -15,7 +15,7 @@ from shared.run.export import Export
 
 
 class Pretrained(Hook):
-    """Exports the models of a run that have `save_pretrained` by it."""
+    """Makes a run export models of transformers with `save_pretrained`."""
 
     def opened(self, run: Any) -> None:
         """Choose the export."""
@@ -34,7 +34,7 @@ class TransformersExport(Export):
         return {"adapter": model.merge_adapters(model).save} if hasattr(model, "merge_adapters") else {}
 
     def save(self, model: Any, weights: dict[str, Tensor], folder: Path) -> None:
-        """Write weights and config, and check that they can be loaded."""
+        """Write weights and config, and check that they can be loaded; a state dict for other models."""
         from transformers.utils import logging
 
         if not hasattr(model, "save_pretrained"):

@@ -82,7 +82,7 @@ class Hook:
         """The model is in `folder`."""
 
     def pictures(self) -> Sequence[Any]:
-        """Pictures of the trained model, such as the samples that it gets wrong; see shared/extras/pictures.py."""
+        """Pictures of the trained model, such as the samples that it gets wrong; see shared/extras/curves.py."""
         return ()
 
     def ended(self, run: Any) -> None:

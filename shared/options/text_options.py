@@ -33,7 +33,7 @@ class TextOptions(ModelOptions):
     max_length: int = 128
     """Maximum length of a sequence in tokens."""
     max_tokens_per_micro_batch: int | None = 2048
-    """Maximum number of tokens in a micro-batch, padding included. It determines the memory that a step needs."""
+    """Maximum number of tokens in a micro-batch, with its padding. It determines the memory that a step needs."""
 
     # Adapters
     lora_rank: int | None = None

@@ -173,7 +173,9 @@ def recipe_of(folder: Path, model: Path, flags: Sequence[str]) -> ModuleType:
     for word, after in zip(flags, [*flags[1:], ""], strict=False):  # without flags, no pairs
         if word == "--recipe" or word.startswith("--recipe="):
             found = [Path(after if word == "--recipe" else word.removeprefix("--recipe="))]
-    path = found[0] if found and found[0] else options.PROJECT / f"recipes/{recipe_for(model)}.py"
+    if not (path := found[0] if found else None):
+        places = [options.PROJECT / folder / f"{recipe_for(model)}.py" for folder in ("recipes", ".")]  # "." in a copy
+        path = next((place for place in places if place.is_file()), places[0])
     if not path.is_file():
         raise UserError(f"{path}, the recipe of {folder}, does not exist: name its place with --recipe")
     recipe = load_recipe(path)

@@ -126,6 +126,8 @@ def advice(config: options.Options | None) -> str:
     limits = [f"--max_tokens_per_micro_batch {tokens}"] if tokens else []
     limits += [f"--per_device_train_batch_size {rows}"] if rows else []
     fix = f"lower {' or '.join(limits)}" if limits else "set --per_device_train_batch_size"
+    if config and config.SAVES_MEMORY:
+        fix = f"use {config.SAVES_MEMORY}, which does not change the run, or {fix}"
     where = f"on a micro-batch of {current_batch.shape}" if current_batch.shape else "before the first micro-batch"
     return (
         f"process {os.environ.get('RANK', 0)} ran out of memory {where}: {fix}; if this run has a "

@@ -9,7 +9,7 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (47, 7_170),
+    "diabetes": (47, 7_180),
     "nlp": (117, 15_690),
     "mlm": (116, 16_150),
     "token_classification": (116, 15_770),

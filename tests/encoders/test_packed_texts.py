@@ -120,7 +120,7 @@ def test_what_else_is_done_to_layers_goes_with_packing(name, how, monkeypatch):
     monkeypatch.setattr(compiling, "BACKEND", "eager")  # traces as any other does
     model = as_in_the_recipe(model, "bf16" if half else "no", compiled=how == "compiled")
     collate, said = packed(model, "bf16" if half else "no")
-    assert said.startswith("; packed without padding, attention over each micro-batch's documents padded")
+    assert said.startswith("; packed without padding, attention over documents padded")
     expected = logits_and_gradients(whole, Padding(0)(items(model)))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         found = logits_and_gradients(model, collate(items(model)))

@@ -170,7 +170,7 @@ def test_one_document_per_row_is_padded_as_in_nlp_py():
 def test_groups_hold_neighbours_of_similar_length_and_are_worth_their_calls(lengths, least):
     lengths = sorted(lengths, reverse=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "LEAST_OF_GROUP", least)
+        patch.setattr(packing, "ENOUGH_WORK", least)
         starts = groups_of_similar_length(lengths, width=8)
     assert starts == sorted({0, *starts})
     assert starts[-1] < len(lengths)
@@ -201,7 +201,7 @@ def test_attention_in_groups_is_that_of_all_documents_at_once(which, window, mon
     key, value = torch.randn(2, 1, 2, sum(lengths), 4)
     results = []
     for least, groups in ((2**40, 1), (0, 4)):
-        monkeypatch.setattr(packing, "LEAST_OF_GROUP", least)
+        monkeypatch.setattr(packing, "ENOUGH_WORK", least)
         assert len(groups_of_similar_length(lengths, 8)) == groups
         parts = [part.clone().requires_grad_() for part in (query, key, value)]
         out, _ = padded_attention(None, *parts, None, documents=documents, queries=queries, sliding_window=window)
@@ -231,7 +231,7 @@ def test_varlen_is_chosen_only_where_flash_attention_runs(monkeypatch):
         assert model.config._attn_implementation == ("packed_padded" if "padded to" in note else "packed_varlen")
         return note.removeprefix("packed without padding, attention ")
 
-    padded = "over each micro-batch's documents padded to the longest"
+    padded = "over documents padded to the longest of their group"
     assert chosen(tiny("modernbert"), cuda, "bf16") == "by torch.nn.attention.varlen"
     assert chosen(tiny("modernbert"), cuda, "fp16") == "by torch.nn.attention.varlen"
     assert chosen(tiny("modernbert"), cuda, "no") == f"{padded} (full precision)"

@@ -117,9 +117,9 @@ BENCHMARKS := real_classification real_regression real_mlm real_tagging real_emb
 NETWORK := strong weak links variants
 
 measure_real_classification := $(PEERS) --work classification \
-	--contestants recipe "recipe --no_packing" trainer_grouped trainer accelerate
+	--contestants recipe "recipe --no_packing" "recipe --mixed_precision bf16" trainer_grouped trainer accelerate
 measure_real_regression := $(PEERS) --work regression \
-	--contestants recipe "recipe --no_packing" trainer_grouped trainer accelerate
+	--contestants recipe "recipe --no_packing" "recipe --mixed_precision bf16" trainer_grouped trainer accelerate
 measure_real_mlm := $(PEERS) --work mlm
 measure_real_tagging := $(PEERS) --work tagging
 measure_real_embeddings := $(PEERS) --work embeddings

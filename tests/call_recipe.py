@@ -35,7 +35,7 @@ def load(recipe):
 def rows_of(batch):
     """The token ids of each text of a batch: packed, padded, or one alone."""
     if "documents" in batch:
-        return [ids.tolist() for ids in batch["input_ids"][0].tensor_split(batch["documents"].ends[1:-1])]
+        return [ids.tolist() for ids in batch["input_ids"][0].tensor_split(batch["documents"].ends[1:-1].long())]
     if "attention_mask" not in batch:
         return batch["input_ids"].tolist()
     padded = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)

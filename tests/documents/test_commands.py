@@ -5,13 +5,11 @@ of a recipe that needs a GPU, the Hub, another machine or a user's files is only
 valid values. test_docs.py tests that all files, flags and targets of make that a page names exist.
 """
 
-import ast
 import csv
 import itertools
 import os
 import re
 import shlex
-import shutil
 import sys
 
 import pytest
@@ -21,6 +19,7 @@ from accelerate.commands.launch import launch_command_parser
 from PIL import Image
 from torch.distributed.run import get_args_parser as torchrun_parser
 
+from shared import vendor
 from shared.config import options
 from shared.config.command_line import field_types
 
@@ -70,8 +69,7 @@ def clone(tmp_path):
     for path in runs.ROOT.iterdir():
         if path.name not in ("out", ".git", ".venv", "wandb"):
             (tmp_path / path.name).symlink_to(path)
-    for name in ("anywhere", "package"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "package").mkdir()
     return tmp_path
 
 
@@ -80,7 +78,7 @@ def split(command):
     words = shlex.split(command.removesuffix(" &"))
     variables = [words.pop(0) for _ in range(len(words)) if re.match(r"[A-Z_]+=", words[0])]
     for index, word in enumerate(words):
-        if words[0] != "cp" and recipe_file(word):
+        if "shared.vendor" not in words and recipe_file(word):
             return variables, words[:index], word, words[index + 1 :]
     return variables, words, None, []
 
@@ -207,22 +205,12 @@ def test_a_notebook_cell_starts_two_processes(script, clone):
 @pytest.mark.docs
 @pytest.mark.parametrize("place", ["", "package/"], ids=["empty folder", "package"])
 @pytest.mark.parametrize("recipe", sorted(runs.ROOT.glob("recipes/*.py")), ids=lambda path: path.name)
-def test_a_recipe_trains_from_a_copy_of_the_files_that_its_docstring_lists(recipe, place, texts, tmp_path):
-    listed = re.search(r"^To copy: this file(.*)$", ast.get_docstring(ast.parse(recipe.read_text())), re.MULTILINE)[1]
-    paths = re.findall(r"[\w./]+(?:/|\.\w+)(?=[\s,.]|$)", listed)
-    assert paths
-    folder = tmp_path / place
-    folder.mkdir(exist_ok=True)
+def test_a_recipe_trains_from_the_copy_that_its_docstring_names(recipe, place, texts, tmp_path):
+    assert f"To copy: python -m shared.vendor recipes/{recipe.name} FOLDER" in recipe.read_text()
+    folder = tmp_path / (place or "copy")
+    vendor.vendor(recipe, folder)
     if place:
         (folder / "__init__.py").touch()
-    shutil.copy(recipe, folder)
-    for path in paths:
-        source, target = runs.ROOT / path, folder / path
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
     with (folder / "shared/errors.py").open("a") as module:
         module.write('\nprint(f"imported {__file__}")\n')  # `shared` of the repository may be installed as well
     data = [] if "train_dir" in field_types(config_class(recipe)) else texts
@@ -231,14 +219,15 @@ def test_a_recipe_trains_from_a_copy_of_the_files_that_its_docstring_lists(recip
     if recipe.stem == "token_classification":
         (tmp_path / "tagged.conll").write_text("EU B-ORG\nrejects O\nit O\n\n" * 40)
         data = ["--train_file", tmp_path / "tagged.conll", "--stride", 8]
-    _, flags = small([], recipe, [*map(str, data), "--output_dir", "run"])
+    _, flags = small([], recipe, [*map(str, data), "--output_dir", str(tmp_path / "run")])
     started = f"imported {folder}/shared/errors.py"
     if place:  # by its path; and as a module, with its folder in PYTHONPATH
         assert started in runs.succeed([sys.executable, f"{place}{recipe.name}", "--help"], folder=tmp_path)
         command = [sys.executable, "-m", f"package.{recipe.stem}", *flags]
     else:
         command = [sys.executable, recipe.name, *flags]
-    output = runs.succeed(command, folder=tmp_path, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
+    start = tmp_path if place else folder
+    output = runs.succeed(command, folder=start, OMP_NUM_THREADS="1", PYTHONPATH=place, CUDA_VISIBLE_DEVICES="")
     assert started in output
     assert "global batch 8 = 1 process" in output
     assert (tmp_path / "run/model/model.safetensors").is_file()

@@ -252,7 +252,9 @@ def test_a_torch_without_varlen_uses_padded_attention_with_a_message(monkeypatch
     model = tiny("modernbert")
     note = use_packed_attention(model, torch.device("cuda"), "bf16")
     assert model.config._attn_implementation == "packed_padded"
-    assert note.endswith(f"padded to the longest (torch {torch.__version__} has no torch.nn.attention.varlen)")
+    assert note.endswith(
+        f"padded to the longest of their group (torch {torch.__version__} has no torch.nn.attention.varlen)"
+    )
     assert "varlen" not in use_packed_attention(model, CPU, "bf16"), "on a CPU, the message does not name varlen"
 
 

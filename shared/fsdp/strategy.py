@@ -24,6 +24,7 @@ from shared.run.training_run import Ddp
 
 _FSDP1 = "FSDP2 ignores it: remove it"
 _SHARDED = "a recipe shards each repeated layer, whatever the model: remove it"
+ALLOWED = {"FSDP_OFFLOAD_PARAMS": ("true", "false")}  # with 1 Accelerate offloads, but without gloo for the host
 
 REFUSED = {
     "FSDP_IGNORED_MODULES": Refused(
@@ -60,10 +61,7 @@ REFUSED = {
 
 RULES = (
     Rule(lambda it: it.sharded and rules.first_refused(REFUSED, it.env), "{found}"),
-    Rule(  # with 1 Accelerate offloads, but without gloo for tensors on the host
-        lambda it: it.env.get("FSDP_OFFLOAD_PARAMS", "true") not in ("true", "false"),
-        "FSDP_OFFLOAD_PARAMS is {it.env[FSDP_OFFLOAD_PARAMS]!r}: expected one of true, false",
-    ),
+    Rule(lambda it: rules.first_not_allowed(ALLOWED, it.env), "{found}"),
     Rule(
         lambda it: it.sharded and it.on_cpu and not rules.cpu_requested(it.env),
         "distributed_type FSDP needs a GPU, and there is none: use accelerate_configs/multi_cpu.yaml, or set "

@@ -90,17 +90,22 @@ def refuse_variables(environment: Mapping[str, str]) -> None:
     Raises:
         UserError: names the variable, its value, the key in the launcher's YAML, and the fix.
     """
-    for name, allowed in ALLOWED.items():
-        value = environment.get(name, allowed[0])
-        if value not in allowed and not (allowed != PRECISIONS and value.lower() in allowed):
-            raise UserError(f"{name} is {value!r}: expected one of {', '.join(allowed)}")
-    if problem := first_refused(REFUSED, environment):
+    if problem := first_not_allowed(ALLOWED, environment) or first_refused(REFUSED, environment):
         raise UserError(problem)
     for start, (other, key) in NEEDS.items():
-        if environment.get(other, "false").lower() not in TRUE:
+        if not is_true(environment, other):
             for name in sorted(environment):
                 if name.startswith(start):
                     raise UserError(f"{name} is {environment[name]}, which has no effect without {key}: remove it")
+
+
+def first_not_allowed(table: Mapping[str, tuple[str, ...]], environment: Mapping[str, str]) -> str:
+    """What is wrong with the first variable whose value its row of a table lacks; "" if nothing is."""
+    for name, allowed in table.items():
+        value = environment.get(name, allowed[0])
+        if value not in allowed and not (allowed != PRECISIONS and value.lower() in allowed):
+            return f"{name} is {value!r}: expected one of {', '.join(allowed)}"
+    return ""
 
 
 def first_refused(table: Mapping[str, Refused], environment: Mapping[str, str]) -> str:

@@ -96,6 +96,7 @@ def test_a_launch_that_would_give_a_different_result_is_refused(monkeypatch, ava
         (0, {"MIXED_PRECISION": "bf16"}, {}),  # a user's own variable for another script
         (2, FSDP | {"LOCAL_RANK": "1"}, {}),
         (2, FSDP | {"LOCAL_RANK": "1", "FSDP_OFFLOAD_PARAMS": "true"}, {}),
+        (2, FSDP | {"LOCAL_RANK": "1", "FSDP_OFFLOAD_PARAMS": "True"}, {}),
         (0, FSDP | ALONE_OF_TWO | {"LOCAL_RANK": "0", "ACCELERATE_USE_CPU": "true"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0"}, {}),
         (0, ALONE_OF_TWO | {"LOCAL_RANK": "0", "SLURM_STEP_NUM_TASKS": "2"}, {}),  # a launcher set LOCAL_RANK

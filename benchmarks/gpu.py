@@ -49,7 +49,7 @@ from benchmarks.harness.gpu_benchmarks import (
     VARIANTS,
     Benchmark,
 )
-from benchmarks.harness.launching import HARNESS, ROOT, python_path
+from benchmarks.harness.launching import HARNESS, ROOT, between_marks, python_path
 from shared.extras.flops import measure_peak
 
 RESULTS = ROOT / "benchmarks/results/gpu"
@@ -517,10 +517,7 @@ def write_tables() -> None:
     """Write the tables of all GPUs into their pages, between the marks."""
     for page, make in PAGES.items():
         text = "\n\n".join(make(json.loads(file.read_text())) for file in sorted(RESULTS.glob("*.json")))
-        before, _, rest = page.read_text().partition(START)
-        _, _, after = rest.partition(END)
-        assert after, f"{page} lacks the line {START} or the line {END}"
-        page.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+        page.write_text(between_marks(page.read_text(), START, END, text))
         print(text)
 
 

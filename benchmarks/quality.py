@@ -54,9 +54,8 @@ def main() -> None:
 
 def page() -> str:
     """The page with new tables."""
-    before, _, rest = PAGE.read_text().partition(START)
-    tables = "\n".join(map(section, TASKS))
-    return f"{before}{START}\n\n{tables}\n{END}{rest.partition(END)[2]}"
+    tables = "\n".join(map(section, TASKS)).rstrip("\n")
+    return launching.between_marks(PAGE.read_text(), START, END, tables)
 
 
 # The runs

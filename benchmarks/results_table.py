@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.harness.launching import ROOT
+from benchmarks.harness.launching import ROOT, between_marks
 
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/performance.md"
 START, END = "<!-- benchmarks/results_table.py writes these tables -->", "<!-- end of these tables -->"
@@ -129,11 +129,7 @@ def tables() -> str:
 
 
 def main() -> None:
-    text = PAGE.read_text()
-    before, _, rest = text.partition(START)
-    _, _, after = rest.partition(END)
-    assert after, f"{PAGE} lacks the line {START} or the line {END}"
-    PAGE.write_text(f"{before}{START}\n\n{tables()}\n\n{END}{after}")
+    PAGE.write_text(between_marks(PAGE.read_text(), START, END, tables()))
     print(tables())
 
 

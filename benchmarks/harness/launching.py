@@ -77,6 +77,14 @@ def run(log: Path, *words: object) -> dict[str, float]:
     }
 
 
+def between_marks(text: str, start: str, end: str, tables: str) -> str:
+    """The text of a page with `tables` instead of what stands between the lines `start` and `end`."""
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    assert after, f"the page lacks the line {start} or the line {end}"
+    return f"{before}{start}\n\n{tables}\n\n{end}{after}"
+
+
 def flag_words(flags: Mapping[str, object]) -> list[str]:
     """`{"seed": 1}` as words of a command line: `["--seed", "1"]`."""
     return [str(word) for name, value in flags.items() for word in (f"--{name}", value)]

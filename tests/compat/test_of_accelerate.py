@@ -15,14 +15,6 @@ from shared.errors import UserError
 ACCELERATE = f"accelerate {version('accelerate')}"
 
 
-@pytest.fixture
-def accelerator(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    of_accelerate.reset_state(processes=True)
-    yield Accelerator(cpu=True)
-    of_accelerate.reset_state(processes=True)
-
-
 def test_prepared_and_registered_objects_are_listed(accelerator):
     lists = of_accelerate.models(accelerator), of_accelerate.optimizers(accelerator)
     model = nn.Linear(2, 2)

@@ -3,21 +3,12 @@
 from importlib.metadata import version
 
 import pytest
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
-from shared.compat import of_accelerate, of_fsdp
+from shared.compat import of_fsdp
 from shared.errors import UserError
 
 ACCELERATE = f"accelerate {version('accelerate')}"
-
-
-@pytest.fixture
-def accelerator(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    of_accelerate.reset_state(processes=True)
-    yield Accelerator(cpu=True)
-    of_accelerate.reset_state(processes=True)
 
 
 def test_fsdp_on_a_cpu_has_the_settings_of_the_launcher_also_in_a_new_state(accelerator, monkeypatch):

@@ -12,6 +12,7 @@ import ast
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -22,9 +23,15 @@ ROOT = Path(__file__).parent.parent
 OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(file.read_text())
+
+
 def imported_modules(file: Path) -> Iterator[str]:
     """The modules that a file imports, at its top or inside of functions, and the names that it imports from them."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -60,7 +67,7 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
     words, installed = set[str](), packages_distributions()
     for file in files:
         words |= {name.split(".")[0] for name in imported_modules(file)}
-        tree = ast.walk(ast.parse(file.read_text()))
+        tree = ast.walk(parsed(file))
         words |= {node.value for node in tree if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     words |= {"sentencepiece"} if "transformers" in words else set()  # it reads the tokenizers of some models with it
 

@@ -29,7 +29,7 @@ from shared.text.tokenized import Padding
 DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")  # varlen attention supports no dropout
 WIDEST_HEAD, AMPERE = 256, (8, 0)  # limits of FlashAttention, which varlen attention calls
 PADDED, VARLEN = "packed_padded", "packed_varlen"
-SIMILAR = 0.8  # a group of enough work ends before a document that is shorter than this share of the longest, or longer
+SIMILAR = 0.8  # a group of enough work ends before a document that is this much shorter than its longest, or longer
 ENOUGH_WORK = 2**21  # documents x squared length x width: about a millisecond, ten times the cost of calling kernels
 Read = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 

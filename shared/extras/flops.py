@@ -36,20 +36,19 @@ class Mfu(Hook):
             self.peak = config.peak_tflops * 1e12
             return
         self.peak = measure_peak(accelerator.device, precision)
-        if accelerator.device.type == "cpu" and precision == "no":
-            gain = measure_peak(accelerator.device, "bf16") / self.peak
-            if gain >= GAIN:
-                run.card["note on precision"] = (
-                    f"matrix products are {gain:.1f} times as fast here with --mixed_precision bf16, which rounds them "
-                    "(docs/faster_runs.md says when that is safe)"
-                )
+        if accelerator.device.type != "cpu" or precision != "no":
+            return
+        if (gain := measure_peak(accelerator.device, "bf16") / self.peak) >= GAIN:
+            run.card["note on precision"] = (
+                f"matrix products are {gain:.1f} times as fast here with --mixed_precision bf16, which rounds them "
+                "(docs/faster_runs.md says when that is safe)"
+            )
 
     def begun(self, run: Any) -> None:
         """Count the operations of the first forward pass."""
-        accelerator, model = run.accelerator, run.model
         self.run, self.is_sequence = run, run.lengths is not None
-        self.per_token_squared = attention_flops(accelerator.unwrap_model(model)) if self.is_sequence else 0
-        self.counter = FlopCounter(model, self.is_sequence)
+        self.per_token_squared = attention_flops(run.accelerator.unwrap_model(run.model)) if self.is_sequence else 0
+        self.counter = FlopCounter(run.model, self.is_sequence)
 
     def measured(self) -> dict[str, float]:
         """The operations that the real samples or tokens since the last reading needed."""

@@ -22,7 +22,8 @@ def make_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
     Raises:
         UserError: see `muon_groups` and `rates_by_layer`.
     """
-    groups = rates_by_layer(model, parameter_groups(model, config.weight_decay), config.layer_lr_decay)
+    grouped = muon_groups if config.optim == "muon" else parameter_groups
+    groups = rates_by_layer(model, grouped(model, config.weight_decay), config.layer_lr_decay)
     rate = base_learning_rate(config)
     if config.optim == "lars":
         from pytorch_optimizer import LARS
@@ -32,7 +33,6 @@ def make_optimizer(model: nn.Module, config: Any) -> torch.optim.Optimizer:
         from pytorch_optimizer import Muon
 
         betas, epsilon = adam(config, beta2=0.95, epsilon=1e-10)
-        groups = rates_by_layer(model, muon_groups(model, config.weight_decay), config.layer_lr_decay)
         return Muon(groups, lr=rate, use_adjusted_lr=True, adamw_betas=betas, adamw_eps=epsilon)
     return optimizers.make_optimizer(model, config, groups)
 

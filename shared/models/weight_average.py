@@ -51,8 +51,7 @@ class WeightAverage(Hook):
 
     def end_step(self) -> None:
         """Add the weights and buffers of the model to the average; after the first step, copy them."""
-        if self.average is None:
-            return
+        assert self.average is not None
         averages, values = (
             [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
             for model in (self.average.module, self.source)

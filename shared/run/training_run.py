@@ -219,8 +219,7 @@ class TrainingRun(Generic[Config]):
             resuming.load(accelerator, self._checkpoint, self.strategy.load)
         for hook in self.hooks:
             hook.loaded(self)
-        rows = {**card, **self.card}
-        accelerator.print(launch_card(self, self._checkpoint, rows))
+        accelerator.print(launch_card(self, self._checkpoint, {**card, **self.card}))
         if self.config.dry_run:
             return
         begin(accelerator, self.config, self.progress)
@@ -320,8 +319,7 @@ class TrainingRun(Generic[Config]):
         for hook in self.hooks:
             hook.before_export(model)
         notes = [text for text in (note, *(hook.note for hook in self.hooks)) if text]
-        state = self.accelerator, self.config, self.progress
-        self.export.write(*state, model, processor, notes, self.strategy.weights)
+        self.export.write(self.accelerator, self.config, self.progress, model, processor, notes, self.strategy.weights)
         for hook in self.hooks:
             hook.exported(Path(self.config.output_dir) / "model")
         digests = {"data": " ".join(self.progress.data)} if self.progress.data else {}  # there may be no checkpoint

@@ -23,6 +23,13 @@ BATCH_NORMS: tuple[type, ...] = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
 if hasattr(nn.modules.batchnorm, "_BatchNorm"):
     BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
+HAS_ONEDNN_LINEAR = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`torch.ops.mkldnn._linear_pointwise`: `F.linear` of float32 matrices by oneDNN, if `HAS_ONEDNN_LINEAR`."""
+    return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor] | tuple[Tensor, ...]:
     """`torch._foreach_norm`: the 2-norm of each tensor, as scalars. If missing, one call per tensor.

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from shared.compat import of_torch
 from shared.config.options import Rule
 from shared.errors import UserError
+from shared.speed.linear_layers import linear
 from shared.speed.self_check import difference, text_batch
 
 LOGITS_OF_CHUNK = {"cpu": 1 << 23, "gpu": 1 << 26}  # 32 and 256 MiB in float32; a GPU needs large products
@@ -118,7 +119,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: 
     bias = None if bias is None else bias.to(dtype)
     losses, hits = [], []
     for part in chunks(len(targets), len(weight), kind):
-        logits = F.linear(hidden[part], weight, bias)
+        logits = linear(hidden[part], weight, bias)
         losses.append(F.cross_entropy(logits.float(), targets[part], reduction="none"))
         hits.append(logits.argmax(1) == targets[part])
     each = torch.cat(losses)
@@ -139,7 +140,7 @@ class SumOfCrossEntropies(torch.autograd.Function):
         offset = None if bias is None else bias.to(dtype)
         each = hidden.new_empty(len(targets), dtype=torch.float32)
         for part in chunks(len(targets), len(weight), hidden.device.type):
-            logits = F.linear(inputs[part], matrix, offset)
+            logits = linear(inputs[part], matrix, offset)
             logs = F.log_softmax(logits, 1, dtype=torch.float32)
             del logits
             right = targets[part, None]
@@ -149,11 +150,9 @@ class SumOfCrossEntropies(torch.autograd.Function):
                 of_bias += gradient.sum(0)
             gradient = gradient.to(dtype)
             if of_hidden is not None:
-                of_hidden[part] = gradient @ matrix
-            if of_weight is not None and dtype == of_weight.dtype:
-                of_weight.addmm_(gradient.T, inputs[part])
-            elif of_weight is not None:
-                of_weight += gradient.T @ inputs[part]
+                of_hidden[part] = linear(gradient, matrix.T, None)
+            if of_weight is not None:
+                of_weight += linear(gradient.T, inputs[part].T, None)
             del logs, gradient  # before the next chunk needs the memory
         ctx.gradients, ctx.dtype = (of_hidden, of_weight, of_bias), hidden.dtype
         ctx.mark_non_differentiable(each)

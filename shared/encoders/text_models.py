@@ -15,6 +15,7 @@ from shared.processes.starting import without_tf32
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
+from shared.speed.linear_layers import use_fast_products
 from shared.speed.self_check import keep_if_equal, text_batch
 
 ATTENTION, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"
@@ -40,6 +41,7 @@ def adapt_to_device(accelerator: Any, config: ModelOptions, model: nn.Module) ->
             (attend_by_products if bf16 else mask_by_row)(model)
             use_cpu_dropout(model)
     use_activation_dtype(config, model)
+    use_fast_products(model)
     return compile_layers(accelerator, config, model)
 
 

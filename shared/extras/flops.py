@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shared.extras.costs import is_trained, positions_of
 from shared.models.layers import compiled, is_short
 from shared.monitoring.hooks import Hook
+from shared.speed.linear_layers import linear
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed
@@ -157,7 +158,7 @@ def measure_peak(device: torch.device, precision: str) -> float:
             started = time.perf_counter()
             if rate and started - begun > LONGEST:
                 return rate
-            a @ a
+            linear(a, a, None)
             if device.type != "cpu":
                 torch.get_device_module(device).synchronize()
             rate = max(rate, 2 * side**3 / (time.perf_counter() - started))

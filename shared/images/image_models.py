@@ -16,6 +16,7 @@ from shared.pretrained.from_pretrained import head_for, load_classifier, load_pr
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
+from shared.speed.linear_layers import use_fast_products
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers of Pillow and of image processors
@@ -222,6 +223,7 @@ def adapt_to_device(accelerator: Any, config: Any, model: nn.Module, geometry: G
             raise UserError("--cudnn_benchmark needs a GPU, and a run without --deterministic: leave it out")
         torch.backends.cudnn.benchmark = True
     use_activation_dtype(config, model)
+    use_fast_products(model)
     return compile_layers(accelerator, config, model, fixed_shapes=True)
 
 

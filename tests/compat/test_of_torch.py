@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
 from shared.checkpoints.staging import Staging
 from shared.compat import of_torch
@@ -129,3 +130,9 @@ def test_a_module_calls_the_forward_that_replaced_its_own():
     of_torch.replace_forward(module, lambda self, x: (self, x))
     assert module("x") == (module, "x"), f"{TORCH}: nn.Module no longer calls the forward of the instance"
     assert isinstance(other(torch.zeros(2)), torch.Tensor)
+
+
+def test_onednn_multiplies_in_float32() -> None:
+    assert of_torch.HAS_ONEDNN_LINEAR
+    input, weight, bias = torch.randn(40, 30), torch.randn(20, 30), torch.randn(20)
+    torch.testing.assert_close(of_torch.onednn_linear(input, weight, bias), F.linear(input, weight, bias))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -88,25 +87,16 @@ def warmup_steps(config: Options, total_steps: int) -> int:
     return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a step lies after the warm-up."""
-
-    left: float
-    """Share of the steps after the warm-up that are left, from 1 to 0."""
-    last: float
-    """Share of the last `decay_ratio` of all steps that is left; 1 before them."""
-
-
-SCHEDULES: dict[ScheduleType, Callable[[Position], float]] = {
-    "linear": lambda at: at.left,
-    "cosine": lambda at: 0.5 * (1 - math.cos(math.pi * at.left)),
-    "polynomial": lambda at: at.left**2,
-    "constant": lambda at: 1.0,
-    "warmup_stable_decay": lambda at: 1 - math.sqrt(1 - at.last),
+SCHEDULES: dict[ScheduleType, Callable[[float, float], float]] = {
+    "linear": lambda left, last: left,
+    "cosine": lambda left, last: 0.5 * (1 - math.cos(math.pi * left)),
+    "polynomial": lambda left, last: left**2,
+    "constant": lambda left, last: 1.0,
+    "warmup_stable_decay": lambda left, last: 1 - math.sqrt(1 - last),
 }
-"""The learning rate after the warm-up, as a share of its peak. warmup_stable_decay decays as 1 - sqrt (Hägele et al.,
-arXiv:2405.18392)."""
+"""The learning rate after the warm-up, as a share of its peak. `left` is the share of the steps after the warm-up that
+are left, and `last` that of the last `decay_ratio` of all steps, 1 before them. warmup_stable_decay decays as 1 - sqrt
+(Hägele et al., arXiv:2405.18392)."""
 
 
 def make_schedule(config: Options, total_steps: int) -> Schedule:
@@ -124,7 +114,7 @@ def make_schedule(config: Options, total_steps: int) -> Schedule:
             return peak * (step + 1) / (warmup + 1)
         left = max(0.0, 1 - (step - warmup) / decay_steps)
         last = min(1.0, max(0.0, (total_steps - step) / last_steps))
-        return peak * SCHEDULES[config.lr_scheduler_type](Position(left, last))
+        return peak * SCHEDULES[config.lr_scheduler_type](left, last)
 
     return schedule
 

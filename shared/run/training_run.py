@@ -274,6 +274,7 @@ class TrainingRun(Generic[Config]):
         for hook in self.hooks:
             hook.step_ended()
         self.progress.step += 1
+        self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
             figures = self.monitor.read() | {"learning_rate": learning_rate, "grad_norm": float(grad_norm)}
             self._write(figures)

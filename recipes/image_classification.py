@@ -21,14 +21,13 @@ from torch.nn import functional as F
 
 from shared.augmentation.augmentation import Augmentation, AugmentationOptions
 from shared.config.fields import Meaning
-from shared.config.options import Limits, ScheduleType
+from shared.config.options import ScheduleType
 from shared.images.image_models import adapt_to_device, freeze_backbone, image_processor, load_geometry, make_classifier
 from shared.images.images import Images, WorstPredictions, collate, load_images
 from shared.losses.losses import shape_of_run
 from shared.losses.mixed_targets import mixed_cross_entropy
 from shared.metrics.task_metrics import resolve_metrics
 from shared.models.optimizers import make_optimizer
-from shared.models.weight_average import WeightAverage
 from shared.monitoring import evaluation
 from shared.optimization import gradients
 from shared.optimization.optimizers import make_schedule, set_learning_rate, step_if_finite
@@ -44,8 +43,6 @@ from shared.run.training_run import TrainingRun
 class Config(AugmentationOptions):
     """Image classification."""
 
-    ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
-    """Evaluate and export a moving average of the weights with this decay per step. None: no average."""
     channels_last: Annotated[bool, Meaning.NOT_IN_RESULT] = True
     """On a GPU, use the memory format channels-last for images and convolutions, which is faster."""
     optim: Literal["adamw", "sgd", "lars", "muon"] = "sgd"
@@ -84,7 +81,6 @@ def main(config: Config) -> dict[str, float]:
         metrics = resolve_metrics(config, "image_classification", train.source.names, validation.targets)
         best_by = evaluation.best_by(config, metrics)
         model = adapt_to_device(accelerator, config, build_model(config, train.source.names), augmentation.geometry)
-        average = WeightAverage(accelerator, model, config.ema_decay)
         shape = shape_of_run(config, "classification", train.source.names, train.targets, accelerator.device)
         plan = Plan.of_run(config, accelerator, num_samples=len(train), weights=shape.sample_weights)
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
@@ -97,9 +93,8 @@ def main(config: Config) -> dict[str, float]:
             return mixed_cross_entropy(logits, targets, **shape.cross_entropy).sum() / micro_batch.normalizer
 
         worst = WorstPredictions(validation, lambda: predict(*seen)[:2])
-        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, worst, average)
-        evaluated = average.model or model
-        seen = (accelerator, evaluated, loader, validation, augmentation)
+        model, optimizer, parameters = run.prepare(model, make_optimizer, loader, compute_loss, worst)
+        seen = (accelerator, model, loader, validation, augmentation)
 
         data = f"{len(train):,} training and {len(validation):,} validation images, {train}"
         card = {"data": data} | metrics.notes | shape.notes
@@ -118,7 +113,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(evaluated, image_processor(augmentation.geometry))
+        return run.finish(model, image_processor(augmentation.geometry))
 
 
 def evaluate(
@@ -135,17 +130,15 @@ def evaluate(
 def predict(accelerator: Any, model: Any, loader: Loader, data: Images, how: Augmentation, metrics: Any = None) -> Any:
     """Most likely classes [samples, at most 5], losses [samples], scores for `metrics`; None if interrupted."""
     batches = feed(loader.plan.evaluation(data.lengths), data, collate, accelerator.device, loader.num_workers)
-    of_batch, shape = partial(predict_batch, accelerator, how), (len(data), min(5, len(data.source.names)))
+    of_batch, shape = partial(predict_batch, how), (len(data), min(5, len(data.source.names)))
     return evaluation.collect(accelerator, model, batches, of_batch, shape, metrics)
 
 
 def predict_batch(
-    accelerator: Any, how: Augmentation, model: Any, _: MicroBatch, batch: dict[str, Tensor]
+    how: Augmentation, model: Any, _: MicroBatch, batch: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Most likely classes [rows, at most 5], losses and logits, also of `python -m shared.predict`."""
-    images = how.evaluation(batch)
-    with accelerator.autocast():  # `prepare` adds it to the model, but not to the average
-        logits = model(pixel_values=images).logits.float()
+    logits = model(pixel_values=how.evaluation(batch)).logits
     losses = F.cross_entropy(logits, batch["labels"], reduction="none")
     return logits.topk(min(5, logits.shape[1])).indices, losses, logits
 

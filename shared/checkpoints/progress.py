@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from shared.plan import draws
@@ -40,6 +40,7 @@ class Progress:
     """The position of a run and its evaluations; everything else is a function of the config and `step`."""
 
     step: int = 0  # optimizer steps done
+    learning_rate: float | None = None  # of the last one
     seconds: float = 0.0  # of training in earlier starts of the run
     results: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     best_step: int | None = None
@@ -75,6 +76,10 @@ class Progress:
     def total_seconds(self) -> float:
         """Seconds of training over all starts of the run."""
         return self.seconds + time.perf_counter() - self.started
+
+    def branch(self) -> "Progress":
+        """The progress of a run that begins here, with a best model and a tracker of its own."""
+        return replace(self, run_id=None, best_step=None, best_results={}, evaluations_since_best=0)
 
     def state(self) -> dict[str, Any]:
         """The entries for a checkpoint's `state.json`."""

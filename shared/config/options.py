@@ -62,14 +62,16 @@ class Options:
     """Added to the denominator of AdamW's update. None: 1e-8, with muon 1e-10."""
     weight_decay: float = 0.01
     """Weight decay, decoupled with adamw; not applied to biases and norms."""
-    num_train_epochs: Annotated[int, Meaning.MAY_GROW] = 3
+    num_train_epochs: Annotated[int, Meaning.MAY_GROW, Meaning.DECAY_OR_END] = 3
     """Passes over the training data."""
-    max_train_steps: Annotated[int | None, Meaning.MAY_GROW] = None
+    max_train_steps: Annotated[int | None, Meaning.MAY_GROW, Meaning.DECAY_OR_END] = None
     """Number of optimizer steps, instead of --num_train_epochs. None: determined by the epochs."""
-    lr_scheduler_type: ScheduleType = "linear"
+    lr_scheduler_type: Annotated[ScheduleType, Meaning.DECAY_OR_END] = "linear"
     """Learning rate schedule after the warm-up. Only with constant can a finished run be made longer."""
-    decay_ratio: Share | None = None
+    decay_ratio: Annotated[Share | None, Meaning.DECAY_OR_END] = None
     """Fraction of all optimizer steps over which warmup_stable_decay decays to 0 at the end. None: 0.2."""
+    decay_from: Annotated[str | None, Meaning.DECAY_OR_END] = None
+    """Begin with this checkpoint of another run, and decay from its step to the last one. None: a run of its own."""
     warmup_steps: CanBeZero | None = None
     """Optimizer steps over which the learning rate rises from 0 to its peak. None: given by --warmup_ratio, or 0."""
     warmup_ratio: Share | None = None
@@ -134,6 +136,7 @@ class Options:
     ALTERNATIVES: ClassVar[tuple[tuple[str, str], ...]] = (
         ("global_batch_size", "gradient_accumulation_steps"),
         ("warmup_steps", "warmup_ratio"),
+        ("decay_ratio", "decay_from"),
     )
     """Pairs of alternative fields: a flag (or line of the --config file) for one of them resets the default (or the
     line) of the other to None."""
@@ -150,7 +153,7 @@ class Options:
     SAVES_MEMORY: ClassVar[str | None] = None
     """A flag of these settings that lowers memory and does not affect the result."""
 
-    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"),)
+    EXCLUDES: ClassVar[tuple[tuple[str, str], ...]] = (("warmup_steps", "warmup_ratio"), ("decay_ratio", "decay_from"))
     """Pairs of fields of which at most one may be given."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -186,6 +189,11 @@ class Options:
         """The number format of activations without autocast; None: as mixed precision says."""
         return None
 
+    @property
+    def decay_start(self) -> int | None:
+        """The step of the checkpoint --decay_from; None without one."""
+        return int(Path(self.decay_from).name.removeprefix("step_")) if self.decay_from else None
+
     def default_learning_rate(self) -> float:
         """The learning rate for --learning_rate None."""
         return 5e-5
@@ -203,6 +211,8 @@ class Options:
         steps = self.checkpointing_steps
         if steps not in ("epoch", "no") and not (steps.isdecimal() and int(steps) > 0):
             raise UserError(f"--checkpointing_steps {steps!r}: expected epoch, no, or a number of steps")
+        if self.decay_from and not Path(self.decay_from).name.removeprefix("step_").isdecimal():
+            raise UserError(f"--decay_from {self.decay_from}: expected a folder such as out/checkpoints/step_00000200")
 
 
 AnyConfig = TypeVar("AnyConfig", bound=Options)
@@ -248,11 +258,12 @@ def check(config: Options) -> None:
                 raise UserError(f"--{name} {shown(value)}: {problem}")
 
     config.check_values()
-    if "decay_ratio" in given and config.lr_scheduler_type != "warmup_stable_decay":
-        raise UserError(
-            f"--decay_ratio {config.decay_ratio} has no effect without --lr_scheduler_type warmup_stable_decay: give "
-            "both, or neither"
-        )
+    for name in ("decay_ratio", "decay_from"):
+        if name in given and config.lr_scheduler_type != "warmup_stable_decay":
+            raise UserError(
+                f"--{name} {given[name]} has no effect without --lr_scheduler_type warmup_stable_decay: give both, or "
+                "neither"
+            )
     for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
         if name in given and config.optim not in ("adamw", "muon"):
             raise UserError(f"--{name} {given[name]} has no effect on --optim {config.optim}: leave it out")

@@ -1,13 +1,14 @@
-"""Which parameters of a model train, and how fast: --freeze and --layer_lr_decay."""
+"""Which parameters of a model train, and the average that is evaluated and exported: --freeze and --ema_decay."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from shared.compat import of_torch
 from shared.errors import UserError, listed, say
-from shared.models.layers import repeated_layers
 from shared.models.transformers_models import frozen_models
 from shared.monitoring.hooks import Hook
 
@@ -52,41 +53,50 @@ def freeze(model: nn.Module, patterns: Sequence[str] | None) -> None:
         say(f"--freeze {' '.join(patterns)}: {sum(sizes):,} of {total:,} weights are frozen")
 
 
-def rates_by_layer(model: nn.Module, groups: list[dict[str, Any]], decay: float | None) -> list[dict[str, Any]]:
-    """Split an optimizer's parameter groups by layer; `lr_scale` of a group multiplies the learning rate.
+class WeightAverage(Hook):
+    """An exponential moving average of what a step changes: parameters that train, and buffers that hooks average.
 
-    The last of L layers has the scale `decay`, the one below it `decay` squared, and so on. Embeddings, and everything
-    else that the model registers before its first layer, have `decay` to the power L + 1; the rest (head, pooler, last
-    norm) has 1. Sources: Howard and Ruder,
-    arXiv:1801.06146; Clark et al. (ELECTRA), arXiv:2003.10555. None returns the groups unchanged.
-
-    Raises:
-        UserError: the model has no list of layers.
+    Evaluations and the export see it in the model, which trains on with its own weights; checkpoints hold both. Each
+    step keeps the share `decay` of it. It begins with the weights after the first step.
     """
-    if decay is None:
-        return groups
-    scales = scales_by_layer(model, decay)
-    split = []
-    for group in groups:
-        members: dict[float, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            members.setdefault(scales.get(id(parameter), 1.0), []).append(parameter)
-        split += [{**group, "params": found, "lr_scale": scale} for scale, found in members.items()]
-    return split
 
+    def __init__(self, decay: float) -> None:
+        self.move = get_ema_multi_avg_fn(decay)
 
-def scales_by_layer(model: nn.Module, decay: float) -> dict[int, float]:
-    """{id of a parameter in or below the layers: factor of its learning rate}; see `rates_by_layer`."""
-    layers = repeated_layers(model)
-    if not layers:
-        raise UserError(
-            f"--layer_lr_decay {decay:g}: a {type(model).__name__} has no list of layers of one kind: leave it out"
-        )
-    scales = {
-        id(parameter): decay ** (len(layers) - index)
-        for index, layer in enumerate(layers)
-        for parameter in layer.parameters()
-    }
-    first = min(place for place, parameter in enumerate(model.parameters()) if id(parameter) in scales)
-    below = [p for place, (name, p) in enumerate(model.named_parameters()) if place < first or "embed" in name]
-    return {id(parameter): decay ** (len(layers) + 1) for parameter in below} | scales
+    def prepared(self, run: Any) -> None:
+        """Let checkpoints hold the average, and evaluations see it."""
+        model = run.accelerator.unwrap_model(run.model)
+        buffers = {id(buffer) for hook in run.hooks for buffer in hook.averaged_buffers(model)}
+        self.run, self.values, average = run, [], nn.Module()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.requires_grad or (id(tensor) in buffers and tensor.is_floating_point()):
+                self.values.append(tensor.detach())
+                average.register_buffer(name.replace(".", ":"), self.values[-1].clone())  # torch allows no dots
+        self.averages, self.evaluate, run.evaluate = [*average.buffers()], run.evaluate, self.evaluate_average
+        run.accelerator.register_for_checkpointing(average)
+
+    def updated(self, grad_norm: Tensor) -> None:
+        """Average the weights of a step."""
+        self.run.weights_are_read()
+        if self.run.progress.step:
+            self.move(self.averages, self.values, None)
+        else:
+            of_torch.copy(self.averages, self.values)
+
+    def evaluate_average(self) -> dict[str, float]:
+        """The scores of the average."""
+        self.exchange()
+        results = self.evaluate()
+        self.exchange()
+        return results
+
+    def before_export(self, model: nn.Module) -> None:
+        """Export the average."""
+        self.exchange()
+
+    def exchange(self) -> None:
+        """Exchange the average with the weights of the model."""
+        for average, value in zip(self.averages, self.values, strict=True):
+            kept = value.clone()
+            value.copy_(average)
+            average.copy_(kept)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -83,48 +82,61 @@ def peak_learning_rate(config: Options) -> float:
     return base_learning_rate(config) * config.learning_rate_scale()
 
 
+def require_peak(config: Options, learning_rate: float | None) -> None:
+    """Check that the last step before --decay_from had the peak learning rate.
+
+    Raises:
+        UserError: it had another one, or none is known.
+    """
+    if learning_rate != (peak := peak_learning_rate(config)):
+        raise UserError(
+            f"--decay_from {config.decay_from}: its last step had a learning rate of {learning_rate}, and the peak is "
+            f"{peak}: name a checkpoint after the warm-up and before the decay"
+        )
+
+
 def warmup_steps(config: Options, total_steps: int) -> int:
-    """The number of warm-up steps: --warmup_steps, or --warmup_ratio of all steps."""
+    """The number of warm-up steps: --warmup_steps, or --warmup_ratio of all steps; none with --decay_from."""
+    if config.decay_from:
+        return 0
     return config.warmup_steps or math.ceil((config.warmup_ratio or 0.0) * total_steps)
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a step lies after the warm-up."""
-
-    left: float
-    """Share of the steps after the warm-up that are left, from 1 to 0."""
-    last: float
-    """Share of the last `decay_ratio` of all steps that is left; 1 before them."""
-
-
-SCHEDULES: dict[ScheduleType, Callable[[Position], float]] = {
-    "linear": lambda at: at.left,
-    "cosine": lambda at: 0.5 * (1 - math.cos(math.pi * at.left)),
-    "polynomial": lambda at: at.left**2,
-    "constant": lambda at: 1.0,
-    "warmup_stable_decay": lambda at: 1 - math.sqrt(1 - at.last),
+SCHEDULES: dict[ScheduleType, Callable[[float, float], float]] = {
+    "linear": lambda left, last: left,
+    "cosine": lambda left, last: 0.5 * (1 - math.cos(math.pi * left)),
+    "polynomial": lambda left, last: left**2,
+    "constant": lambda left, last: 1.0,
+    "warmup_stable_decay": lambda left, last: 1 - math.sqrt(1 - last),
 }
-"""The learning rate after the warm-up, as a share of its peak. warmup_stable_decay decays as 1 - sqrt (Hägele et al.,
-arXiv:2405.18392)."""
+"""The learning rate after the warm-up, as a share of its peak. `left` is the share of the steps after the warm-up that
+are left, and `last` that of the last `decay_ratio` of all steps, 1 before them. warmup_stable_decay decays as 1 - sqrt
+(Hägele et al., arXiv:2405.18392)."""
 
 
 def make_schedule(config: Options, total_steps: int) -> Schedule:
     """The learning rate as a pure function of the step (0 ... total_steps-1), without state to save.
 
     Warm-up is linear and reaches the peak at step `warmup_steps`; SCHEDULES has what follows.
+
+    Raises:
+        UserError: the run ends before the step of --decay_from.
     """
     peak = peak_learning_rate(config)
     warmup = warmup_steps(config, total_steps)
     decay_steps = max(1, total_steps - warmup)
     last_steps = min(decay_steps, max(1.0, total_steps * (0.2 if config.decay_ratio is None else config.decay_ratio)))
+    if config.decay_start is not None:
+        last_steps = total_steps - config.decay_start
+        if last_steps <= 0:
+            raise UserError(f"--decay_from {config.decay_from}: the run ends at step {total_steps}: give it more steps")
 
     def schedule(step: int) -> float:
         if step < warmup:
             return peak * (step + 1) / (warmup + 1)
         left = max(0.0, 1 - (step - warmup) / decay_steps)
         last = min(1.0, max(0.0, (total_steps - step) / last_steps))
-        return peak * SCHEDULES[config.lr_scheduler_type](Position(left, last))
+        return peak * SCHEDULES[config.lr_scheduler_type](left, last)
 
     return schedule
 

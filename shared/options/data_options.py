@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from shared.config.fields import Limits, Meaning
 from shared.config.options import Rule
 from shared.errors import UserError
-from shared.models.trainable import Frozen
+from shared.models.trainable import Frozen, WeightAverage
 from shared.models.transformers_models import Pretrained
 from shared.monitoring.hooks import Hook
 from shared.options.extra_options import ExtraOptions
@@ -76,6 +76,8 @@ class ModelOptions(DataOptions):
     """Factor between the learning rates of a layer and the one above it; the head has the full one. None: all equal."""
     freeze: tuple[str, ...] | None = None
     """Modules or parameters that keep their weights, such as embeddings or 'layers.[0-5]'. None: all are trained."""
+    ema_decay: Annotated[float, Limits(above=0, below=1)] | None = None
+    """Evaluate and export a moving average of the weights with this decay per step. None: no average."""
 
     activation_dtype: Literal["bf16"] | None = None
     """Number format of activations, without autocast; weights stay float32. None: given by --mixed_precision."""
@@ -94,6 +96,10 @@ class ModelOptions(DataOptions):
             lambda it: it.precision != "no" and it.config.activation_dtype,
             "--activation_dtype {found} computes without autocast, but mixed_precision is {it.precision}: add "
             "--mixed_precision no, or leave it out",
+        ),
+        Rule(
+            lambda it: it.sharded and it.config.ema_decay,
+            "--ema_decay {found} does not work under FSDP: leave it out, or use multi_gpu.yaml",
         ),
     )
 
@@ -123,5 +129,6 @@ class ModelOptions(DataOptions):
         return self.LEARNING_RATES[self.pretrained is not None]
 
     def hooks(self) -> list[Hook]:
-        """As in the base class, after those that freeze parameters and choose the export."""
-        return [Frozen(), Pretrained(), *super().hooks()]
+        """As in the base class, after those that freeze parameters, choose the export, and average weights."""
+        average = [] if self.ema_decay is None else [WeightAverage(self.ema_decay)]
+        return [Frozen(), Pretrained(), *average, *super().hooks()]

@@ -50,7 +50,7 @@ def predict_images(accelerator: Any, request: Request) -> Prediction:
         collate=collate,
         batches=evaluation_batches(data.lengths, None, request.limits[1]),
         model=model,
-        predict_batch=partial(request.recipe.predict_batch, accelerator, how),
+        predict_batch=partial(request.recipe.predict_batch, how),
         **label_outputs(request, labels, data.targets, scored, count_of(len(data), "image"), ranked),
     )
 

@@ -16,7 +16,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from shared.disk import is_url, remedy
 from shared.errors import UserError
 from shared.monitoring.hooks import Hook
 from shared.monitoring.log import cut_metrics, read_metrics
+from shared.optimization.optimizers import require_peak
 from shared.plan import draws
 from shared.plan.loading import refuse_iterable
 from shared.processes import folder_lock, signals
@@ -60,7 +61,9 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
     on_writers(accelerator, config, lock_folder)
     check_shared(accelerator, config)
     left, digest = on_main_process(accelerator, lambda: (read_folder(output_dir), config.model_digest()))
-    checkpoint, state = resuming.find(accelerator, config) or (None, left)
+    found = resuming.find(accelerator, config)
+    start = None if found or left["finished"] else resuming.find_start(accelerator, config)
+    checkpoint, state = found or start or (None, left)
     stored = state["config"]
     if checkpoint is None and stored and not left["finished"]:
         changed = options.differences(stored, resolve(config, accelerator, None))
@@ -71,7 +74,10 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         config = hook.settings(config, stored)
     if stored:
         elsewhere = moved(stored, config, state.get("data") is not None, state.get("model"), digest)
-        refuse_another_run(stored, config, checkpoint or output_dir, elsewhere)
+        other_end = fields_with(type(config), Meaning.DECAY_OR_END) if start else ()
+        refuse_another_run(stored, config, checkpoint or output_dir, {*elsewhere, *other_end})
+        if start and left["config"]:  # an earlier start of this branch, before its first checkpoint
+            refuse_another_run(left["config"], config, output_dir)
         if elsewhere:
             accelerator.print(f"{shown(elsewhere).strip(' ()')}: the run resumes if the content is the same")
     if checkpoint is None:
@@ -79,7 +85,11 @@ def open_run(accelerator: Any, config: Config, hooks: Sequence[Hook] = ()) -> tu
         return config, Progress(data=data, model=digest, first_processes=processes), None
     if (before := state["threads"]) != (now := torch.get_num_threads()):
         accelerator.print(f"threads was {before} when {checkpoint.name} was saved, is {now}: equal up to rounding")
-    return config, Progress.from_state(state | {"model": digest}), checkpoint
+    progress = Progress.from_state(state | {"model": digest})
+    if start:
+        require_peak(config, progress.learning_rate)
+        progress = progress.branch()
+    return config, progress, checkpoint
 
 
 def refuse_another_order(progress: Progress, checkpoint: Path | None) -> None:
@@ -116,9 +126,9 @@ def read_folder(output_dir: Path) -> dict[str, Any]:
 
 
 def refuse_another_run(
-    stored: Mapping[str, Any], config: options.Options, where: Path, elsewhere: Mapping[str, Any] | None = None
+    stored: Mapping[str, Any], config: options.Options, where: Path, may_differ: Container[str] = ()
 ) -> None:
-    """Refuse to resume a run if settings that affect the result differ, except those in `elsewhere` (see `moved`).
+    """Refuse to resume a run if settings that affect the result differ, except those in `may_differ`.
 
     Args:
         where: the folder of the run, or the checkpoint to resume from.
@@ -127,7 +137,7 @@ def refuse_another_run(
         UserError: shows the differences, how to resume, and how to begin a new run.
     """
     changed = options.differences(stored, config)
-    changed = {name: values for name, values in changed.items() if name not in (elsewhere or {})}
+    changed = {name: values for name, values in changed.items() if name not in may_differ}
     if not changed:
         return
     here = Path(config.output_dir).resolve()
@@ -138,9 +148,13 @@ def refuse_another_run(
         )
     raise UserError(
         f"{where} belongs to a run with other settings{shown(changed)}: use the old values to resume it, or leave out "
-        "--resume_from_checkpoint for a new run, which can start from the model/ of the old one with "
-        "--model_name_or_path"
+        f"--{flag_of(config)} for a new run, which can start from the model/ of the old one with --model_name_or_path"
     )
+
+
+def flag_of(config: options.Options) -> str:
+    """The flag by which a run begins with the checkpoint of another one."""
+    return "decay_from" if config.decay_from else "resume_from_checkpoint"
 
 
 def shown(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -215,10 +229,10 @@ def refuse_changed_data(accelerator: Any, progress: Progress, config: options.Op
     if progress.data not in (None, digests):
         shown = changed_counts(progress.data_counts, counts)
         what = f" ({shown})" if shown else ", or other library versions prepared them"
-        given = config.resume_from_checkpoint not in ("auto", "never")
+        given = config.decay_from or config.resume_from_checkpoint not in ("auto", "never")
         raise UserError(
             f"the data have changed since this run began{what}: restore them to resume, or begin a new run in another "
-            f"--output_dir{', without --resume_from_checkpoint' * given}"
+            f"--output_dir{f', without --{flag_of(config)}' * bool(given)}"
         )
     progress.data, progress.data_counts = digests, counts
 

@@ -85,6 +85,7 @@ class TrainingRun(Generic[Config]):
         strategy: how the processes hold the model.
         export: how the model is exported.
         plan, loader, model, optimizer, compute_loss: set by `prepare`, for hooks.
+        evaluate: set by `start`; a hook may replace it when the run is `prepared`.
         results: the last evaluation.
         finished: whether the folder holds this run with its exported model; then nothing is left to do.
 
@@ -211,7 +212,7 @@ class TrainingRun(Generic[Config]):
                 parameters.
         """
         plan, accelerator, model = self.plan, self.accelerator, self.model
-        self._evaluate, self._best_by, self.lengths = evaluate, best_by, lengths
+        self.evaluate, self._best_by, self.lengths = evaluate, best_by, lengths
         for hook in self.hooks:
             hook.prepared(self)
         run_warm_up_pass(accelerator, model, lambda: self.compute_loss(plan.micro_batches(0)[0]))
@@ -273,6 +274,7 @@ class TrainingRun(Generic[Config]):
         for hook in self.hooks:
             hook.step_ended()
         self.progress.step += 1
+        self.progress.learning_rate = learning_rate
         if self.plan.due(self.config.logging_steps, self.progress.step - 1):
             figures = self.monitor.read() | {"learning_rate": learning_rate, "grad_norm": float(grad_norm)}
             self._write(figures)
@@ -352,7 +354,7 @@ class TrainingRun(Generic[Config]):
     def _record_evaluation(self) -> None:
         with self.monitor.timed("evaluation"):
             self.weights_are_read()
-            results = self._evaluate()
+            results = self.evaluate()
         if problem := self._best_by.missing(results):
             if not self.progress.evaluation_owed:  # after a resume, this checkpoint exists
                 self.progress.evaluation_owed = True

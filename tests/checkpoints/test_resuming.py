@@ -25,7 +25,7 @@ from shared.plan.batches import Plan
 STEPS = 24  # of 12 samples; an epoch has 160, so the second one begins within step 13
 FLAGS = [
     *(*runs.TINY, "--max_train_steps", STEPS, "--eval_steps", STEPS, "--logging_steps", 2),
-    *("--checkpointing_steps", 3, "--save_total_limit", "None"),
+    *("--checkpointing_steps", 3, "--save_total_limit", "None", "--ema_decay", 0.5),
 ]
 
 
@@ -179,7 +179,7 @@ def test_a_checkpoint_has_the_state_of_the_run_and_a_manifest_of_all_files(outpu
     manifest = json.loads((folder / "manifest.json").read_text())
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert set(manifest) == files - {"manifest.json"}
-    assert {"model.safetensors", "optimizer.safetensors", "state.json"} < files
+    assert {"model.safetensors", "optimizer.safetensors", "registered_0.safetensors", "state.json"} < files
     assert manifest == digests.lines_of({name: folder / name for name in manifest})
 
 

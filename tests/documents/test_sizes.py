@@ -9,12 +9,12 @@ spec = importlib.util.spec_from_file_location("sizes", runs.ROOT / "docs/sizes.p
 sizes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sizes)
 MOST = {  # files and lines
-    "diabetes": (47, 7_180),
-    "nlp": (117, 15_690),
-    "mlm": (116, 16_150),
-    "token_classification": (116, 15_770),
-    "embeddings": (115, 15_200),
-    "image_classification": (122, 16_030),
+    "diabetes": (47, 7_244),
+    "nlp": (117, 15_801),
+    "mlm": (116, 16_262),
+    "token_classification": (116, 15_878),
+    "embeddings": (115, 15_311),
+    "image_classification": (121, 16_074),
 }
 
 

@@ -1,4 +1,4 @@
-"""The average of the weights equals torch's bit for bit."""
+"""The average of the weights equals torch's bit for bit; evaluations and the export see it, and training does not."""
 
 from types import SimpleNamespace
 
@@ -8,57 +8,86 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shared.errors import UserError
-from shared.models.weight_average import WeightAverage
+from shared.models.batch_norm import BatchNorm
+from shared.models.trainable import WeightAverage
+from shared.options.data_options import ModelOptions
+from shared.processes import rules
 
 
-def accelerator(**more):
-    return SimpleNamespace(
-        device=torch.device("cpu"), is_fsdp2=False, register_for_checkpointing=lambda _: None, **more
-    )
-
-
-def change(model):
-    """Change the weights and the averages and counter of batch norm, as a step does."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    model(torch.randn(4, 3))
-
-
-def test_the_average_equals_torchs_bit_for_bit():
+def new_model():
+    """A model with trained and frozen parameters, averaged buffers, a counter, and a buffer that stays as it is."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    ours = WeightAverage(accelerator(), model, 0.9)
+    model[2].bias.requires_grad_(False)
+    model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    return model
+
+
+def begin(model, decay=0.9):
+    """The hook of a run that is prepared, and that run."""
+    registered = []
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, register_for_checkpointing=registered.append)
+    run = SimpleNamespace(
+        accelerator=accelerator,
+        model=model,
+        registered=registered,
+        progress=SimpleNamespace(step=0),
+        weights_are_read=lambda: None,
+        evaluate=lambda: {"weight": model[0].weight[0, 0].item()},
+        hooks=[BatchNorm(), WeightAverage(decay)],
+    )
+    run.hooks[1].prepared(run)
+    return run.hooks[1], run
+
+
+def step(model, average, run):
+    """Change the weights and the averages and counter of batch norm, and average them, as a step does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.requires_grad)
+        model(torch.randn(4, 3))
+    average.updated(torch.tensor(1.0))
+    run.progress.step += 1
+
+
+def test_the_average_equals_torchs_bit_for_bit_and_is_what_an_evaluation_and_the_export_see():
+    model = new_model()
+    average, run = begin(model)
     torchs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for _ in range(4):
-        change(model)
-        ours.end_step()
+        step(model, average, run)
         torchs.update_parameters(model)
-        for name, value in torchs.state_dict().items():
-            assert torch.equal(value, ours.average.state_dict()[name]), name
-    assert ours.average.n_averaged == 4
-    assert not torch.equal(ours.model[0].weight, model[0].weight)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        assert run.evaluate() == {"weight": torchs.module[0].weight[0, 0].item()}
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    average.before_export(model)
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    expected = torchs.module.state_dict() | {name: before[name] for name in ("1.num_batches_tracked", "mask")}
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
 
 
-def test_the_average_resumes_from_a_checkpoint():
-    torch.manual_seed(0)
-    model = nn.Linear(3, 3)
-    whole = WeightAverage(accelerator(), model, 0.5)
+def test_the_average_resumes_from_a_checkpoint_which_has_it_by_name():
+    model = new_model()
+    average, run = begin(model)
     for _ in range(2):
-        change(model)
-        whole.end_step()
-    resumed = WeightAverage(accelerator(), model, 0.5)
-    resumed.average.load_state_dict(whole.average.state_dict())
-    change(model)
-    for average in (whole, resumed):
-        average.end_step()
-    assert torch.equal(whole.model.weight, resumed.model.weight)
-    assert not torch.equal(whole.model.weight, model.weight), "a first step would copy the weights"
+        step(model, average, run)
+    again = new_model()
+    again.load_state_dict(model.state_dict())
+    resumed, second = begin(again)
+    second.registered[0].load_state_dict(run.registered[0].state_dict())
+    second.progress.step = 2
+    for each in ((model, average, run), (again, resumed, second)):
+        torch.manual_seed(1)
+        step(*each)
+        each[1].before_export(each[0])
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+    stored = {"0:weight", "0:bias", "1:weight", "1:bias", "2:weight", "1:running_mean", "1:running_var"}
+    assert run.registered[0].state_dict().keys() == stored
 
 
-def test_without_a_decay_there_is_no_average_and_under_fsdp_it_is_refused():
-    assert WeightAverage(accelerator(), nn.Linear(2, 2), None).model is None
-    sharded = accelerator()
-    sharded.is_fsdp2 = True
-    with pytest.raises(UserError, match=r"^--ema_decay 0\.9 does not work under FSDP: leave it out"):
-        WeightAverage(sharded, nn.Linear(2, 2), 0.9)
+def test_under_fsdp_an_average_is_refused():
+    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+    with pytest.raises(UserError, match=r"^--ema_decay 0\.9 does not work under FSDP: leave it out, or use multi_gpu"):
+        rules.refuse(rules.Launch(ModelOptions(ema_decay=0.9), environment, on_cpu=False))
+    rules.refuse(rules.Launch(ModelOptions(), environment, on_cpu=False))

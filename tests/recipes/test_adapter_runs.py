@@ -20,7 +20,7 @@ from transformers import (
 from shared.config import options
 from shared.errors import UserError
 
-ADAPTERS = ["--lora_rank", "4", "--lora_dropout", "0.1"]
+ADAPTERS = ["--lora_rank", "4", "--lora_dropout", "0.1", "--ema_decay", "0.5"]
 OTHERS = {
     "mlm": AutoModelForMaskedLM,
     "token_classification": AutoModelForTokenClassification,
@@ -77,6 +77,20 @@ def test_a_checkpoint_has_what_is_trained_and_the_run_resumes_bit_identically(fl
         f"{module}.{kind}" for module in ("classifier", "bert.pooler.dense") for kind in ("weight", "bias")
     }
     assert len(stored) == 2 * 12 + 4
+
+
+def test_the_average_of_the_adapters_and_the_head_is_exported(whole):
+    exported = load_file(whole / "adapter/adapter_model.safetensors")
+    average = load_file(whole / "checkpoints/step_00000008/registered_0.safetensors")
+    last = load_file(whole / "checkpoints/step_00000008/model.safetensors")
+    for name in ("layer.0.attention.self.query.lora_A", "layer.1.output.dense.lora_B", "classifier"):
+        (found,) = (value for key, value in exported.items() if key.endswith(f"{name}.weight"))
+        (expected,) = (
+            value for key, value in average.items() if f"{name}.".replace(".", ":") in key and "bias" not in key
+        )
+        (weights,) = (value for key, value in last.items() if f"{name}." in key and "bias" not in key)
+        assert torch.equal(found, expected), name
+        assert not torch.equal(found, weights), name
 
 
 def test_another_pretrained_model_cannot_resume_the_run(flags, whole, tmp_path):

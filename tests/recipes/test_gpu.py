@@ -134,8 +134,8 @@ def test_fp16_keeps_its_loss_scale_in_the_checkpoint(train):
     ],
 )
 def test_no_step_makes_the_host_wait(train, recipe, precision, workers):
-    flags = ["--trivial_augment", "--ema_decay", 0.9] if recipe == "image_classification" else []
-    flags += ["--mixed_precision", precision, "--dataloader_num_workers", workers]
+    flags = ["--trivial_augment"] if recipe == "image_classification" else []
+    flags += ["--ema_decay", 0.9, "--mixed_precision", precision, "--dataloader_num_workers", workers]
     train("watched", *flags, recipe=recipe, watch="error")
 
 

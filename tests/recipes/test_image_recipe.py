@@ -13,6 +13,7 @@ from benchmarks.harness.image_variants import probabilities
 from shared.config import options
 from shared.errors import UserError
 from shared.models.optimizers import make_optimizer
+from shared.models.trainable import WeightAverage
 from shared.optimization.optimizers import peak_learning_rate
 
 
@@ -65,13 +66,13 @@ def test_a_run_writes_the_files_of_every_recipe_and_a_picture(trained):
 
 def test_the_average_of_the_weights_is_exported(recipe, train, tmp_path, monkeypatch):
     seen = []
-    update = recipe.WeightAverage.end_step
+    update = WeightAverage.updated
 
-    def recording(average):
-        update(average)
-        seen.append({name: value.clone() for name, value in average.source.state_dict().items()})
+    def recording(average, grad_norm):
+        update(average, grad_norm)
+        seen.append({name: value.clone() for name, value in average.run.model.state_dict().items()})
 
-    monkeypatch.setattr(recipe.WeightAverage, "end_step", recording)
+    monkeypatch.setattr(WeightAverage, "updated", recording)
     train(tmp_path, "--ema_decay", 0.7, "--max_train_steps", 4)
     expected = seen[0]
     for weights in seen[1:]:

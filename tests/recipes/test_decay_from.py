@@ -1,0 +1,152 @@
+"""--decay_from: a run begins in the stable phase of another one, decays from there, and leaves its folder as it was."""
+
+import json
+import shutil
+
+import pytest
+import runs
+from refusals import files, refusal
+
+from shared.checkpoints import resuming
+from shared.checkpoints.saving import Saver
+from shared.processes import folder_lock
+
+STABLE, END = 6, 10  # steps
+FLAGS = [
+    *("--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", 2, "--eval_steps", 2, "--ema_decay", 0.5),
+    *("--checkpointing_steps", 2, "--save_total_limit", "None", "--learning_rate", 0.01, "--max_train_steps"),
+]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def flags(texts, tmp_path_factory):
+    """A small BERT with dropout, which shows whether a branch draws the numbers of its step."""
+    bert = runs.write_bert_with_dropout(tmp_path_factory.mktemp("bert") / "bert", texts)
+    return [*runs.TINY, *texts, "--model_name_or_path", bert, *FLAGS]
+
+
+@pytest.fixture(scope="module")
+def whole(flags, tmp_path_factory):
+    """The folder of a run that decays after STABLE steps by its own --decay_ratio."""
+    folder = tmp_path_factory.mktemp("decay") / "whole"
+    runs.train("nlp", folder, *flags, END, "--decay_ratio", (END - STABLE) / END)
+    return folder
+
+
+@pytest.fixture
+def train(flags):
+    def call(output, *more):
+        return runs.train("nlp", output, *flags, *more)
+
+    return call
+
+
+def at(run, step=STABLE):
+    """The checkpoint of a step."""
+    return resuming.complete(run)[step]
+
+
+def kill(train, monkeypatch, output, *flags, after):
+    """Train until the checkpoint of a step is complete; after None, until the first checkpoint would be saved."""
+    save = Saver.save
+
+    def save_and_die(saver, progress, monitored):
+        if after is not None:
+            save(saver, progress, monitored)
+            saver.finish()
+        if after in (None, progress.step):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "save", save_and_die)
+        with pytest.raises(Killed):
+            train(output, *flags)
+    folder_lock.release_all()
+
+
+def test_a_branch_is_the_run_with_that_decay_also_after_kills_and_leaves_the_other_folder_as_it_was(
+    train, whole, flags, tmp_path, monkeypatch
+):
+    before, branch = files(whole), [END, "--decay_from", at(whole)]
+    results = train(tmp_path / "whole", *branch)
+    assert runs.exported(tmp_path / "whole") == runs.exported(whole)
+    assert {"step": END} | results == runs.evaluation(whole)
+    for after in (None, 8):
+        kill(train, monkeypatch, tmp_path / "killed", *branch, after=after)
+    assert [*resuming.complete(tmp_path / "killed")] == [8]
+    shutil.copytree(tmp_path / "killed", tmp_path / "two-2")
+    gone = at(whole).rename(whole / "gone")  # as --save_total_limit may remove it
+    try:
+        assert train(tmp_path / "killed", *branch) == results
+        two = runs.run_many(2, {"two": [*flags, *branch]}, tmp_path)["two"]
+    finally:
+        gone.rename(whole / "checkpoints/step_00000006")
+    assert runs.exported(tmp_path / "killed") == runs.exported(whole)
+    assert runs.distance(runs.weights_that_learn(two), runs.weights_that_learn(whole)) < 1e-5
+    rates = [[line["learning_rate"] for line in runs.training_lines(folder)] for folder in (tmp_path / "killed", whole)]
+    assert rates[0] == rates[1][-len(rates[0]) :]
+    assert files(whole) == before
+
+
+def test_a_branch_of_a_constant_run_may_end_elsewhere_and_has_a_best_model_and_tracker_of_its_own(train, tmp_path):
+    constant, best = (
+        ["--lr_scheduler_type", "constant"],
+        ["--metric_for_best_model", "loss", "--load_best_model_at_end"],
+    )
+    train(tmp_path / "run", 4, *constant, *best)
+    train(tmp_path / "branch", 6, "--decay_from", at(tmp_path / "run", 4), *best)
+    assert runs.training_lines(tmp_path / "branch")[-1]["learning_rate"] == pytest.approx(0.01 * (1 - 0.5**0.5))
+    before, after = (
+        json.loads((resuming.complete(tmp_path / name)[step] / "state.json").read_text())
+        for name, step in (("run", 4), ("branch", 6))
+    )
+    assert (before["best_step"], after["best_step"]) == (4, 6)
+    assert before["run_id"] != after["run_id"]
+
+
+REFUSED = [  # more flags, checkpoint, message
+    (lambda whole: [END, "--decay_from", at(whole, 8)], "its last step had a learning rate of 0.00"),
+    (lambda whole: [END, "--decay_from", at(whole, 2)], "its last step had a learning rate of 0.0066"),
+    (lambda whole: [STABLE, "--decay_from", at(whole)], "the run ends at step 6: give it more steps"),
+    (lambda whole: [END, "--decay_from", at(whole), "--seed", 1], "other settings (--seed was 0, is 1): use the old"),
+    (
+        lambda whole: [END, "--decay_from", at(whole), "--warmup_steps", 1],
+        "other settings (--warmup_steps was 2, is 1)",
+    ),
+    (lambda whole: [END, "--decay_from", at(whole), "--max_train_samples", 99], "leave out --decay_from for a new run"),
+    (lambda whole: [END, "--decay_from", whole / "checkpoints/step_00000007"], "there is no such folder"),
+    (lambda whole: [END, "--decay_from", whole], "expected a folder such as"),
+    (lambda whole: [END, "--decay_from", at(whole), "--decay_ratio", 0.1], "exclude each other"),
+    (lambda whole: [END, "--decay_from", at(whole), "--lr_scheduler_type", "linear"], "has no effect without"),
+]
+
+
+@pytest.mark.parametrize(("more", "message"), REFUSED)
+def test_a_branch_that_cannot_be_one_is_refused_in_one_line(train, whole, tmp_path, more, message):
+    before = files(whole)
+    assert message in refusal(train, tmp_path / "branch", *more(whole))
+    assert not list((tmp_path / "branch").glob("*"))
+    assert files(whole) == before
+
+
+def test_a_branch_of_other_data_or_a_renamed_checkpoint_or_in_the_folder_of_a_run_is_refused(
+    train, whole, texts, tmp_path
+):
+    branch = [END, "--decay_from", at(whole)]
+    assert "--decay_from was None, is" in refusal(train, whole, *branch)
+    shutil.copytree(at(whole), tmp_path / "step_00000005")
+    message = refusal(train, tmp_path / "branch", END, "--decay_from", tmp_path / "step_00000005")
+    assert "is the checkpoint of step 6" in message
+    file = tmp_path / "train.csv"
+    file.write_text("".join(texts[1].read_text().splitlines(keepends=True)[:-1]))
+    message = refusal(train, tmp_path / "branch", *branch, "--train_file", file)
+    assert message.startswith("the data have changed")
+    assert message.endswith("without --decay_from")
+    other = tmp_path / "other"
+    other.mkdir()
+    shutil.copy(whole / "config.yaml", other)
+    assert f"{other} holds a run with other settings" in refusal(train, other, *branch)

@@ -207,7 +207,7 @@ def add_to_card(card: Path, section: str) -> None:
     text = card.read_text() if card.is_file() else ""
     without = re.sub(rf"^{HEADING}\n.*?(?=^## |\Z)", "", text, flags=re.MULTILINE | re.DOTALL)
     partial = card.with_suffix(".partial")
-    partial.write_text(f"{without.rstrip()}\n\n{section}")
+    partial.write_text("\n\n".join(part for part in (without.rstrip(), section) if part))
     partial.replace(card)
 
 

@@ -30,7 +30,7 @@ setup: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	touch $@
 
-.venv/installed-dev: .venv/installed requirements-dev.txt
+.venv/installed-dev: .venv/installed requirements-dev.txt requirements-export.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	touch $@
 
@@ -98,7 +98,7 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-.venv/installed-bench: .venv/installed requirements-bench.txt
+.venv/installed-bench: .venv/installed requirements-bench.txt requirements-export.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements-bench.txt
 	touch $@
 

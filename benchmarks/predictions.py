@@ -14,7 +14,8 @@ On a CPU, the BERT has 4 layers x 256, and all contestants predict the same text
 texts per second of CPU time, which other programs on the machine change less. In float32, the report also has the
 largest ratio that is possible: it assumes that every product of the encoder that the logits need runs at the peak of
 the cores, and that nothing else takes time. Padding, and the tokens of the last layer that the head does not read, are
-not needed. --hidden_size and --num_hidden_layers change the model.
+not needed. --hidden_size and --num_hidden_layers change the model. With --onnx, `shared.predict --runtime onnx` is a
+contestant as well, with files that `shared.export` wrote in float32 and in int8.
 
 On a GPU, the BERT has the layers of BERT-base, and the rates are texts per second of wall-clock time. `shared.predict`
 predicts all texts. A pipeline predicts the first --pipeline_texts of them. It has a batch size of 1, 16, 64 or 256, and
@@ -52,6 +53,7 @@ CPU = {"texts": 4000, "batch_sizes": [1, 8, 32, 64], "pipeline_workers": [0], "m
 GPU = {"texts": 40_000, "batch_sizes": [1, 16, 64, 256], "pipeline_workers": [0, 4]}
 GPU |= {"pipeline_texts": 4000, "max_tokens_per_micro_batch": 65_536}
 BERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+BY_ONNX = {"ours, ONNX": [], "ours, ONNX int8": ["--int8"]}  # contestants with the flags of their export
 WARM_UP, WARM_UP_TEXTS = -1, 256  # the number of the round that is not measured
 
 
@@ -67,6 +69,7 @@ def make_parser(on_gpu: bool) -> argparse.ArgumentParser:
     parser.add_argument("--num_hidden_layers", type=int, help="of the BERT; default: 4, on a GPU 12")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of a CPU; default: one for each core")
+    parser.add_argument("--onnx", action="store_true", help="also predict by onnxruntime, in float32 and int8")
     parser.add_argument("--mixed_precision", choices=("no", "bf16"), default="no", help="precision of all contestants")
     parser.add_argument(
         "--max_tokens_per_micro_batch", type=int, help="of shared.predict; default: 4,096, on a GPU 65,536"
@@ -79,7 +82,10 @@ def main() -> None:
     import torch
 
     on_gpu = torch.cuda.is_available()
-    arguments = make_parser(on_gpu).parse_args()
+    parser = make_parser(on_gpu)
+    arguments = parser.parse_args()
+    if arguments.onnx and (on_gpu or arguments.mixed_precision != "no"):
+        parser.error("--onnx compares on a CPU, in float32")
     os.environ["TQDM_DISABLE"] = "1"
     if on_gpu:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as shared.predict does
@@ -90,14 +96,17 @@ def main() -> None:
         f"pipeline, {size}" + (f", {workers} workers" if workers else ""): (size, workers)
         for size, workers in itertools.product(arguments.batch_sizes, arguments.pipeline_workers)
     }
+    by_onnx = [*BY_ONNX] if arguments.onnx else []
     with tempfile.TemporaryDirectory() as folder:
         run, at_peak = contestants(Path(folder), arguments, pipelines, on_gpu)
         for name in ("ours", *pipelines) if on_gpu else ():
             run(name, WARM_UP)
-        rows = rounds.take_turns(["ours", *pipelines], arguments.rounds, run)
+        rows = rounds.take_turns(["ours", *by_onnx, *pipelines], arguments.rounds, run)
     compared = {f"ours / {name}": rounds.compare(rows, "rate", "ours", name) for name in pipelines}
     compared["ours / the fastest pipeline"] = beside_the_fastest(rows, "rate")
     compared["ours without its load / the fastest pipeline"] = beside_the_fastest(rows, "rate_without_load")
+    for name in by_onnx:
+        compared |= {f"{name} / {other}": rounds.compare(rows, "rate", name, other) for other in ("ours", *pipelines)}
     if not on_gpu and arguments.mixed_precision == "no":
         peak = [{"contestant": "at the peak", "round": row["round"], "rate": at_peak()} for row in rows]
         for name in pipelines:
@@ -141,11 +150,12 @@ def contestants(
     classify = pipeline("text-classification", model=made["encoder"], top_k=None, dtype=dtype, device=device)
     by_cpu_time = not on_gpu and arguments.threads == 1
     clock = time.process_time if by_cpu_time else time.perf_counter
-    flags = ["--max_length", encoder_and_texts.MAX_LENGTH, "--mixed_precision", arguments.mixed_precision]
+    flags = ["--max_length", encoder_and_texts.MAX_LENGTH]
     flags += ["--max_tokens_per_micro_batch", arguments.max_tokens_per_micro_batch]
+    models = {"ours": made["encoder"]} | (exported(folder, made["encoder"], texts) if arguments.onnx else {})
 
     def run(name: str, round_: int) -> rounds.Row:
-        ours = name == "ours"
+        ours = name in models
         limit = None if ours else arguments.pipeline_texts
         chosen = texts[: WARM_UP_TEXTS if round_ == WARM_UP else limit]
         file, cache = folder / "texts.parquet", folder / "cache"
@@ -157,7 +167,9 @@ def contestants(
         with load_times(clock) as loads:
             started, started_cpu = time.perf_counter(), time.process_time()
             if ours:
-                words = [made["encoder"], file, "--predictions_file", folder / f"{round_}.parquet", *flags]
+                words = [models[name], file, "--predictions_file", folder / f"{name}_{round_}.parquet", *flags]
+                by_onnx = name in BY_ONNX
+                words += ["--runtime", "onnx"] if by_onnx else ["--mixed_precision", arguments.mixed_precision]
                 predict.predict(predict.parse([str(word) for word in words]))
             else:
                 classify(chosen, batch_size=size, num_workers=workers, **cut)
@@ -173,6 +185,22 @@ def contestants(
         return len(texts) * flops.measure_peak(torch.device("cpu"), "no") / needed_operations(lengths, sizes)
 
     return run, at_peak
+
+
+def exported(folder: Path, model: str, texts: list[str]) -> dict[str, Path]:
+    """Copies of the model with an ONNX file in float32 and in int8, by contestant; a few of the texts check them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from shared import export
+
+    pq.write_table(pa.table({"text": texts[:64]}), folder / "checked.parquet")
+    copies = {}
+    for name, flags in BY_ONNX.items():
+        copies[name] = shutil.copytree(model, folder / name.replace(", ", "_").replace(" ", "_"))
+        words = [copies[name], folder / "checked.parquet", "--max_length", encoder_and_texts.MAX_LENGTH, *flags]
+        export.export(export.parse_export([str(word) for word in words]))
+    return copies
 
 
 def texts_of(docstrings: list[str], kind: str, count: int) -> list[str]:
@@ -233,7 +261,7 @@ def beside_the_fastest(rows: list[rounds.Row], figure: str) -> dict[str, Any]:
     """`figure` of ours divided by the rate of the fastest pipeline in each round, as a `rounds.summary`."""
     ours = {row["round"]: row[figure] for row in rows if row["contestant"] == "ours"}
     fastest = {
-        round_: max(row["rate"] for row in rows if row["round"] == round_ and row["contestant"] != "ours")
+        round_: max(row["rate"] for row in rows if row["round"] == round_ and row["contestant"].startswith("pipeline"))
         for round_ in ours
     }
     return rounds.summary([ours[round_] / fastest[round_] for round_ in ours])

@@ -1,4 +1,4 @@
-"""Write the generated text: docs/flags.md, code in README.md and docs/your_own_recipe.md, the graph of the rooms.
+"""Write the generated text: docs/flags.md, code in README.md and pages of docs/, the graph of the rooms.
 
     python docs/generate.py
 
@@ -26,10 +26,13 @@ def generated() -> dict[Path, str]:
     """Return the text that each file should contain, by path."""
     readme, architecture = ROOT / "README.md", ROOT / "docs/architecture.md"
     own, example = ROOT / "docs/your_own_recipe.md", (ROOT / "docs/examples/diabetes.py").read_text()
+    serving, server = ROOT / "docs/serving.md", (ROOT / "docs/examples/serve.py").read_text()
+    api = server[server.index("class ") : server.index("if __name__")].strip()
     return {
         ROOT / "docs/flags.md": flags_page(),
         readme: with_part(readme.read_text(), "loop", f"```python\n{loop('nlp')}\n```"),
         own: with_part(own.read_text(), "recipe", f"```python\n{example}```"),
+        serving: with_part(serving.read_text(), "server", f"```python\n{api}\n```"),
         architecture: with_part(architecture.read_text(), "rooms", f"```mermaid\n{rooms()}\n```"),
     }
 

@@ -19,6 +19,7 @@ from typing import Any
 from shared.checkpoints.progress import Progress
 from shared.config.options import Options
 from shared.errors import UserError, count_of
+from shared.onnx_models.runtime import FILE, FOLDER, OnnxModel
 from shared.plan.loading import current_batch
 from shared.predictions import parts
 from shared.predictions.embeddings import predict_embeddings
@@ -52,17 +53,17 @@ def predict(request: Request) -> dict[str, float]:
             "distributed_type FSDP: predictions need the whole model on each device: use "
             "accelerate_configs/multi_gpu.yaml"
         )
+    if request.config.runtime:
+        request = request.as_onnx("pooling")
     with starting.freed_after(request.config.output_dir):
         accelerator = starting.start(request.config)
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)
         try:
-            prediction = KINDS[request.kind](accelerator, request)
-            refuse_changed_data(accelerator, Progress(), config, prediction.data)
-            if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
-                raise UserError(
-                    f"the validation data are no longer those of the run in {request.run}: restore them, or give a FILE"
-                )
+            prediction = prediction_of(accelerator, request)
+            if config.runtime:
+                prediction.model = OnnxModel(request.model / FOLDER / FILE)
+                prediction.notes["runtime"] = f"onnxruntime, {prediction.model.file}"
             record = parts.run(accelerator, request, prediction)
         except Exception as error:
             if not ran_out(error):
@@ -72,6 +73,21 @@ def predict(request: Request) -> dict[str, float]:
     shown = "".join(f"  {name} {value:.4g}" for name, value in scores.items())
     accelerator.print(f"{request.output}: {count_of(record['rows'], 'row')}{shown}")
     return scores
+
+
+def prediction_of(accelerator: Any, request: Request) -> Prediction:
+    """What is predicted, with its data checked. Every process calls this.
+
+    Raises:
+        UserError: the input or the model cannot be used, or the data of the run have changed.
+    """
+    prediction = KINDS[request.kind](accelerator, request)
+    refuse_changed_data(accelerator, Progress(), request.config, prediction.data)
+    if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
+        raise UserError(
+            f"the validation data are no longer those of the run in {request.run}: restore them, or give a FILE"
+        )
+    return prediction
 
 
 def out_of_memory(request: Request) -> str:

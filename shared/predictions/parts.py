@@ -26,6 +26,7 @@ from shared.config.fields import Meaning, fields_with
 from shared.disk import remedy, sync
 from shared.errors import UserError, count_of
 from shared.monitoring.log import finite_or_name
+from shared.onnx_models.runtime import FOLDER
 from shared.plan.loading import feed
 from shared.predictions.output import parts_folder, record_file, writer
 from shared.predictions.prediction import Outputs, Prediction
@@ -112,8 +113,7 @@ class Parts:
             for part in mine:
                 outputs = []
                 for micro_batch, batch in islice(stream, len(self.batches[part])):
-                    each = prediction.predict_batch(model, micro_batch, batch)[: len(prediction.widths)]
-                    outputs.append(torch.cat([output.float().reshape(len(output), -1) for output in each], dim=1))
+                    outputs.append(prediction.compute(model, micro_batch, batch))
                     bar.update(len(micro_batch.samples))
                 self.write(part, torch.cat(outputs).cpu().numpy())
 
@@ -265,7 +265,8 @@ def task_of(request: Request, prediction: Prediction) -> Record:
     """What the predictions depend on: digests of model, recipe and input, and settings, independent of paths."""
     config = request.config
     left_out = fields_with(type(config), Meaning.NOT_IN_RESULT, Meaning.NAMES_DATA, Meaning.MAY_BE_ON_HUB)
-    files = [file for file in request.model.iterdir() if file.is_file() and file.suffix != ".md"]
+    folders = [request.model, *([request.model / FOLDER] if config.runtime else [])]
+    files = [file for folder in folders for file in folder.iterdir() if file.is_file() and file.suffix != ".md"]
     model = "".join(file.name + digest_of(file) for file in sorted(files))
     return {
         "model": hashlib.sha256(model.encode()).hexdigest(),

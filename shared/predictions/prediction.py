@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_model
 from torch import Tensor
@@ -65,6 +66,11 @@ class Prediction:
         self.table = self.table.select(columns).replace_schema_metadata(None)
         if self.bounds is None:
             self.bounds = np.arange(self.table.num_rows + 1)
+
+    def compute(self, model: Any, micro_batch: MicroBatch, batch: Any) -> Tensor:
+        """The outputs [n, all widths] of a model for a batch, in float32 and in the order of `outputs_of`."""
+        each = self.predict_batch(model, micro_batch, batch)[: len(self.widths)]
+        return torch.cat([output.float().reshape(len(output), -1) for output in each], dim=1)
 
     def split(self, outputs: Outputs) -> list[Outputs]:
         """Each output [n, its width] of the outputs [n, all widths] side by side."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from shared.config import command_line, options
 from shared.config.fields import Meaning, fields_with
@@ -48,17 +48,27 @@ NO_LIMIT = 1_000_000  # tokens in a text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The flags that only predictions have."""
+class ModelFlags:
+    """The flags of commands that compute a trained model."""
 
     recipe: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
     """Recipe of the model. None: the one that made the run, or the one of this project for such a model."""
-    predictions_file: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
-    """File to write: .csv, .jsonl or .parquet. None: OUTPUT_DIR/predictions/NAME, in the format of FILE."""
     scores: bool = True
     """Compute scores if there are labels."""
     per_device_eval_batch_size: int | None = None
     """Maximum number of samples in a forward pass. None: twice that of the run's micro-batches."""
+
+    COMMAND: ClassVar = "shared.predict"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(ModelFlags):
+    """The flags of predictions."""
+
+    predictions_file: Annotated[str | None, Meaning.NOT_IN_RESULT] = None
+    """File to write: .csv, .jsonl or .parquet. None: OUTPUT_DIR/predictions/NAME, in the format of FILE."""
+    runtime: Literal["onnx"] | None = None
+    """onnx: compute the file of `python -m shared.export` by onnxruntime, on the CPU. None: compute by PyTorch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Request:
     kind: Kind
     """What the recipe reads."""
     config: Any
-    """The settings of the recipe, with `Flags`: those of the run, changed by the command line."""
+    """The settings of the recipe, with the flags of the command: those of the run, changed by the command line."""
     model: Path
     """The folder of the model."""
     run: Path | None
@@ -98,26 +108,42 @@ class Request:
         file = self.run / "metrics.jsonl" if self.run else None
         return (data_of(read_metrics(file)) or []) if file and file.is_file() else []
 
+    def as_onnx(self, *fixed: str) -> "Request":
+        """This request as an ONNX file computes it: in float32, one text per row.
 
-def parse(argv: Sequence[str]) -> Request:
-    """What a command line asks for: OUTPUT_DIR [FILE] [FLAGS].
+        Args:
+            fixed: names of settings that the file has decided already.
+
+        Raises:
+            UserError: a flag is given that would have no effect.
+        """
+        if ignored := self.given & {"packing", "mixed_precision", "activation_dtype", "torch_compile", *fixed}:
+            raise UserError(f"--{min(ignored)} has no effect on a model in the ONNX format: leave it out")
+        settings = {"mixed_precision": "no"} | ({"packing": False} if hasattr(self.config, "packing") else {})
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, **settings))
+
+
+def parse(argv: Sequence[str], flags_class: type[ModelFlags] = Flags) -> Request:
+    """What a command line asks for: OUTPUT_DIR [FILE] [FLAGS]; `flags_class` has the flags that no recipe has.
 
     Raises:
         UserError: an argument is missing, unknown or wrong, or the folder has no model that can predict.
     """
     places = next((place for place, word in enumerate(argv) if word.startswith("-")), len(argv))
     if {"-h", "--help"} & {*argv}:
-        next(command_line.layers(Flags, ["--help"]))
+        next(command_line.layers(flags_class, ["--help"]))
     if places not in (1, 2):
         raise UserError(
-            "expected a folder and at most one file, then the flags: python -m shared.predict OUTPUT_DIR [FILE] [FLAGS]"
+            "expected a folder and at most one file, then the flags: "
+            f"python -m {flags_class.COMMAND} OUTPUT_DIR [FILE] [FLAGS]"
         )
     folder, file, flags = Path(argv[0]), argv[1] if places == 2 else None, argv[places:]
     model = model_folder(folder)
     recipe = recipe_of(folder, model, flags)
     # No setting needs another one here, because most settings of the run are left out.
     names = {"NEEDS": (), "EXCLUDES": (), "__module__": recipe.__name__}
-    config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Config", (Flags, recipe.Config), names))
+    bases = flags_class, recipe.Config
+    config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Config", bases, names))
     given: dict[str, Any] = {}
     for layer in command_line.layers(config_class, flags):
         given |= layer
@@ -129,18 +155,20 @@ def parse(argv: Sequence[str]) -> Request:
     if file is not None and kind_of(Path(file)) not in (".csv", ".tsv"):
         values.pop("csv_delimiter", None)  # the run's files have it, and this file does not
     kind = kind_read_by(recipe.Config)
-    possible = POSSIBLE_FORMATS.get(kind, FORMATS)
-    output = Path(given.get("predictions_file") or default_output(folder, file, possible))
-    if output.suffix not in possible:
-        raise UserError(
-            f"--predictions_file {output}: the name must end in {', '.join(possible)}, the possible formats of "
-            f"{recipe.__file__}"
-        )
     values |= settings_of_model(kind, model, {**values, **given}) | given
-    values |= {"predictions_file": str(output), "output_dir": str(parts_folder(output))}
+    values["output_dir"] = str(model)
+    known = {field.name for field in dataclasses.fields(config_class)}
+    if "predictions_file" in known:
+        possible = POSSIBLE_FORMATS.get(kind, FORMATS)
+        output = Path(given.get("predictions_file") or default_output(folder, file, possible))
+        if output.suffix not in possible:
+            raise UserError(
+                f"--predictions_file {output}: the name must end in {', '.join(possible)}, the possible formats of "
+                f"{recipe.__file__}"
+            )
+        values |= {"predictions_file": str(output), "output_dir": str(parts_folder(output))}
     if not is_own:
         values["model_name_or_path"] = str(model)
-    known = {field.name for field in dataclasses.fields(config_class)}
     config = config_class(**{name: value for name, value in values.items() if name in known})
     options.check(config)
     return Request(recipe, kind, config, model, folder if stored else None, file, frozenset(given), is_own)

@@ -27,6 +27,19 @@ FEW = 10  # fewer than the toy size, so that texts are repeated
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
+def run_script(flags, patch):
+    """Run the script on few texts with a tiny model."""
+    lines = [line for line in (runs.ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
+    table = pa.table({"text": lines[:FEW], "label": [str(i % 2) for i in range(FEW)]})
+    patch.setattr(demo_texts, "load", lambda: (table, table))
+    patch.setattr(encoder_and_texts, "SIZES", SMALL)
+    patch.setattr(sys, "argv", ["benchmarks/predictions.py", *flags, "--threads", "1"])
+    before = torch.get_num_threads()
+    with mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
+        predictions.main()
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The output folder of two rounds; dtype, batch size and workers of each call of the pipeline; what we predict.
@@ -34,8 +47,6 @@ def measured(tmp_path_factory):
     For each call of `shared.predict`: the rows of its file, and its settings.
     """
     folder, called, predicted = tmp_path_factory.mktemp("predictions"), [], []
-    lines = [line for line in (runs.ROOT / "CONTRIBUTING.md").read_text().splitlines() if len(line.split()) > 4]
-    table = pa.table({"text": lines[:FEW], "label": [str(i % 2) for i in range(FEW)]})
     call, predict_file = TextClassificationPipeline.__call__, predict.predict
 
     def call_and_note(pipeline, texts, **given):
@@ -48,17 +59,30 @@ def measured(tmp_path_factory):
         return found
 
     flags = [*gpu.script_flags(BENCHMARKS["predictions"]), "--rounds", "2", "--output_dir", str(folder)]
-    flags += ["--threads", "1"]
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
-        patch.setattr(demo_texts, "load", lambda: (table, table))
-        patch.setattr(encoder_and_texts, "SIZES", SMALL)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextClassificationPipeline, "__call__", call_and_note)
         patch.setattr(predict, "predict", predict_and_note)
-        patch.setattr(sys, "argv", ["benchmarks/predictions.py", *flags])
-        before = torch.get_num_threads()
-        predictions.main()
-        torch.set_num_threads(before)
+        run_script(flags, patch)
     return folder, called, predicted
+
+
+def test_exported_models_take_part(tmp_path, monkeypatch):
+    predict_file, runtimes = predict.predict, []
+
+    def predict_and_note(request):
+        runtimes.append((request.model.name, request.config.runtime))
+        return predict_file(request)
+
+    monkeypatch.setattr(predict, "predict", predict_and_note)
+    flags = ["--onnx", "--texts", "12", "--batch_sizes", "4", "--rounds", "1", "--output_dir", str(tmp_path)]
+    run_script(flags, monkeypatch)
+    report = json.loads((tmp_path / "predictions.json").read_text())
+    names = ["ours", "ours, ONNX", "ours, ONNX int8", "pipeline, 4"]
+    assert [(row["contestant"], row["texts"]) for row in report["rows"]] == [(name, 12) for name in names]
+    assert runtimes[1:] == [("ours_ONNX", "onnx"), ("ours_ONNX_int8", "onnx")]
+    assert runtimes[0][1] is None
+    of_onnx = {f"{name} / {other}" for name in names[1:3] for other in ("ours", "pipeline, 4")}
+    assert of_onnx < {*report["comparisons"]}
 
 
 def test_contestants_predict_in_turns_in_one_precision_and_are_compared(measured):

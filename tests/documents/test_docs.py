@@ -15,6 +15,7 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser as torchrun_parser
 
+from shared import export
 from shared.config.command_line import field_types
 from shared.predictions.request import Flags
 
@@ -26,9 +27,9 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
-OTHER_FLAGS |= {*field_types(Flags), "no_scores", "recipe", "shard", "to"}
+OTHER_FLAGS |= {*field_types(Flags), *field_types(export.Flags), "no_scores", "recipe", "shard", "to"}
 # Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
-FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials"}
+FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}
 MOST_LINES_OF_A_RECIPE, MOST_LINES_OF_MAIN, MOST_LINES_OF_A_MODULE = 200, 50, 400
 

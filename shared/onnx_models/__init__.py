@@ -1,0 +1,1 @@
+"""Models in the ONNX format: their export, and their computation by onnxruntime."""

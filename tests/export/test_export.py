@@ -1,0 +1,270 @@
+"""`python -m shared.export`: the ONNX file computes what transformers computes, and appears checked or not at all."""
+
+import csv
+import json
+import shutil
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import runs
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from shared import export, predict
+from shared.contrastive.sentence_transformers_files import SentenceTokenizer
+from shared.errors import UserError
+from shared.onnx_models.graph import Graph
+from shared.onnx_models.runtime import OnnxModel
+from shared.predictions import parts
+from shared.processes import folder_lock
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+OTHER_SHAPE = 5, 29  # rows and tokens, unlike those of the batch with which a model is exported
+
+
+@pytest.fixture(autouse=True)
+def one_process(one_cpu_process_without_a_picture, launched_by_nobody, monkeypatch):
+    """A process that no launcher started, on a CPU."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # restored after an export has set it
+
+
+@pytest.fixture(scope="module")
+def rows(texts):
+    """The rows of the validation file: [{"text": ..., "label": ...}, ...]."""
+    with texts[3].open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def export_model(*words):
+    """The figures of `python -m shared.export` with these words."""
+    return export.export(export.parse_export([str(word) for word in words]))
+
+
+def predict_file(*words):
+    """The scores of `python -m shared.predict` with these words."""
+    return predict.predict(predict.parse([str(word) for word in words]))
+
+
+def refusal(function, *words):
+    """The one-line error of a command that is refused."""
+    with pytest.raises(UserError) as caught:
+        function(*words)
+    folder_lock.release_all()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_bert(folder, alone, kind, **config):
+    """A tiny BERT with random weights and the tokenizer of the run; returns its folder and the model."""
+    import transformers
+
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(alone / "model")
+    if kind == "BertForSequenceClassification":
+        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    sizes = SIZES | {"vocab_size": len(tokenizer), "initializer_range": 0.3, "pad_token_id": 0}
+    model = getattr(transformers, kind)(transformers.BertConfig(**sizes, **config)).eval()
+    model.save_pretrained(folder)
+    if kind == "BertModel":
+        tokenizer = SentenceTokenizer(tokenizer, "mean", 32, 48)
+    tokenizer.save_pretrained(folder)
+    return folder, model
+
+
+def random_texts(vocabulary):
+    """Token ids and attention mask of `OTHER_SHAPE`; some rows have padding."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, vocabulary, OTHER_SHAPE, generator=generator)
+    mask = (torch.arange(OTHER_SHAPE[1]) < torch.tensor([29, 3, 17, 28, 1])[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def computed(folder, batch):
+    """The outputs of the ONNX file of a model for a batch, computed by onnxruntime."""
+    return OnnxModel(folder / "onnx/model.onnx")(**batch).logits
+
+
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [({"num_labels": 3}, ("0", "1", "2")), ({"num_labels": 1, "problem_type": "regression"}, ("0.5", "-1", "2"))],
+    ids=["classification", "regression"],
+)
+def test_a_model_of_text_pairs_computes_the_same_in_another_shape(alone, rows, tmp_path, head, labels):
+    folder, model = write_bert(tmp_path / "model", alone, "BertForSequenceClassification", **head)
+    file = tmp_path / "pairs.csv"
+    with file.open("w", newline="") as stream:
+        pairs = [(row["text"], row["text"][::-1], labels[i % 3]) for i, row in enumerate(rows)]
+        csv.writer(stream).writerows([("a", "b", "label"), *pairs])
+    flags = ["--text_column_names", "a", "b", "--label_column_name", "label", "--max_length", 32]
+    figures = export_model(folder, file, *flags)
+    loss = figures["eval_loss"]
+    assert loss["ONNX"] == pytest.approx(loss["PyTorch"], rel=1e-5)
+
+    batch = random_texts(model.config.vocab_size)
+    batch["token_type_ids"] = (torch.arange(OTHER_SHAPE[1]) > 10).long().expand(OTHER_SHAPE) * batch["attention_mask"]
+    expected = model(**batch).logits
+    torch.testing.assert_close(computed(folder, batch), expected, rtol=1e-4, atol=1e-4)
+    assert "was exported for the inputs input_ids, attention_mask, token_type_ids" in refusal(
+        computed, folder, random_texts(300)
+    )
+
+    names = tmp_path / "torch.parquet", tmp_path / "onnx.parquet"
+    scores = [predict_file(folder, file, *flags, "--predictions_file", name, *more) for name, more in zip(
+        names, ([], ["--runtime", "onnx"]), strict=True)]  # fmt: skip
+    assert scores[1] == pytest.approx(scores[0], rel=1e-4)
+    last = [np.array(pq.read_table(name).column(-1).to_pylist()) for name in names]
+    np.testing.assert_allclose(*last, atol=1e-4)
+
+
+def test_tags_are_computed_the_same_in_another_shape(alone, rows, tmp_path):
+    names = {"id2label": {0: "O", 1: "B-A", 2: "I-A"}, "label2id": {"O": 0, "B-A": 1, "I-A": 2}}
+    folder, model = write_bert(tmp_path / "model", alone, "BertForTokenClassification", **names)
+    file = tmp_path / "words.jsonl"
+    words = [row["text"].split() for row in rows]
+    file.write_text("".join(json.dumps({"tokens": each, "tags": ["O"] * len(each)}) + "\n" for each in words))
+    export_model(folder, file, "--max_length", 24, "--stride", 6)
+    batch = random_texts(model.config.vocab_size)
+    real = batch["attention_mask"].bool()
+    expected = model(**batch).logits[real]
+    torch.testing.assert_close(computed(folder, batch)[real], expected, rtol=1e-4, atol=1e-4)
+
+    found = []
+    for runtime in ("None", "onnx"):
+        flags = ["--max_length", 24, "--stride", 6, "--runtime", runtime]
+        predict_file(folder, file, *flags, "--predictions_file", tmp_path / f"{runtime}.parquet")
+        found.append(pq.read_table(tmp_path / f"{runtime}.parquet"))
+    assert found[1]["prediction"] == found[0]["prediction"]
+    assert {tag for row in found[0]["prediction"].to_pylist() for tag in row} > {"O"}
+    shares = [np.concatenate(table["probability"].to_pylist()) for table in found]
+    np.testing.assert_allclose(*shares, atol=1e-5)
+
+
+def test_embeddings_are_pooled_and_normalized_in_the_file(alone, rows, tmp_path):
+    folder, model = write_bert(tmp_path / "model", alone, "BertModel")
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(json.dumps({"anchor": row["text"]}) + "\n" for row in rows))
+    figures = export_model(folder, file)
+    assert not any(name.startswith("eval_") for name in figures)  # without positives there are no scores
+    batch = random_texts(model.config.vocab_size)
+    hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+    expected = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=1)
+    torch.testing.assert_close(computed(folder, batch), expected, rtol=1e-4, atol=1e-5)
+
+    for runtime in ("None", "onnx"):
+        predict_file(folder, file, "--runtime", runtime, "--predictions_file", tmp_path / f"{runtime}.parquet")
+    vectors = [pq.read_table(tmp_path / f"{name}.parquet")["embedding_anchor"].to_pylist() for name in ("None", "onnx")]
+    np.testing.assert_allclose(*map(np.array, vectors), atol=1e-5)
+    message = refusal(predict_file, folder, file, "--runtime", "onnx", "--pooling", "cls")
+    assert message.startswith("--pooling has no effect on a model in the ONNX format")
+
+
+def test_images_are_computed_the_same_in_another_number(tmp_path):
+    from transformers import BitImageProcessorPil, ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=3)
+    model = ResNetForImageClassification(config).eval()
+    folder = tmp_path / "model"
+    model.save_pretrained(folder)
+    size = {"height": 16, "width": 16}
+    BitImageProcessorPil(size=size, do_center_crop=False, crop_size=size).save_pretrained(folder)
+    (tmp_path / "images").mkdir()
+    for number in range(7):
+        noise = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+        Image.fromarray(noise).save(tmp_path / f"images/{number}.png")
+    export_model(folder, tmp_path / "images")
+    pixels = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    expected = model(pixels).logits
+    torch.testing.assert_close(computed(folder, {"pixel_values": pixels}), expected, rtol=1e-4, atol=1e-5)
+
+    for runtime in ("None", "onnx"):
+        flags = ["--runtime", runtime, "--predictions_file", tmp_path / f"{runtime}.jsonl"]
+        predict_file(folder, tmp_path / "images", *flags)
+    found = [
+        [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("None", "onnx")
+    ]
+    assert len(found[0]) == 7
+    for torchs, onnxs in zip(*found, strict=True):
+        assert onnxs == pytest.approx(torchs, abs=1e-5)
+
+
+def test_int8_predicts_nine_of_ten_labels_as_float32_and_predictions_by_pytorch_remain(
+    alone, texts, tmp_path, monkeypatch, capsys
+):
+    run, output = shutil.copytree(alone, tmp_path / "run"), tmp_path / "run/predictions/validation.csv"
+    (run / "model/README.md").write_text("# mine\n\n## ONNX\n\nof an earlier export\n\n## Notes\n\nkept\n")
+    scores = predict_file(run, texts[3], "--predictions_file", output)
+    figures = export_model(run / "model", "--int8")
+    size, loss = figures["size, MB"], figures["eval_loss"]
+    assert size["ONNX, int8"] < 0.8 * size["ONNX"]
+    assert loss["ONNX"] == pytest.approx(loss["PyTorch"], rel=1e-5)
+    assert loss["PyTorch"] == pytest.approx(scores["eval_loss"], rel=1e-5)
+    assert loss["ONNX, int8"] == pytest.approx(loss["PyTorch"], rel=0.1)
+    assert [path.name for path in (run / "model/onnx").iterdir()] == ["model.onnx"]
+    card = (run / "model/README.md").read_text()
+    assert card.startswith("# mine\n\n## Notes\n\nkept\n\n## ONNX\n\n`onnx/model.onnx` is the ONNX, int8 model")
+    assert "of an earlier export" not in card
+    assert "37 samples of the validation data" in card
+
+    quantized = tmp_path / "int8.csv"
+    predict_file(run, texts[3], "--runtime", "onnx", "--predictions_file", quantized)
+    labels = [[row["prediction"] for row in csv.DictReader(path.open(newline=""))] for path in (output, quantized)]
+    assert np.mean([a == b for a, b in zip(*labels, strict=True)]) >= 0.9
+    flags = [run, texts[3], "--runtime", "onnx", "--predictions_file", tmp_path / "two.csv"]
+    codes, printed = runs.run_forked(2, "shared/predict.py", flags, tmp_path)
+    assert codes == [0, 0], printed
+    assert (tmp_path / "two.csv").read_bytes() == quantized.read_bytes()
+
+    monkeypatch.setattr(parts.Parts, "compute", lambda *_: pytest.fail("computed again"))
+    assert predict_file(run, texts[3], "--predictions_file", output) == scores
+    assert "holds these predictions already" in capsys.readouterr().out
+    assert "--runtime was None, is onnx" in refusal(
+        predict_file, run, texts[3], "--runtime", "onnx", "--predictions_file", output
+    )
+    assert "exists: remove it" in refusal(export_model, run)
+
+
+def test_a_file_that_computes_something_else_is_not_written(alone, tmp_path, monkeypatch):
+    run = shutil.copytree(alone, tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    forward = OnnxModel.forward
+
+    def nearly(self, **batch):
+        output = forward(self, **batch)
+        output.logits[-1, -1] *= 1.01
+        return output
+
+    monkeypatch.setattr(OnnxModel, "forward", nearly)
+    assert "onnxruntime computes other logits than PyTorch" in refusal(export_model, run)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_model_that_onnx_cannot_express_is_refused(alone, tmp_path, monkeypatch):
+    def depends_on_values(self, ids, mask):
+        return self.model(ids, mask).logits if ids.sum() > 9 else None
+
+    run = shutil.copytree(alone, tmp_path / "run")
+    monkeypatch.setattr(Graph, "forward", depends_on_values)
+    files = sorted((run / "model").iterdir())
+    assert refusal(export_model, run).startswith("ONNX cannot express a ModernBertForSequenceClassification (")
+    assert sorted((run / "model").iterdir()) == files
+
+
+def test_what_is_missing_is_named(alone, texts, tmp_path, monkeypatch):
+    run = shutil.copytree(alone, tmp_path / "run")
+    assert "model.onnx does not exist: python -m shared.export writes it" in refusal(
+        predict_file, run, texts[3], "--runtime", "onnx"
+    )
+    assert refusal(export_model, run, "--torch_compile").startswith("--torch_compile has no effect")
+    assert "python -m shared.export OUTPUT_DIR [FILE]" in refusal(export_model)
+    assert "unknown flag --predictions_file" in refusal(export_model, run, "--predictions_file", "out.csv")
+    assert "give a FILE" in refusal(export_model, shutil.copytree(run / "model", tmp_path / "bare"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    message = refusal(export_model, run)
+    assert message.startswith("onnxruntime is not installed: pip install onnx onnxscript onnxruntime, in the versions")
+    (run / "model/config.json").unlink()
+    assert "only models of transformers can be exported" in refusal(export_model, run)

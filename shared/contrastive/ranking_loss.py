@@ -1,12 +1,12 @@
 """The multiple-negatives ranking loss, also called InfoNCE: the positive of a text among all texts of its batch.
 
 Henderson et al., 2017 (arXiv:1705.00652); van den Oord et al., 2018 (arXiv:1807.03748). A batch of G samples has the
-anchors a, the positives p and, optionally, the hard negatives n. The loss of sample i is the cross entropy of
+anchors a, the positives p and, optionally, hard negatives n, o, ... The loss of sample i is the cross entropy of
 
-    softmax over j of cosine(a_i, c_j) / temperature,  candidates c = (p_1, ..., p_G, n_1, ..., n_G)
+    softmax over j of cosine(a_i, c_j) / temperature,  candidates c = (p_1, ..., p_G, n_1, ..., n_G, o_1, ...)
 
 for the candidate p_i. A candidate that is known to fit a_i is no negative, and is left out: another p_j if a_j or p_j
-is the same text as a_i or p_i, and an n_j that is the same text as p_i.
+is the same text as a_i or p_i, and a hard negative that is the same text as p_i.
 """
 
 from collections.abc import Sequence

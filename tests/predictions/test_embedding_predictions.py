@@ -40,7 +40,8 @@ def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
     output, recipe = tmp_path_factory.mktemp("trained") / "run", runs.load_recipe("embeddings")
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--output_dir", output]
-    flags += ["--matryoshka_dims", 32, 8, "--pooling", request.param]
+    flags += ["--matryoshka_dims", 32, 8, "--pooling", request.param, "--prompts", "find: ", ""]
+    flags += ["--max_length", 24, 48]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ACCELERATE_USE_CPU", "true")
         environment.setenv("OMP_NUM_THREADS", "1")
@@ -84,7 +85,8 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
         given = [row["positive"] for row in csv.DictReader(file)]
     rows = [{"id": f"0{i}", "body": text} for i, text in enumerate(given)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert predict_file(run, tmp_path / "new.jsonl", "--text_column_names", "body") == {}  # no pairs, so no scores
+    own = ["--text_column_names", "body", "--prompts", "", "--max_length", 48]
+    assert predict_file(run, tmp_path / "new.jsonl", *own) == {}  # no pairs, so no scores
     found = [json.loads(line) for line in (run / "predictions/new.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in ("id", "body")} for row in found] == rows
 
@@ -95,14 +97,18 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
             expected = F.normalize(model(input_ids=batch["input_ids"]).last_hidden_state.mean(1), dim=1)[0]
         assert row["embedding_body"] == pytest.approx(expected.tolist(), abs=1e-5)
     # a column that the run's data have is found without a flag, and a model without its run gives the same vectors
-    flags = ["--text_column_names", "body", "--max_tokens_per_micro_batch", 192]
+    flags = [*own[:4], "--max_tokens_per_micro_batch", 192]  # the folder has the length
     predict_file(folder, tmp_path / "new.jsonl", *flags, "--predictions_file", tmp_path / "model.parquet")
     assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(
         np.array([row["embedding_body"] for row in found]), abs=1e-6
     )
     (tmp_path / "one.csv").write_text("anchor\na text\n")
     predict_file(run, tmp_path / "one.csv")
-    assert vectors(run / "predictions/one.parquet", "anchor").shape == (1, 32)
+    (tmp_path / "same.csv").write_text("body\nfind: a text\n")
+    predict_file(run, tmp_path / "same.csv", *own)
+    assert vectors(run / "predictions/one.parquet", "anchor") == pytest.approx(
+        vectors(run / "predictions/same.parquet", "body"), abs=1e-6
+    )
 
 
 @pytest.mark.docs  # importing the library takes seconds
@@ -115,8 +121,9 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
     library = SentenceTransformer(str(trained[0] / "model"), device="cpu")
     for folder in (trained[0], trained[0] / "model"):
         output = tmp_path / f"{folder.name}.parquet"
-        predict_file(folder, pairs[1], "--predictions_file", output)
-        assert vectors(output, "anchor") == pytest.approx(library.encode(given), abs=1e-5)
+        own = [] if folder == trained[0] else ["--prompts", "find: ", ""]
+        predict_file(folder, pairs[1], "--predictions_file", output, "--max_length", 48, *own)
+        assert vectors(output, "anchor") == pytest.approx(library.encode_query(given), abs=1e-5)
 
 
 def test_bad_input_is_one_line(trained, pairs, tmp_path):
@@ -134,8 +141,13 @@ def test_bad_input_is_one_line(trained, pairs, tmp_path):
         ([pairs[1], "--text_column_names", "anchor", "anchor"], "name each column once"),
         ([tmp_path / "gap.csv"], "--skip_incomplete_rows"),
         ([tmp_path / "collides.csv"], "has a column embedding_anchor"),
+        (
+            [tmp_path / "other.csv", "--text_column_names", "query"],
+            "--prompts 'find: ' '': give one for each of --text_column_names query, 1 in all",
+        ),
     ):
         assert expected in message_of(predict_file, run, *words), words
+    assert "--prompts is needed, one for each text column or '': " in message_of(predict_file, run / "model", pairs[1])
     flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
     assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1

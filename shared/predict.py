@@ -41,8 +41,12 @@ KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
 }
 
 
-def predict(request: Request) -> dict[str, float]:
+def predict(request: Request, make: Callable[[Any, Request], Prediction] | None = None) -> dict[str, float]:
     """Predict and return the scores by name; {} without labels. Every process calls this.
+
+    Args:
+        request: what is predicted.
+        make: makes the prediction. None: that of its kind in `KINDS`.
 
     Raises:
         UserError: the input, the model or the launch cannot be used.
@@ -57,7 +61,7 @@ def predict(request: Request) -> dict[str, float]:
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)
         try:
-            prediction = KINDS[request.kind](accelerator, request)
+            prediction = (make or KINDS[request.kind])(accelerator, request)
             refuse_changed_data(accelerator, Progress(), config, prediction.data)
             if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
                 raise UserError(

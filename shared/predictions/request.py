@@ -99,15 +99,15 @@ class Request:
         return (data_of(read_metrics(file)) or []) if file and file.is_file() else []
 
 
-def parse(argv: Sequence[str]) -> Request:
-    """What a command line asks for: OUTPUT_DIR [FILE] [FLAGS].
+def parse(argv: Sequence[str], flags_class: type[Flags] = Flags) -> Request:
+    """What a command line asks for: OUTPUT_DIR [FILE] [FLAGS]. The flags are those of `flags_class` and the recipe.
 
     Raises:
         UserError: an argument is missing, unknown or wrong, or the folder has no model that can predict.
     """
     places = next((place for place, word in enumerate(argv) if word.startswith("-")), len(argv))
     if {"-h", "--help"} & {*argv}:
-        next(command_line.layers(Flags, ["--help"]))
+        next(command_line.layers(flags_class, ["--help"]))
     if places not in (1, 2):
         raise UserError(
             "expected a folder and at most one file, then the flags: python -m shared.predict OUTPUT_DIR [FILE] [FLAGS]"
@@ -117,7 +117,9 @@ def parse(argv: Sequence[str]) -> Request:
     recipe = recipe_of(folder, model, flags)
     # No setting needs another one here, because most settings of the run are left out.
     names = {"NEEDS": (), "EXCLUDES": (), "__module__": recipe.__name__}
-    config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Config", (Flags, recipe.Config), names))
+    config_class: Any = dataclasses.dataclass(frozen=True, kw_only=True)(
+        type("Config", (flags_class, recipe.Config), names)
+    )
     given: dict[str, Any] = {}
     for layer in command_line.layers(config_class, flags):
         given |= layer

@@ -66,6 +66,8 @@ class Config(TextOptions):
     """Divides the cosines of embeddings in the loss. It is 1 / scale of sentence-transformers."""
     symmetric: bool = False
     """The loss is the mean of finding the positive of each anchor and of finding the anchor of each positive."""
+    false_negative_margin: Annotated[float | None, Limits(least=-2, most=2)] = None
+    """Leave out negatives whose cosine with the anchor exceeds the positive's by more than this. None: none."""
     matryoshka_dims: tuple[int, ...] | None = None
     """The loss is the mean over these numbers of first dimensions, such as 128 64 32. None: all dimensions."""
     global_batch_size: int | None = 128
@@ -106,7 +108,7 @@ def main(config: Config) -> dict[str, float]:
             seed_dropout(accelerator.device, config.seed, micro_batch.step, micro_batch.index)
             return model(**{name: value for name, value in batch.items() if name != "digests"}).logits
 
-        ranking = RankingLoss(config.temperature, config.symmetric, dims)
+        ranking = RankingLoss(config.temperature, config.symmetric, dims, config.false_negative_margin)
         kept = config.kept_micro_batches or (1 if config.gradient_checkpointing else None)
         cache = GradientCache(accelerator, plan, ranking, embed, kept)
         width, compute_loss = model.config.hidden_size, cache.loss

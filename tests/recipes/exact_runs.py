@@ -74,7 +74,18 @@ def embedding_runs(texts, folder):
     pairs = [*files, *runs.TINY, "--text_column_names", "anchor", "positive"]
     tuples = [*files, *runs.TINY, "--text_column_names", "anchor", "positive", "negative", "negative_2"]
     tuples += ["--prompts", "find: ", "", "", "", "--max_length", 24, 48, 40, 32]
-    every = ["--symmetric", "--matryoshka_dims", 32, 8, "--max_tokens_per_micro_batch", 144, "--kept_micro_batches", 2]
+    every = [
+        "--false_negative_margin",
+        0.1,
+        "--symmetric",
+        "--matryoshka_dims",
+        32,
+        8,
+        "--max_tokens_per_micro_batch",
+        144,
+        "--kept_micro_batches",
+        2,
+    ]
     return {
         "gradient": [*pairs, *ONE_STEP],
         "adam": [*pairs, *TWENTY_STEPS],

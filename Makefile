@@ -10,7 +10,7 @@ help:
 	@echo "make demo-images  as make demo, with recipes/image_classification.py"
 	@echo "make demo-mlm  as make demo, with recipes/mlm.py, for 300 steps"
 	@echo "make demo-tags  as make demo, with recipes/token_classification.py"
-	@echo "make demo-embeddings  as make demo, with recipes/embeddings.py"
+	@echo "make demo-embeddings  as make demo, with recipes/embeddings.py and MiniLM, which is downloaded (83 MB)"
 	@echo "make test      install the requirements of the tests and run the tests"
 	@echo "make test-docs  run the commands of README.md and docs/"
 	@echo "make test-clusters  run the tests of clusters: two machines, simulated by network namespaces (root), restarts, FSDP"
@@ -45,6 +45,7 @@ demo-mlm: ON_GPU := --max_tokens_per_micro_batch 8192
 demo-tags: RECIPE := recipes/token_classification.py
 demo-tags: ON_GPU := --max_tokens_per_micro_batch 4096
 demo-embeddings: RECIPE := recipes/embeddings.py
+demo-embeddings: PREPARE := $(BIN)/python benchmarks/demo_embeddings.py
 demo-embeddings: ON_GPU := --max_tokens_per_micro_batch 16384
 demo demo-images demo-mlm demo-tags demo-embeddings: setup
 	@gpus=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count())'); \
@@ -52,8 +53,8 @@ demo demo-images demo-mlm demo-tags demo-embeddings: setup
 	config="$(CONFIG)"; [ -n "$$config" ] || config=accelerate_configs/$$fitting.yaml; \
 	processes="" expect=""; [ "$$fitting" = multi_gpu ] && [ -z "$(CONFIG)" ] && processes="--num_processes $$gpus" expect="--expect_processes $$gpus"; \
 	larger="$(ON_GPU)"; [ "$$fitting" != cpu ] || larger=""; \
-	out=out/$@-$$(date +%Y%m%d-%H%M%S); set -x; \
-	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) $$larger $$expect --output_dir $$out
+	out=out/$@-$$(date +%Y%m%d-%H%M%S); prepared=$$($(or $(PREPARE),true) $$out-untrained) || exit 1; set -x; \
+	$(BIN)/accelerate launch --config_file $$config $$processes $(RECIPE) $$prepared $$larger $$expect --output_dir $$out
 
 # An environment with PYTHONDONTWRITEBYTECODE would compile all tests in each worker and `shared` in each process.
 test: .venv/installed-dev

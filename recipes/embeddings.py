@@ -1,4 +1,4 @@
-"""Train a text encoder to give similar texts similar embeddings, by contrastive learning from pairs or triplets.
+"""Train a text encoder to give similar texts similar embeddings, by contrastive learning from pairs.
 
     accelerate launch --config_file accelerate_configs/multi_gpu.yaml recipes/embeddings.py
 
@@ -10,7 +10,7 @@ Expected: nDCG@10 0.42 and recall@10 0.59 after 2 epochs, in 88 s on 2 cores. TF
 To copy: python -m shared.vendor recipes/embeddings.py FOLDER
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 from shared.cache.prepared import each_share
 from shared.config.fields import Limits, Meaning
-from shared.contrastive import retrieval
+from shared.contrastive import retrieval, tuples
 from shared.contrastive.gradient_cache import GradientCache
 from shared.contrastive.pooling import Pooling, add_pooling
 from shared.contrastive.ranking_loss import RankingLoss, check_dims
 from shared.contrastive.sentence_transformers_files import SentenceTokenizer, check_modules
-from shared.contrastive.tuples import TextTuples, TupleCollate, load_tuples, pack_or_pad_tuples, tokenize_tuples
+from shared.contrastive.tuples import TextTuples, TupleCollate
 from shared.encoders.new_encoders import new_encoder
 from shared.encoders.text_models import adapt_to_device
 from shared.models.optimizers import make_optimizer
@@ -53,9 +53,11 @@ class Config(TextOptions):
     """Sentence embeddings."""
 
     text_column_names: tuple[str, ...] = ("anchor", "positive")
-    """Columns of the anchors, the positives and, if there are any, the hard negatives, in this order."""
-    max_length: int = 64
-    """Maximum number of tokens of a text; further ones are cut off."""
+    """Columns of the anchors, the positives and any hard negatives. A column of negatives may have lists of texts."""
+    prompts: tuple[str, ...] | None = None
+    """Texts put before each text, one per column, such as "query: " "passage: ". None: no prompts."""
+    max_length: tuple[int, ...] = (64,)
+    """Maximum number of tokens of a text with its prompt; further ones are cut off. One number, or one per column."""
     packing: bool = True
     """Concatenate the texts of a micro-batch without padding and without attention between them. Off: one per row."""
     pooling: Pooling = "mean"
@@ -64,6 +66,8 @@ class Config(TextOptions):
     """Divides the cosines of embeddings in the loss. It is 1 / scale of sentence-transformers."""
     symmetric: bool = False
     """The loss is the mean of finding the positive of each anchor and of finding the anchor of each positive."""
+    false_negative_margin: Annotated[float | None, Limits(least=-2, most=2)] = None
+    """Leave out negatives whose cosine with the anchor exceeds the positive's by more than this. None: none."""
     matryoshka_dims: tuple[int, ...] | None = None
     """The loss is the mean over these numbers of first dimensions, such as 128 64 32. None: all dimensions."""
     global_batch_size: int | None = 128
@@ -94,7 +98,7 @@ def main(config: Config) -> dict[str, float]:
         train, validation, tokenizer = load_data(config)
         run.check_data(train, validation)
         model = adapt_to_device(accelerator, config, build_model(config, tokenizer))
-        collate, rows = pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
+        collate, rows = tuples.pack_or_pad_tuples(model, train, tokenizer, accelerator, config)
         plan = Plan.of_run(config, accelerator, **collate.sizes(train))
         loader = Loader(train, plan, collate, accelerator.device, config.dataloader_num_workers)
         schedule = make_schedule(config, plan.total_steps)
@@ -104,7 +108,7 @@ def main(config: Config) -> dict[str, float]:
             seed_dropout(accelerator.device, config.seed, micro_batch.step, micro_batch.index)
             return model(**{name: value for name, value in batch.items() if name != "digests"}).logits
 
-        ranking = RankingLoss(config.temperature, config.symmetric, dims)
+        ranking = RankingLoss(config.temperature, config.symmetric, dims, config.false_negative_margin)
         kept = config.kept_micro_batches or (1 if config.gradient_checkpointing else None)
         cache = GradientCache(accelerator, plan, ranking, embed, kept)
         width, compute_loss = model.config.hidden_size, cache.loss
@@ -128,7 +132,7 @@ def main(config: Config) -> dict[str, float]:
             run.end_step(skipped, grad_norm, schedule(step))
             run.evaluate_if_due()
             run.save_if_due()
-        return run.finish(model, SentenceTokenizer(tokenizer, config.pooling, width, config.max_length), note=LOADING)
+        return run.finish(model, SentenceTokenizer(tokenizer, config, width), note=LOADING)
 
 
 def evaluate(
@@ -157,33 +161,33 @@ def predict_batch(model: Any, _: MicroBatch, batch: dict[str, Any]) -> Tensor:
 
 def load_data(config: Config) -> tuple[TextTuples, TextTuples, Any]:
     """Training and validation data, and the tokenizer. Validation needs no hard negatives."""
-    columns = config.text_column_names
-    train, validation = load_tuples(config, columns)
+    pair, longest = config.text_column_names[:2], max(config.max_length)
+    train, validation = tuples.load_tuples(config)
     if config.model_name_or_path:
         tokenizer = load_tokenizer(config.model_name_or_path, config.revision)
     else:
-        tokenizer = train_tokenizer(train, columns[:2], config.tokenizer_type, config.vocab_size, config.max_length)
-    parts = ((config, train), (replace(config, text_column_names=columns[:2]), validation))
+        tokenizer = train_tokenizer(train, pair, config.tokenizer_type, config.vocab_size, longest)
+    parts = ((config, train), (tuples.of_columns(config, pair), validation))
     first, second = each_share(lambda part: encode(*part, tokenizer), parts)
     return first, second, tokenizer
 
 
 def encode(config: Config, table: Any, tokenizer: Any) -> TextTuples:
     """The texts of a table, also of the file of `python -m shared.predict`."""
-    return tokenize_tuples(table, config.text_column_names, tokenizer, config.max_length)
+    return tuples.tokenize_tuples(table, config, tokenizer)
 
 
 def build_model(config: Config, tokenizer: Any) -> torch.nn.Module:
     """A pretrained encoder, or a new one without dropout; with the embeddings of texts as its output `logits`."""
     torch.manual_seed(config.seed)
     if config.model_name_or_path:
-        check_modules(config.model_name_or_path, config.pooling)
+        check_modules(config.model_name_or_path, config.pooling, config.prompts)
         model = load_pretrained("AutoModel", config.model_name_or_path, config.revision)
     else:
-        model = new_encoder("AutoModel", config, tokenizer)
+        model = new_encoder("AutoModel", tuples.with_one_length(config), tokenizer)
     share_padding(tokenizer, model)
     check_vocabulary(tokenizer, model.config.vocab_size)
-    check_max_length(config.max_length, model.config)
+    check_max_length(max(config.max_length), model.config)
     check_dims(config.matryoshka_dims or (), model.config.hidden_size)
     add_pooling(model, config.pooling)
     if config.gradient_checkpointing:

@@ -42,8 +42,12 @@ KINDS: dict[Kind, Callable[[Any, Request], Prediction]] = {
 }
 
 
-def predict(request: Request) -> dict[str, float]:
+def predict(request: Request, make: Callable[[Any, Request], Prediction] | None = None) -> dict[str, float]:
     """Predict and return the scores by name; {} without labels. Every process calls this.
+
+    Args:
+        request: what is predicted.
+        make: makes the prediction. None: that of its kind in `KINDS`.
 
     Raises:
         UserError: the input, the model or the launch cannot be used.
@@ -60,7 +64,7 @@ def predict(request: Request) -> dict[str, float]:
         config = dataclasses.replace(request.config, mixed_precision=accelerator.mixed_precision)
         request = dataclasses.replace(request, config=config)
         try:
-            prediction = prediction_of(accelerator, request)
+            prediction = prediction_of(accelerator, request, make)
             if config.runtime:
                 prediction.model = OnnxModel(request.model / FOLDER / FILE)
                 prediction.notes["runtime"] = f"onnxruntime, {prediction.model.file}"
@@ -75,13 +79,20 @@ def predict(request: Request) -> dict[str, float]:
     return scores
 
 
-def prediction_of(accelerator: Any, request: Request) -> Prediction:
+def prediction_of(
+    accelerator: Any, request: Request, make: Callable[[Any, Request], Prediction] | None = None
+) -> Prediction:
     """What is predicted, with its data checked. Every process calls this.
+
+    Args:
+        accelerator: that of the process.
+        request: what is predicted.
+        make: makes the prediction. None: that of its kind in `KINDS`.
 
     Raises:
         UserError: the input or the model cannot be used, or the data of the run have changed.
     """
-    prediction = KINDS[request.kind](accelerator, request)
+    prediction = (make or KINDS[request.kind])(accelerator, request)
     refuse_changed_data(accelerator, Progress(), request.config, prediction.data)
     if request.file is None and request.digests_of_run[1:] not in ([], [prediction.data.digest()]):
         raise UserError(

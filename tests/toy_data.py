@@ -33,8 +33,8 @@ def write_tagged(folder, rows, validation_rows=30):
     return flags
 
 
-def write_triplets(texts, folder):
-    """Write the texts of `texts` as triplets: every other word, the remaining words, the next text; return the flags.
+def write_tuples(texts, folder):
+    """Write the texts of `texts` as tuples: every other word, the remaining words, two other texts; return the flags.
 
     Half of the rows have the same anchor as other rows, the other half the same positive.
     """
@@ -45,11 +45,11 @@ def write_triplets(texts, folder):
         rows = [[" ".join(each[::2]), " ".join(each[1::2])] for each in words]
         for i in range(8, len(rows), 2):
             rows[i][0], rows[i - 1][1] = rows[i % 8][0], rows[i % 8][1]
-        negatives = [" ".join(each) for each in (*words[1:], words[0])]
-        path = folder / Path(file).with_suffix(".triplets.csv").name
+        negatives = [(" ".join(words[i - 1]), " ".join(words[i - 2])) for i in range(len(words))]
+        path = folder / Path(file).with_suffix(".tuples.csv").name
         with path.open("w", newline="") as opened:
-            named = (("anchor", "positive", "negative"), *((*row, n) for row, n in zip(rows, negatives, strict=True)))
-            csv.writer(opened).writerows(named)
+            named = "anchor", "positive", "negative", "negative_2"
+            csv.writer(opened).writerows([named, *((*row, *n) for row, n in zip(rows, negatives, strict=True))])
         flags += [flag, path]
     return flags
 
@@ -58,7 +58,7 @@ def write_data(recipe, texts, folder):
     """Write the small data set of a text recipe; return its flags. `texts` are those of runs.write_texts."""
     if recipe == "token_classification":
         return write_tagged(folder, tagged_rows())
-    return write_triplets(texts, folder) if recipe == "embeddings" else texts
+    return write_tuples(texts, folder) if recipe == "embeddings" else texts
 
 
 def tiny(recipe, texts, folder):
@@ -79,7 +79,7 @@ def write_numbered(recipe, folder, count):
     flags = write_data(recipe, runs.write_texts(folder, rows=count), folder)
     with flags[1].open(newline="") as file:
         heading, *rows = csv.reader(file)
-    with flags[1].open("w", newline="") as file:  # the last column has labels, or negatives, which no run uses
+    with flags[1].open("w", newline="") as file:  # the last column has labels, or a negative, which no run uses
         numbered = ([*(f"{i} {text}" for text in texts), last] for i, (*texts, last) in enumerate(rows))
         csv.writer(file).writerows([heading, *numbered])
     return flags

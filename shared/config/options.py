@@ -302,7 +302,7 @@ def differences(stored: Mapping[str, Any], config: Options) -> dict[str, tuple[A
     Empty if it can resume. A field missing in `stored`, because it was added to the code later, had its default.
     """
     new = plain(config)
-    old = plain(type(config)()) | dict(stored)
+    old = dict(stored) | plain(type(config)(**{name: stored[name] for name in stored if name in new}))
     ignored = fields_with(type(config), Meaning.NOT_IN_RESULT)
     if not any(run["load_best_model_at_end"] or run["early_stopping_patience"] is not None for run in (old, new)):
         ignored |= fields_with(type(config), Meaning.CHOOSES_MODEL)

@@ -34,7 +34,7 @@ class GradientCache:
         plan: of the run.
         loss: of a batch of embeddings.
         embed: returns the embeddings [texts * rows, width] of a micro-batch, first those of all anchors, then those of
-            all positives; the same in each call, also with dropout.
+            all positives, and so on; the same in each call, also with dropout.
         kept: micro-batches of a step that keep their graph from the first pass. None: all that fit into memory.
 
     Raises:

@@ -1,12 +1,13 @@
 """The multiple-negatives ranking loss, also called InfoNCE: the positive of a text among all texts of its batch.
 
 Henderson et al., 2017 (arXiv:1705.00652); van den Oord et al., 2018 (arXiv:1807.03748). A batch of G samples has the
-anchors a, the positives p and, optionally, the hard negatives n. The loss of sample i is the cross entropy of
+anchors a, the positives p and, optionally, hard negatives n, o, ... The loss of sample i is the cross entropy of
 
-    softmax over j of cosine(a_i, c_j) / temperature,  candidates c = (p_1, ..., p_G, n_1, ..., n_G)
+    softmax over j of cosine(a_i, c_j) / temperature,  candidates c = (p_1, ..., p_G, n_1, ..., n_G, o_1, ...)
 
 for the candidate p_i. A candidate that is known to fit a_i is no negative, and is left out: another p_j if a_j or p_j
-is the same text as a_i or p_i, and an n_j that is the same text as p_i.
+is the same text as a_i or p_i, and a hard negative that is the same text as p_i. With a margin, so is a candidate that
+is much more similar to a_i than p_i is.
 """
 
 from collections.abc import Sequence
@@ -42,6 +43,9 @@ class RankingLoss:
     Attributes:
         temperature: divides the cosines.
         symmetric: the mean of this loss and of the loss of finding the anchor of each positive among all anchors.
+        margin: a candidate whose cosine exceeds that of the positive by more than this is taken for a positive that
+            nobody marked, and is left out: GISTEmbed (Solatorio, 2024, arXiv:2402.16829), guided by the trained model
+            itself as in Qwen3 Embedding (Zhang et al., 2025, arXiv:2506.05176). None: no candidate is.
         dims: the mean of the losses of the first d dimensions of the embeddings, for each d: Matryoshka representation
             learning (Kusupati et al., 2022, arXiv:2205.13147). Empty: the loss of all dimensions.
     """
@@ -49,6 +53,7 @@ class RankingLoss:
     temperature: float
     symmetric: bool = False
     dims: tuple[int, ...] = ()
+    margin: float | None = None
 
     def of_samples(self, embeddings: Tensor, digests: Tensor, first: int = 0, end: int | None = None) -> Tensor:
         """The losses of the samples `first` to `end` of a batch, [end - first].
@@ -73,8 +78,13 @@ class RankingLoss:
 
     def _cross_entropy(self, queries: Tensor, candidates: Tensor, left_out: Tensor, targets: Tensor) -> Tensor:
         """Losses [rows] of normalized queries [rows, dim] that look for the candidates [n, dim] at `targets` [rows]."""
-        scores = (queries @ candidates.T / self.temperature).masked_fill(left_out, -torch.inf)
-        return F.cross_entropy(scores, targets, reduction="none")
+        cosines = queries @ candidates.T
+        if self.margin is not None:
+            positive = cosines.detach().gather(1, targets[:, None])
+            left_out = left_out | (cosines > positive + self.margin).scatter(1, targets[:, None], False)
+        return F.cross_entropy(
+            (cosines / self.temperature).masked_fill(left_out, -torch.inf), targets, reduction="none"
+        )
 
     @without_tf32()  # the temperature would enlarge its rounding errors
     def with_gradient(self, embeddings: Tensor, digests: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Models of the library sentence-transformers: the files with which it loads model/, and checks of those it wrote."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ MODULES_FILE, LENGTH_FILE = "modules.json", "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 
 
-def stored_settings(folder: Path) -> tuple[str, int | None]:
-    """The pooling and the maximum number of tokens of the model of sentence-transformers in `folder`.
+def stored_settings(folder: Path) -> tuple[str, int | None, dict[str, str]]:
+    """The pooling, the maximum number of tokens and the prompts of the model of sentence-transformers in `folder`.
 
-    The pooling is one of `POOLINGS`, or in other cases what the model names.
+    The pooling is one of `POOLINGS`, or in other cases what the model names. The prompts have names such as query;
+    empty ones are left out.
 
     Raises:
         UserError: its vectors are computed in another way than by an encoder, a pooling and normalization.
@@ -27,7 +29,8 @@ def stored_settings(folder: Path) -> tuple[str, int | None]:
         return json.loads(file.read_text()) if file.is_file() else {}
 
     modules = {module["type"].rpartition(".")[2]: module["path"] for module in read(folder / MODULES_FILE)}
-    lengths, prompt = read(folder / LENGTH_FILE), read(folder / SETTINGS_FILE).get("default_prompt_name")
+    lengths, settings = read(folder / LENGTH_FILE), read(folder / SETTINGS_FILE)
+    prompt, prompts = settings.get("default_prompt_name"), settings.get("prompts") or {}
     pooling = read(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
     flags = [flag for flag in pooling if "pooling_mode" in flag and pooling[flag]]
     named = pooling.get("pooling_mode") or flags
@@ -45,19 +48,29 @@ def stored_settings(folder: Path) -> tuple[str, int | None]:
             "model with an encoder, the mean over tokens or the first token, and normalization"
         )
     known = {flag: name for name, flag in POOLINGS.items()}
-    return known.get(stored, stored), lengths.get("max_seq_length")
+    used = {name: text for name, text in prompts.items() if text}
+    return known.get(stored, stored), lengths.get("max_seq_length"), used
 
 
-def check_modules(name: str, pooling: Pooling) -> None:
-    """Check a model of sentence-transformers in the local folder `name`; print a message if its pooling is another.
+def check_modules(name: str, pooling: Pooling, prompts: Sequence[str] | None) -> None:
+    """Check a model of sentence-transformers in the local folder `name`.
+
+    Prints a message if its pooling is another, or if it has prompts and the settings have none.
 
     Raises:
         UserError: see `stored_settings`.
     """
     if (Path(name) / MODULES_FILE).exists():
-        stored, _ = stored_settings(Path(name))
+        stored, _, known = stored_settings(Path(name))
         if stored not in ("", pooling):
             say(f"--model_name_or_path {name} was trained with another pooling ({stored}): --pooling {pooling} is used")
+        if known and prompts is None:
+            say(f"--model_name_or_path {name} has prompts ({shown(known)}), and --prompts has none: none are used")
+
+
+def shown(prompts: Mapping[str, str]) -> str:
+    """Prompts with their names, in the words of a message."""
+    return ", ".join(f"{name} {text!r}" for name, text in prompts.items())
 
 
 class SentenceTokenizer:
@@ -65,13 +78,12 @@ class SentenceTokenizer:
 
     Args:
         tokenizer: of transformers.
-        pooling: how the embedding of a text is computed.
+        config: of the recipe: how the embedding of a text is computed, the maximum numbers of tokens, the prompts.
         width: of an embedding.
-        max_length: maximum number of tokens of a text.
     """
 
-    def __init__(self, tokenizer: Any, pooling: Pooling, width: int, max_length: int) -> None:
-        self.tokenizer, self.pooling, self.width, self.max_length = tokenizer, pooling, width, max_length
+    def __init__(self, tokenizer: Any, config: Any, width: int) -> None:
+        self.tokenizer, self.config, self.width = tokenizer, config, width
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the files of the tokenizer, the list of modules and their settings."""
@@ -81,16 +93,17 @@ class SentenceTokenizer:
             for i, (path, kind) in enumerate(MODULES)
         ]
         pooling = {"word_embedding_dimension": self.width} | {
-            flag: name == self.pooling for name, flag in POOLINGS.items()
+            flag: name == self.config.pooling for name, flag in POOLINGS.items()
         }
+        prompts = zip(("query", "document"), self.config.prompts or (), strict=False)  # of anchors and positives
         files = {
             MODULES_FILE: modules,
             "1_Pooling/config.json": pooling,
             "2_Normalize/config.json": {},
-            LENGTH_FILE: {"max_seq_length": self.max_length, "do_lower_case": False},
+            LENGTH_FILE: {"max_seq_length": max(self.config.max_length), "do_lower_case": False},
             SETTINGS_FILE: {
                 "__version__": {},
-                "prompts": {},
+                "prompts": dict(prompts),
                 "default_prompt_name": None,
                 "similarity_fn_name": "cosine",
             },

@@ -1,24 +1,27 @@
-"""Samples of two or three texts each: an anchor, its positive and, optionally, a hard negative."""
+"""Samples of several texts each: an anchor, its positive and, optionally, hard negatives."""
 
 import hashlib
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shared.cache.prepared import arrays_writer, build_once, each_share, read_array
-from shared.datasets.rows import named
+from shared.datasets.arrow_files import converted
+from shared.datasets.rows import ROW_COLUMN, column_of, is_text, named, where
 from shared.datasets.tables import limited, load_tables
 from shared.demo_data import pairs
 from shared.encoders.packed_texts import PackedTexts, pack_or_pad_texts
 from shared.errors import UserError
-from shared.options.data_options import DataOptions
 from shared.plan.draws import hash64
 from shared.text.tokenized import Item, Padding, Rows, TokenizedText, tokenize
 
@@ -27,18 +30,20 @@ FORMAT = 2  # part of the cache's names: increase it when the files for the same
 ROWS_AT_ONCE = 10_000  # texts whose lengths are read, or digests computed, at once
 
 
-def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+def load_tuples(config: Any) -> tuple[pa.Table, pa.Table]:
     """The training and validation rows; by default, the docstrings and sources of functions of installed libraries.
 
     Raises:
-        UserError: the data cannot be read, or `columns` are not two or three different ones.
+        UserError: the data cannot be read, --text_column_names are not at least two different ones, or see
+            `of_columns`.
     """
-    given = f"{FLAG} {' '.join(columns)}"
-    if len(columns) not in (2, 3) or len({*columns}) < len(columns):
+    columns = config.text_column_names
+    if len(columns) < 2 or len({*columns}) < len(columns):
         raise UserError(
-            f"{given}: name two or three columns, each once: of the anchors, of the positives and, optionally, of the "
-            "hard negatives"
+            f"{FLAG} {' '.join(columns)}: name two or more columns, each once: of the anchors, of the positives and, "
+            "optionally, of hard negatives"
         )
+    of_columns(config, columns)
 
     def embedded() -> list[pa.Table]:
         return [named(table, "the embedded functions") for table in pairs.load()]
@@ -46,13 +51,94 @@ def load_tuples(config: DataOptions, columns: Sequence[str]) -> tuple[pa.Table, 
     return limited(load_tables(config, columns, (), embedded=embedded), config)
 
 
-def tokenize_tuples(table: pa.Table, columns: Sequence[str], tokenizer: Any, max_length: int) -> "TextTuples":
-    """The tokens of the texts in `columns`, each truncated to `max_length` by the tokenizer.
+def of_columns(config: Any, columns: Sequence[str]) -> Any:
+    """The settings for some of --text_column_names, with a prompt and a maximum length for each of them.
 
     Raises:
+        UserError: the number of prompts or of lengths is not that of --text_column_names.
+    """
+    known = config.text_column_names
+    prompts = ("",) * len(known) if config.prompts is None else config.prompts
+    lengths = config.max_length * len(known) if len(config.max_length) == 1 else config.max_length
+    for flag, values in (("--prompts", prompts), ("--max_length", lengths)):
+        if len(values) != len(known):
+            given = f"{flag} {shlex.join(map(str, values))}"
+            raise UserError(f"{given}: give one for each of {FLAG} {' '.join(known)}, {len(known)} in all")
+    places = [known.index(name) for name in columns]
+    chosen = {"prompts": tuple(prompts[i] for i in places), "max_length": tuple(lengths[i] for i in places)}
+    return replace(config, text_column_names=tuple(columns), **chosen)
+
+
+def with_one_length(config: Any) -> Any:
+    """The settings for code that knows one --max_length: that of the longest texts."""
+    return SimpleNamespace(**(vars(config) | {"max_length": max(config.max_length)}))
+
+
+def tokenize_tuples(table: pa.Table, config: Any, tokenizer: Any) -> "TextTuples":
+    """The tokens of the texts in --text_column_names, after their prompts, each truncated by the tokenizer.
+
+    Raises:
+        UserError: a row has another number of negatives than the first, or see `of_columns`.
         UserError, Unfinished: see `tokenize`. A task of a job array writes its share of each column first.
     """
-    return TextTuples(each_share(lambda column: tokenize(table, (column,), tokenizer, max_length), columns))
+    config = of_columns(config, config.text_column_names)
+    texts = []
+    for place, column in enumerate(config.text_column_names):
+        prepared, names = texts_in(table, column, config.prompts[place], may_be_lists=place > 1)
+        texts += [(prepared, name, config.max_length[place]) for name in names]
+    tokens = each_share(lambda text: tokenize(text[0], (text[1],), tokenizer, text[2]), texts)
+    return TextTuples(tokens, [name for _, name, _ in texts])
+
+
+def texts_in(table: pa.Table, column: str, prompt: str, may_be_lists: bool) -> tuple[pa.Table, list[str]]:
+    """A table with the texts of a column after the prompt, and the names of its columns: "negatives 1", ... of lists.
+
+    A column of texts without a prompt is left in its table. What is not text stays as it is: `tokenize` refuses it.
+
+    Raises:
+        UserError: there is no such column, or a row has another number of texts than the first.
+    """
+    size = texts_per_row(table, column) if may_be_lists else None
+    if not prompt and size is None:
+        return table, [column]
+    names = [column] if size is None else [f"{column} {number}" for number in range(1, size + 1)]
+
+    def convert(block: pa.Table) -> tuple[pa.Table, int]:
+        cells = column_of(block, column, FLAG, as_text=True)
+        each = [cells] if size is None else [pc.list_element(cells, place) for place in range(size)]
+        texts = [after_prompt(prompt, part) for part in each]
+        return pa.table([*texts, block[ROW_COLUMN]], [*names, ROW_COLUMN]), 0
+
+    return converted(table, convert, "texts", column, prompt, size)[0], names
+
+
+def texts_per_row(table: pa.Table, column: str) -> int | None:
+    """How many texts the lists of a column have; None for a column without lists.
+
+    Raises:
+        UserError: there is no such column, or a row has another number of texts than the first.
+    """
+    cells = column_of(table, column, FLAG, as_text=True)
+    is_list = pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list
+    if not any(check(cells.type) for check in is_list):
+        return None
+    counts = np.asarray(pc.fill_null(pc.list_value_length(cells), 0))
+    others = np.flatnonzero((counts != counts[0]) | (counts == 0))
+    if len(others):
+        raise UserError(
+            f"{where(table, int(others[0]))} has {counts[others[0]]} texts in {column}, and the first row has "
+            f"{counts[0]}: give all rows the same number, at least one"
+        )
+    return int(counts[0])
+
+
+def after_prompt(prompt: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The prompt and each text; a gap stays a gap, so that it is refused."""
+    if not prompt or not is_text(texts.type):
+        return texts
+    texts, around = texts.cast(pa.large_string()), [pa.scalar(each, pa.large_string()) for each in (prompt, "")]
+    is_gap = pc.equal(pc.utf8_trim_whitespace(texts), "")
+    return pc.if_else(is_gap, texts, pc.binary_join_element_wise(around[0], texts, around[1]))
 
 
 class TextTuples(Dataset):
@@ -60,6 +146,7 @@ class TextTuples(Dataset):
 
     Attributes:
         columns: the texts of each column.
+        names: of the columns.
         text_lengths: int32 [N, texts], the tokens of each text. A memory map, like the next two.
         lengths: int32 [N], the tokens of all texts of each sample together.
         longest: int32 [N], the tokens of the longest text of each sample.
@@ -67,8 +154,8 @@ class TextTuples(Dataset):
 
     draws_random = False
 
-    def __init__(self, columns: Sequence[TokenizedText]) -> None:
-        self.columns = tuple(columns)
+    def __init__(self, columns: Sequence[TokenizedText], names: Sequence[str]) -> None:
+        self.columns, self.names = tuple(columns), tuple(names)
         name = hashlib.blake2b(" ".join(texts.folder.name for texts in columns).encode(), digest_size=16).hexdigest()
 
         def build(folder: Path) -> None:
@@ -89,7 +176,7 @@ class TextTuples(Dataset):
         return tuple(texts[row] for texts in self.columns)
 
     def read_micro_batch(self, samples: NDArray[np.int64], epochs: NDArray[np.int64]) -> Rows:
-        """The texts of `samples` as one array of each kind: all anchors, then all positives, then all negatives."""
+        """The texts of `samples` as one array of each kind: all anchors, then all positives, and so on."""
         lengths, tokens, types, _ = zip(*(c.read_micro_batch(samples, epochs) for c in self.columns), strict=True)
         return (
             np.concatenate(lengths),
@@ -108,7 +195,7 @@ class TextTuples(Dataset):
         return np.concatenate(found)
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return type(self), (self.columns,)
+        return type(self), (self.columns, self.names)
 
     def digest(self) -> str:
         """A digest of the tokens."""
@@ -163,5 +250,6 @@ def pack_or_pad_tuples(
     Raises:
         UserError: see `pack_or_pad_texts`.
     """
+    config = with_one_length(config)
     of_texts, described = pack_or_pad_texts(model, train.columns[0], tokenizer, accelerator, config)
     return TupleCollate(of_texts, len(train.columns)), described

@@ -1,6 +1,5 @@
 """Predictions of a model of sentence embeddings: a vector for each text."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.contrastive import retrieval
-from shared.contrastive.tuples import FLAG, load_tuples, pack_or_pad_tuples
+from shared.contrastive.tuples import FLAG, load_tuples, of_columns, pack_or_pad_tuples
 from shared.datasets.rows import column_of
 from shared.datasets.tables import skip_incomplete
 from shared.encoders.text_models import adapt_to_device
@@ -31,8 +30,9 @@ def predict_embeddings(accelerator: Any, request: Request) -> Prediction:
     config, tokenizer = request.config, load_tokenizer(str(request.model))
     model = build_model(request, tokenizer)
     dim: int = model.config.hidden_size
-    table, columns = read_input(request)
-    data = request.recipe.encode(replace(config, text_column_names=columns), table, tokenizer)
+    table, found = read_input(request)
+    data = request.recipe.encode(of_columns(config, found), table, tokenizer)
+    columns = data.names
     model = adapt_to_device(accelerator, config, model)
     collate, how = pack_or_pad_tuples(model, data, tokenizer, accelerator, config)
     sizes = collate.sizes(data)
@@ -83,7 +83,7 @@ def read_input(request: Request) -> tuple[pa.Table, tuple[str, ...]]:
     """
     config, names = request.config, request.config.text_column_names
     if request.file is None:
-        return load_tuples(config, names)[1], names[:2]
+        return load_tuples(config)[1], names[:2]
     if len({*names}) < len(names):
         raise UserError(f"{FLAG} {' '.join(names)}: name each column once")
     table = read_rows(request)

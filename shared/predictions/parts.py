@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -220,14 +220,14 @@ def finish(parts: Parts, output: Path, task: Record) -> Record:
     prediction, file = parts.prediction, parts.folder / output.name
     with writing(parts.folder):
         outputs = parts.join()
-        blocks = with_columns(prediction, outputs)
-        first = next(blocks)
+        blocks = prediction.blocks(outputs) if prediction.blocks else with_columns(prediction, outputs)
+        first, rows = next(blocks), 0
         with writer(file, output, first.schema) as write:
-            write(first)
-            for block in blocks:
+            for block in chain([first], blocks):
                 write(block)
+                rows += block.num_rows
         scores = prediction.score(*prediction.split(outputs)) if prediction.score else {}
-        record = task | {"rows": prediction.table.num_rows, "bytes": file.stat().st_size}
+        record = task | {"rows": rows, "bytes": file.stat().st_size}
         record["scores"] = {name: finite_or_name(value) for name, value in scores.items()}
         described = parts.folder / record_file(output).name
         described.write_text(json.dumps(record, indent=1) + "\n")
@@ -248,17 +248,23 @@ def with_columns(prediction: Prediction, outputs: Outputs) -> Iterator[pa.Table]
     bounds = prediction.bounds
     for start in range(0, prediction.table.num_rows, BLOCK_ROWS):
         block = prediction.table.slice(start, BLOCK_ROWS)
-        found = prediction.split(outputs[bounds[start] : bounds[start + block.num_rows]])
-        predicted = [output for place, output in enumerate(found) if place != 1 or not prediction.has_loss]
-        if len(wrong := np.flatnonzero(~np.all([np.isfinite(output).all(1) for output in predicted], axis=0))):
-            row = np.searchsorted(bounds, bounds[start] + wrong[0], "right")  # counted from 1
-            raise UserError(
-                f"the prediction for row {row:,} of {prediction.source} is not finite: use "
-                "--mixed_precision no and another --predictions_file, or a model whose weights are finite"
-            )
-        for name, column in prediction.columns(block, *found).items():
+        found = outputs[bounds[start] : bounds[start + block.num_rows]]
+        refuse_infinite(prediction, found, start)
+        for name, column in prediction.columns(block, *prediction.split(found)).items():
             block = block.append_column(name, column)
         yield block.cast(pa.schema([field.remove_metadata() for field in block.schema]))
+
+
+def refuse_infinite(prediction: Prediction, outputs: Outputs, start: int) -> None:
+    """Raise UserError if an output of the rows from `start` is not finite; names the row. A loss may be infinite."""
+    found, bounds = prediction.split(outputs), prediction.bounds
+    predicted = [output for place, output in enumerate(found) if place != 1 or not prediction.has_loss]
+    if len(wrong := np.flatnonzero(~np.all([np.isfinite(output).all(1) for output in predicted], axis=0))):
+        row = np.searchsorted(bounds, bounds[start] + wrong[0], "right")  # counted from 1
+        raise UserError(
+            f"the prediction for row {row:,} of {prediction.source} is not finite: use "
+            "--mixed_precision no and another --predictions_file, or a model whose weights are finite"
+        )
 
 
 def task_of(request: Request, prediction: Prediction) -> Record:

@@ -1,6 +1,6 @@
 """What a kind of prediction consists of. A new kind is a function that returns a `Prediction`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -44,6 +44,8 @@ class Prediction:
     """How many numbers each output has for a sample or word: 1 for the losses."""
     columns: Callable[..., dict[str, pa.Array]]
     """The columns of the predictions, from some rows of the table and their outputs, each [n, its width]."""
+    blocks: Callable[[Outputs], Iterator[pa.Table]] | None = None
+    """The rows of the file, from all outputs, if it has others than the table; None: all rows, with `columns`."""
     score: Callable[..., dict[str, float]] | None = None
     """The scores by name, from all outputs; None if the samples have no labels."""
     has_loss: bool = True

@@ -52,6 +52,9 @@ def test_a_field_affects_the_result_unless_its_type_says_otherwise(name: str) ->
 
 def test_an_unchanged_config_has_no_differences() -> None:
     assert resumed(Config()) == {}
+    before = stored(Config()) | {"text_column_names": "text"}  # written when the setting had a single value
+    assert differences(before, Config()) == {}
+    assert differences(before, Config(text_column_names=("other",))) == {"text_column_names": (["text"], ["other"])}
 
 
 def test_a_setting_with_several_values_accepts_a_single_one(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def cross_entropy(own, others, temperature):
     return math.log(sum(math.exp(score / temperature) for score in (own, *others))) - own / temperature
 
 
-def expected(embeddings, texts, temperature, symmetric=False, dims=()):
+def expected(embeddings, texts, temperature, symmetric=False, dims=(), margin=math.inf):
     """The loss of each sample by its definition; `texts` has the names of the texts [kinds][samples]."""
     means = []
     for dim in dims or (embeddings.shape[2],):
@@ -33,9 +33,10 @@ def expected(embeddings, texts, temperature, symmetric=False, dims=()):
                 named = enumerate(texts[2 + kind])
                 others += [cosine(anchors[i], negatives[kind][j]) for j, text in named if text != texts[1][i]]
             own = cosine(anchors[i], positives[i])
-            loss = cross_entropy(own, others, temperature)
+            loss = cross_entropy(own, [other for other in others if other <= own + margin], temperature)
             if symmetric:
-                back = cross_entropy(own, [cosine(positives[i], anchors[j]) for j in unknown], temperature)
+                others = [cosine(positives[i], anchors[j]) for j in unknown]
+                back = cross_entropy(own, [other for other in others if other <= own + margin], temperature)
                 loss = (loss + back) / 2
             losses.append(loss)
         means.append(torch.tensor(losses, dtype=torch.float64))
@@ -54,18 +55,20 @@ def batches(draw):
 
 
 @settings(max_examples=25)
-@given(batches(), st.booleans(), st.sampled_from([(), (6,), (6, 3, 2)]))
-def test_the_loss_of_each_sample_is_its_definition(batch, symmetric, dims):
+@given(batches(), st.booleans(), st.sampled_from([(), (6,), (6, 3, 2)]), st.sampled_from([None, -0.5, 0.0, 0.3]))
+def test_the_loss_of_each_sample_is_its_definition(batch, symmetric, dims, margin):
     embeddings, texts = batch
-    found = RankingLoss(0.2, symmetric, dims).of_samples(embeddings, texts)
-    assert torch.allclose(found, expected(embeddings, texts.tolist(), 0.2, symmetric, dims), rtol=1e-9, atol=1e-12)
+    found = RankingLoss(0.2, symmetric, dims, margin).of_samples(embeddings, texts)
+    most = math.inf if margin is None else margin
+    want = expected(embeddings, texts.tolist(), 0.2, symmetric, dims, most)
+    assert torch.allclose(found, want, rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=20)
-@given(batches(), st.booleans(), st.integers(1, 60))
-def test_the_gradient_in_parts_is_that_of_the_mean_of_all_losses(batch, symmetric, at_once):
+@given(batches(), st.booleans(), st.integers(1, 60), st.sampled_from([None, 0.1]))
+def test_the_gradient_in_parts_is_that_of_the_mean_of_all_losses(batch, symmetric, at_once, margin):
     embeddings, texts = batch
-    loss = RankingLoss(0.2, symmetric, (6, 3))
+    loss = RankingLoss(0.2, symmetric, (6, 3), margin)
     whole = embeddings.clone().requires_grad_()
     loss.of_samples(whole, texts).mean().backward()
     with pytest.MonkeyPatch.context() as patch:

@@ -1,10 +1,13 @@
 """Samples of several texts: reading, digests, costs, packing and padding, pooling."""
 
 import csv
+import json
 import pickle
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,16 +17,30 @@ from shared.contrastive.pooling import add_pooling
 from shared.contrastive.tuples import (
     TupleCollate,
     load_tuples,
+    of_columns,
     pack_or_pad_tuples,
     text_digests,
     tokenize_tuples,
 )
+from shared.datasets import arrow_files
+from shared.datasets.tables import read_file
 from shared.encoders.packed_texts import PackedTexts
 from shared.errors import UserError
 from shared.options.data_options import DataOptions
 from shared.text.tokenized import Padding, train_tokenizer
 
 COLUMNS = ("query", "answer", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(DataOptions):
+    """Those of the recipe that concern its texts."""
+
+    text_column_names: tuple[str, ...] = COLUMNS
+    prompts: tuple[str, ...] | None = None
+    max_length: tuple[int, ...] = (16,)
+
+
 ROWS = [
     (f"question number {i % 7} about {'several ' * (i % 4)}things", f"answer {i} of many", f"wrong answer {i % 3}")
     for i in range(24)
@@ -41,9 +58,10 @@ def file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(file):
     """(training data, validation data, tokenizer) of the file."""
-    train, validation = load_tuples(DataOptions(train_file=(str(file),)), COLUMNS)
+    config = Settings(train_file=(str(file),))
+    train, validation = load_tuples(config)
     tokenizer = train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
-    return *(tokenize_tuples(table, COLUMNS, tokenizer, 16) for table in (train, validation)), tokenizer
+    return *(tokenize_tuples(table, config, tokenizer) for table in (train, validation)), tokenizer
 
 
 def bert(tokenizer, **changes):
@@ -101,7 +119,7 @@ def test_the_cost_of_a_sample_is_what_its_texts_take_in_a_batch(data):
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_packed_and_padded_texts_have_the_embeddings_of_each_text_alone(data, pooling):
     train, _, tokenizer = data
-    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=16)
+    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=(16,))
     accelerator = SimpleNamespace(device=torch.device("cpu"))
     texts = [ids.astype(np.int64) for i in range(4) for ids, _, _ in train[i]]
     with torch.no_grad():
@@ -127,7 +145,7 @@ def test_a_model_that_cannot_be_packed_gets_one_text_per_row(data):
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 16}
     model = FNetModel(FNetConfig(vocab_size=len(tokenizer), **sizes))
     add_pooling(model, "mean")
-    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=16, packing=True)
+    config = SimpleNamespace(activation_dtype=None, mixed_precision="no", max_length=(16,), packing=True)
     collate, described = pack_or_pad_tuples(model, train, tokenizer, SimpleNamespace(), config)
     assert isinstance(collate.of_texts, Padding)
     assert described.startswith("; one text per row, because a FNetModel cannot be packed exactly; each padded to")
@@ -143,13 +161,13 @@ def test_an_encoder_decoder_is_refused():
     ("columns", "message"),
     [
         (("query", "reply"), r"--text_column_names reply: .* has no such column \(columns: query, answer, other\)"),
-        (("query",), "--text_column_names query: name two or three columns, each once"),
-        (("query", "answer", "query"), "--text_column_names query answer query: name two or three columns"),
+        (("query",), "--text_column_names query: name two or more columns, each once"),
+        (("query", "answer", "query"), "--text_column_names query answer query: name two or more columns"),
     ],
 )
 def test_wrong_columns_are_refused_in_one_line(file, columns, message):
     def load():
-        train, _ = load_tuples(DataOptions(train_file=(str(file),)), columns)
+        train, _ = load_tuples(Settings(train_file=(str(file),), text_column_names=columns))
         train_tokenizer(train, columns, "wordpiece", 200, 16)
 
     with pytest.raises(UserError, match=message) as caught:
@@ -160,6 +178,67 @@ def test_wrong_columns_are_refused_in_one_line(file, columns, message):
 def test_a_row_without_a_text_is_named(tmp_path):
     path = tmp_path / "gap.csv"
     path.write_text("query,answer\nwhat is it,a text\nand this,\nthe third,another\n")
-    train, _ = load_tuples(DataOptions(train_file=(str(path),), validation_file=(str(path),)), COLUMNS[:2])
+    config = Settings(train_file=(str(path),), validation_file=(str(path),), text_column_names=COLUMNS[:2])
+    train, _ = load_tuples(config)
     with pytest.raises(UserError, match=f"row 2 of --train_file {path} has no text in answer"):
         train_tokenizer(train, COLUMNS[:2], "wordpiece", 200, 16)
+
+
+def write_lists(path, rows):
+    """JSON lines of a query, an answer and a list of other texts; returns their table."""
+    lines = (dict(zip(COLUMNS, row, strict=True)) for row in rows)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return read_file(str(path), "--train_file")
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_prompts_lengths_and_lists_give_the_tokens_of_the_texts_written_out(data, tmp_path, monkeypatch, mapped):
+    *_, tokenizer = data
+    if mapped:
+        monkeypatch.setattr(arrow_files, "IN_MEMORY", 0)
+    rows = [(q, a, [n, n[::-1], f"{n} again"]) for q, a, n in ROWS]
+    config = Settings(prompts=("question ", "", "wrong "), max_length=(5, 16, 9))
+    found = tokenize_tuples(write_lists(tmp_path / "lists.jsonl", rows), config, tokenizer)
+    assert found.names == ("query", "answer", "other 1", "other 2", "other 3")
+    for i, (query, answer, others) in enumerate(rows):
+        texts = [(f"question {query}", 5), (answer, 16), *((f"wrong {text}", 9) for text in others)]
+        expected = [tokenizer(text, truncation=True, max_length=most)["input_ids"] for text, most in texts]
+        assert [ids.tolist() for ids, _, _ in found[i]] == expected
+    assert found.lengths.tolist() == [sum(map(len, (ids for ids, *_ in found[i]))) for i in range(len(found))]
+    part = tokenize_tuples(write_lists(tmp_path / "lists.jsonl", rows), of_columns(config, COLUMNS[1:2]), tokenizer)
+    assert part.columns[0].digest() == found.columns[1].digest()
+
+
+def test_columns_and_lists_of_negatives_are_the_same_data(data, tmp_path):
+    *_, tokenizer = data
+    columns = pa.table(
+        dict(zip(("query", "answer", "a", "b"), zip(*((*r, r[1]) for r in ROWS), strict=True), strict=True))
+    )
+    lists = write_lists(tmp_path / "lists.jsonl", [(q, a, [n, a]) for q, a, n in ROWS])
+    one = tokenize_tuples(columns, Settings(text_column_names=("query", "answer", "a", "b")), tokenizer)
+    assert tokenize_tuples(lists, Settings(), tokenizer).digest() == one.digest()
+
+
+@pytest.mark.parametrize(
+    ("others", "changes", "message"),
+    [
+        (
+            [["a", "b"], ["a"]],
+            {},
+            "row 2 of .*lists.jsonl has 1 texts in other, and the first row has 2: give all rows",
+        ),
+        ([["a"], None], {}, "row 2 of .* has 0 texts in other, and the first row has 1"),
+        ([[], []], {}, "row 1 of .* has 0 texts in other"),
+        ([["a", "b"], ["a", " "]], {"prompts": ("", "", "x ")}, "row 2 of .* has no text in other 2: fill it in"),
+        ([[1], [2]], {}, "--text_column_names other 1: this column of .* contains int64, not text"),
+        ([["a"], ["b"]], {"prompts": ("x ",)}, "--prompts 'x ': give one for each of --text_column_names query answer"),
+        ([["a"], ["b"]], {"max_length": (8, 8)}, "--max_length 8 8: give one for each of .*, 3 in all"),
+        ([["a"], ["b"]], {"text_column_names": ("query", "other")}, "--text_column_names other: .* contains list<"),
+    ],
+)
+def test_wrong_lists_prompts_and_lengths_are_refused_in_one_line(data, tmp_path, others, changes, message):
+    *_, tokenizer = data
+    table = write_lists(tmp_path / "lists.jsonl", [("question", "answer", each) for each in others])
+    with pytest.raises(UserError, match=message) as caught:
+        tokenize_tuples(table, replace(Settings(), **changes), tokenizer)
+    assert "\n" not in str(caught.value)

@@ -19,7 +19,7 @@ def make(tmp_path):
     """Run a target of the Makefile with programs that only print: the words of the launch."""
 
     def call(target, gpus):
-        for name, answer in (("python", f"echo {gpus}"), ("accelerate", 'echo "$@"')):
+        for name, answer in (("python", f'[ "$1" != -c ] || echo {gpus}'), ("accelerate", 'echo "$@"')):
             (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
             (tmp_path / name).chmod(0o755)
         said = subprocess.run(

@@ -17,6 +17,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 from shared import export
 from shared.config.command_line import field_types
+from shared.mine_negatives import MiningFlags
 from shared.predictions.request import Flags
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,8 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 FOLDERS = ("recipes", "shared", "accelerate_configs", "clusters", "docs", "tests", "benchmarks")
 # Flags of pip and grep, of modules in shared/, and of campaigns.
 OTHER_FLAGS = {"index-url", "exclude-dir", "loss_tolerance", "weight_tolerance", "table", "timeout", "kills", "walks"}
-OTHER_FLAGS |= {*field_types(Flags), *field_types(export.Flags), "no_scores", "recipe", "shard", "to"}
+OTHER_FLAGS |= {*field_types(MiningFlags), *field_types(Flags), *field_types(export.Flags)}
+OTHER_FLAGS |= {"no_scores", "recipe", "shard", "to"}
 # Flags of sbatch and kubectl, and of the hand-written scripts that docs/launching.md translates.
 FOREIGN_FLAGS = {"signal", "nodes", "gpus-per-node", "time", "job-name", "array", "wrap", "follow", "trials", "host"}
 FOREIGN_FLAGS |= {"epochs", "batch_size", "accumulation_steps", "checkpoint", "world_size", "rank", "dist_url"}

@@ -12,6 +12,7 @@ import torch
 from refusing import message_of, predict_file
 from torch.nn import functional as F
 
+from shared import mine_negatives, predict
 from shared.config import options
 
 
@@ -40,7 +41,8 @@ def trained(pairs, tmp_path_factory, request):
     """The output folder of a short run, and its last evaluation."""
     output, recipe = tmp_path_factory.mktemp("trained") / "run", runs.load_recipe("embeddings")
     flags = [*runs.TINY, "--train_file", pairs[0], "--validation_file", pairs[1], "--output_dir", output]
-    flags += ["--matryoshka_dims", 32, 8, "--pooling", request.param]
+    flags += ["--matryoshka_dims", 32, 8, "--pooling", request.param, "--prompts", "find: ", ""]
+    flags += ["--max_length", 24, 48]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ACCELERATE_USE_CPU", "true")
         environment.setenv("OMP_NUM_THREADS", "1")
@@ -84,7 +86,8 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
         given = [row["positive"] for row in csv.DictReader(file)]
     rows = [{"id": f"0{i}", "body": text} for i, text in enumerate(given)]
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert predict_file(run, tmp_path / "new.jsonl", "--text_column_names", "body") == {}  # no pairs, so no scores
+    own = ["--text_column_names", "body", "--prompts", "", "--max_length", 48]
+    assert predict_file(run, tmp_path / "new.jsonl", *own) == {}  # no pairs, so no scores
     found = [json.loads(line) for line in (run / "predictions/new.jsonl").read_text().splitlines()]
     assert [{name: row[name] for name in ("id", "body")} for row in found] == rows
 
@@ -95,14 +98,18 @@ def test_the_vectors_are_those_of_transformers_in_the_order_of_the_input(trained
             expected = F.normalize(model(input_ids=batch["input_ids"]).last_hidden_state.mean(1), dim=1)[0]
         assert row["embedding_body"] == pytest.approx(expected.tolist(), abs=1e-5)
     # a column that the run's data have is found without a flag, and a model without its run gives the same vectors
-    flags = ["--text_column_names", "body", "--max_tokens_per_micro_batch", 192]
+    flags = [*own[:4], "--max_tokens_per_micro_batch", 192]  # the folder has the length
     predict_file(folder, tmp_path / "new.jsonl", *flags, "--predictions_file", tmp_path / "model.parquet")
     assert vectors(tmp_path / "model.parquet", "body") == pytest.approx(
         np.array([row["embedding_body"] for row in found]), abs=1e-6
     )
     (tmp_path / "one.csv").write_text("anchor\na text\n")
     predict_file(run, tmp_path / "one.csv")
-    assert vectors(run / "predictions/one.parquet", "anchor").shape == (1, 32)
+    (tmp_path / "same.csv").write_text("body\nfind: a text\n")
+    predict_file(run, tmp_path / "same.csv", *own)
+    assert vectors(run / "predictions/one.parquet", "anchor") == pytest.approx(
+        vectors(run / "predictions/same.parquet", "body"), abs=1e-6
+    )
 
 
 @pytest.mark.docs  # importing the library takes seconds
@@ -115,8 +122,69 @@ def test_the_vectors_are_those_of_sentence_transformers(trained, pairs, tmp_path
     library = SentenceTransformer(str(trained[0] / "model"), device="cpu")
     for folder in (trained[0], trained[0] / "model"):
         output = tmp_path / f"{folder.name}.parquet"
-        predict_file(folder, pairs[1], "--predictions_file", output)
-        assert vectors(output, "anchor") == pytest.approx(library.encode(given), abs=1e-5)
+        own = [] if folder == trained[0] else ["--prompts", "find: ", ""]
+        predict_file(folder, pairs[1], "--predictions_file", output, "--max_length", 48, *own)
+        assert vectors(output, "anchor") == pytest.approx(library.encode_query(given), abs=1e-5)
+
+
+def mine(*words):
+    """Call `python -m shared.mine_negatives` with these words."""
+    predict.predict(mine_negatives.parse_mining([str(word) for word in words]), mine_negatives.mine)
+
+
+def test_mined_negatives_are_the_positives_nearest_to_the_anchor_below_the_limit_and_can_be_trained_on(
+    trained, pairs, tmp_path
+):
+    run, mined = trained[0], tmp_path / "mined.jsonl"
+    flags = ["--negatives", 3, "--share_of_positive", 0.999, "--predictions_file"]
+    codes, output = runs.run_forked(2, "shared/mine_negatives.py", [run, pairs[0], *flags, mined], tmp_path)
+    assert codes == [0, 0], output
+    mine(run, pairs[0], *flags, tmp_path / "one.jsonl")
+    assert mined.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+    with pairs[0].open(newline="") as file:
+        given = list(csv.DictReader(file))
+    predict_file(run, pairs[0], "--predictions_file", tmp_path / "vectors.parquet")
+    anchors, positives = (vectors(tmp_path / "vectors.parquet", name) for name in ("anchor", "positive"))
+    scores = anchors.astype(float) @ positives.T.astype(float)
+    # Of each anchor and positive, the first row with the same tokens: an unknown word is like any other.
+    same, alike = ((found @ found.T > 1 - 1e-6).argmax(1) for found in (anchors, positives))
+    expected = []
+    for i, row in enumerate(given):
+        known = {alike[j] for j in range(len(given)) if same[j] == same[i]}
+        limit = scores[i, i] - 0.001 * abs(scores[i, i])
+        order = [alike[j] for j in np.argsort(-scores[i]) if scores[i, j] <= limit]
+        found = [given[j]["positive"] for j in dict.fromkeys(order) if j not in known][:3]
+        expected += [row | {"negatives": found}] if len(found) == 3 else []
+    assert len(expected) < len(given), "the test needs a row with too few candidates"
+    assert [json.loads(line) for line in mined.read_text().splitlines()] == expected
+    assert f"{len(given) - len(expected)} of {len(given)} rows of FILE {pairs[0]} have fewer than 3 texts" in output
+    recipe = runs.load_recipe("embeddings")
+    words = [*runs.TINY, "--train_file", mined, "--text_column_names", "anchor", "positive", "negatives"]
+    words += ["--max_tokens_per_micro_batch", 240, "--max_train_steps", 2, "--output_dir", tmp_path / "run"]
+    assert recipe.main(options.parse(recipe.Config, [*map(str, words)]))["eval_loss"] > 0
+
+
+def test_what_cannot_be_mined_is_one_line_and_no_file(trained, pairs, tmp_path):
+    run, output = trained[0], tmp_path / "mined.parquet"
+    (tmp_path / "taken.csv").write_text("anchor,positive,negatives\na,b,c\nc,d,e\ne,f,g\ng,h,i\ni,j,k\n")
+    (tmp_path / "there.parquet").write_text("mine")
+    last = ["--predictions_file", output]
+    for words, expected in (
+        ([pairs[0]], "give a FILE of pairs, and name the file to write with --predictions_file"),
+        (last, "give a FILE of pairs"),
+        ([pairs[0], *last, "--negatives", 500], "--negatives 500: FILE"),
+        ([pairs[0], *last, "--share_of_positive", 2], "--share_of_positive 2.0: must be between 0 and 1"),
+        ([pairs[0], "--predictions_file", tmp_path / "mined.csv"], "must end in .parquet, .jsonl"),
+        ([pairs[0], "--predictions_file", tmp_path / "there.parquet"], "there.parquet exists with other content"),
+        ([tmp_path / "taken.csv", *last], "has a column negatives, as the predictions have: rename it"),
+        (
+            [pairs[0], *last, "--share_of_positive", 0, "--negatives", 90],
+            "lower --negatives, raise --share_of_positive",
+        ),
+    ):
+        assert expected in message_of(mine, run, *words), words
+    assert not output.exists()
+    assert (tmp_path / "there.parquet").read_text() == "mine"
 
 
 def test_bad_input_is_one_line(trained, pairs, tmp_path):
@@ -134,8 +202,13 @@ def test_bad_input_is_one_line(trained, pairs, tmp_path):
         ([pairs[1], "--text_column_names", "anchor", "anchor"], "name each column once"),
         ([tmp_path / "gap.csv"], "--skip_incomplete_rows"),
         ([tmp_path / "collides.csv"], "has a column embedding_anchor"),
+        (
+            [tmp_path / "other.csv", "--text_column_names", "query"],
+            "--prompts 'find: ' '': give one for each of --text_column_names query, 1 in all",
+        ),
     ):
         assert expected in message_of(predict_file, run, *words), words
+    assert "--prompts is needed, one for each text column or '': " in message_of(predict_file, run / "model", pairs[1])
     flags = ["--skip_incomplete_rows", "--no_scores", "--predictions_file", tmp_path / "out.parquet"]
     assert predict_file(run, tmp_path / "gap.csv", *flags) == {}
     assert pq.read_table(tmp_path / "out.parquet").num_rows == 1

@@ -4,7 +4,7 @@ import call_recipe
 import runs
 import torch
 from torch.nn import functional as F
-from toy_data import write_triplets
+from toy_data import write_tuples
 
 from shared.config import options
 from shared.images.images import collate
@@ -66,16 +66,28 @@ def mlm_runs(texts):
 
 def embedding_runs(texts, folder):
     """The command lines of the embeddings recipe's runs, by name."""
-    files = write_triplets(texts, folder)
+    files = write_tuples(texts, folder)
     bert = ["--model_name_or_path", runs.write_bert_with_dropout(folder / "bert", texts), "--learning_rate", 1e-3]
     pairs = [*files, *runs.TINY, "--text_column_names", "anchor", "positive"]
-    triplets = [*files, *runs.TINY, "--text_column_names", "anchor", "positive", "negative"]
-    every = ["--symmetric", "--matryoshka_dims", 32, 8, "--max_tokens_per_micro_batch", 144, "--kept_micro_batches", 2]
+    tuples = [*files, *runs.TINY, "--text_column_names", "anchor", "positive", "negative", "negative_2"]
+    tuples += ["--prompts", "find: ", "", "", "", "--max_length", 24, 48, 40, 32]
+    every = [
+        "--false_negative_margin",
+        0.1,
+        "--symmetric",
+        "--matryoshka_dims",
+        32,
+        8,
+        "--max_tokens_per_micro_batch",
+        144,
+        "--kept_micro_batches",
+        2,
+    ]
     return {
         "gradient": [*pairs, *ONE_STEP],
         "adam": [*pairs, *TWENTY_STEPS],
         "rows": [*pairs, *TWENTY_STEPS, "--no_packing", "--max_tokens_per_micro_batch", 576],
-        "dropout": [*triplets, *bert, *every, "--max_train_steps", 8, "--eval_steps", 8, "--logging_steps", 1],
+        "dropout": [*tuples, *bert, *every, "--max_train_steps", 8, "--eval_steps", 8, "--logging_steps", 1],
     }
 
 

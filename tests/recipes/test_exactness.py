@@ -30,7 +30,7 @@ WORLDS = (1, 2, 3)
 def configs(texts, tmp_path_factory):
     """{recipe: {name: command line}}."""
     nlp = exact_runs.nlp_runs(texts, tmp_path_factory.mktemp("exactness"))
-    embeddings = exact_runs.embedding_runs(texts, tmp_path_factory.mktemp("triplets"))
+    embeddings = exact_runs.embedding_runs(texts, tmp_path_factory.mktemp("tuples"))
     return {"nlp": nlp, "mlm": exact_runs.mlm_runs(texts), "embeddings": embeddings}
 
 

@@ -1,0 +1,107 @@
+"""Mine hard negatives: add to each pair of a file the positives of other pairs that a model finds most similar.
+
+    python -m shared.mine_negatives OUTPUT_DIR FILE --predictions_file NEW_FILE [FLAGS]
+
+OUTPUT_DIR is the folder of a run of recipes/embeddings.py, or of a model of sentence-transformers. FILE has pairs in
+the first two of --text_column_names. NEW_FILE, .parquet or .jsonl, has the rows of FILE and a column `negatives` with
+lists of texts. Train on it with --text_column_names ANCHOR POSITIVE negatives. Rows with too few candidates are left
+out.
+
+The file is complete or absent. `accelerate launch` starts several processes, as for shared.predict. Start an
+interrupted command again to resume.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from shared.config.fields import Share
+from shared.config.options import Options
+from shared.contrastive.mining import hardest_negatives
+from shared.contrastive.tuples import FLAG, of_columns
+from shared.datasets.rows import column_of
+from shared.errors import UserError, say
+from shared.predict import predict
+from shared.predictions.embeddings import predict_embeddings
+from shared.predictions.parts import BLOCK_ROWS, refuse_infinite
+from shared.predictions.prediction import Outputs, Prediction
+from shared.predictions.request import Flags, Request, parse
+from shared.run.command import run
+
+COLUMN = "negatives"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiningFlags(Flags):
+    """The flags that only this command has."""
+
+    negatives: int = 4
+    """Negatives of each pair."""
+    share_of_positive: Share = 0.95
+    """A negative's cosine with the anchor is at most this share of the positive's: other texts may answer it, too."""
+    scores: bool = False
+    """Also compute how well the model finds the positives of the file, which takes as long as the search."""
+
+
+def parse_mining(words: list[str]) -> Request:
+    """What a command line asks for.
+
+    Raises:
+        UserError: see `parse`, or the command line does not name an embeddings model, FILE, two columns or NEW_FILE.
+    """
+    request = parse(words, MiningFlags)
+    if request.kind != "embeddings":
+        raise UserError(f"{request.model} has no sentence embeddings: give a model of recipes/embeddings.py")
+    if request.file is None or "predictions_file" not in request.given:
+        raise UserError("give a FILE of pairs, and name the file to write with --predictions_file")
+    names = request.config.text_column_names
+    if len({*names[:2]}) < 2:
+        raise UserError(f"{FLAG} {' '.join(names)}: name the column of the anchors and that of the positives")
+    pair = of_columns(request.config, names[:2])
+    return replace(request, config=pair, given=request.given | {"text_column_names"})
+
+
+def mine(accelerator: Any, request: Request) -> Prediction:
+    """The pairs of FILE with their negatives.
+
+    Raises:
+        UserError: the model or the rows cannot be used, or there are too few different positives.
+    """
+    prediction = predict_embeddings(accelerator, request)
+    source, table, count = prediction.source, prediction.table, request.config.negatives
+    positive, share = request.config.text_column_names[1], request.config.share_of_positive
+    digests = prediction.data.digests_of(0), prediction.data.digests_of(1)
+    if (different := len(np.unique(digests[1]))) <= count:
+        raise UserError(f"--negatives {count}: {source} has only {different:,} different texts in {positive}: lower it")
+
+    def blocks(outputs: Outputs) -> Iterator[pa.Table]:
+        """The rows with enough negatives."""
+        for start in range(0, len(outputs), BLOCK_ROWS):
+            refuse_infinite(prediction, outputs[start : start + BLOCK_ROWS], start)
+        anchors, positives = (torch.tensor(each, device=accelerator.device) for each in prediction.split(outputs))
+        numbers, enough = hardest_negatives(anchors, positives, digests, count, share)
+        few = f"rows of {source} have fewer than {count} texts with at most {share:g} of their positive's similarity"
+        if not enough.any():
+            raise UserError(f"all {few}: lower --negatives, raise --share_of_positive, or add pairs")
+        if not enough.all():
+            say(f"{np.count_nonzero(~enough):,} of {len(enough):,} {few}: they are left out")
+        texts = column_of(table, positive, FLAG, as_text=True).cast(pa.large_string()).combine_chunks()
+        for start in range(0, len(enough), BLOCK_ROWS):
+            kept = enough[start : start + BLOCK_ROWS]
+            found = texts.take(pa.array(numbers[start : start + BLOCK_ROWS][kept].ravel()))
+            block = table.slice(start, BLOCK_ROWS).filter(pa.array(kept))
+            block = block.append_column(COLUMN, pa.FixedSizeListArray.from_arrays(found, count))
+            yield block.cast(pa.schema([field.remove_metadata() for field in block.schema]))
+
+    empty = {COLUMN: pa.array([], pa.list_(pa.large_string(), count))}
+    prediction.columns, prediction.blocks = lambda *_: empty, blocks
+    return prediction
+
+
+if __name__ == "__main__":
+    run(lambda _: predict(parse_mining(sys.argv[1:]), mine), Options, lambda _: Options(dry_run=True))

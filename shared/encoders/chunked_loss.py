@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from shared.compat import of_torch
 from shared.config.options import Rule
 from shared.errors import UserError
-from shared.speed.linear_layers import linear
+from shared.models.linear_layers import linear
 from shared.speed.self_check import difference, text_batch
 
 LOGITS_OF_CHUNK = {"cpu": 1 << 23, "gpu": 1 << 26}  # 32 and 256 MiB in float32; a GPU needs large products

@@ -9,13 +9,13 @@ from shared.compat import of_transformers
 from shared.encoders.adapters import add_adapters, random_adapters
 from shared.encoders.attention import attend, use_cpu_dropout
 from shared.encoders.masked_head import compute_only_masked
+from shared.models.linear_layers import use_fast_products
 from shared.models.transformers_models import check_names
 from shared.options.data_options import ModelOptions
 from shared.processes.starting import without_tf32
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
-from shared.speed.linear_layers import use_fast_products
 from shared.speed.self_check import keep_if_equal, text_batch
 
 ATTENTION, SMALL_MASK, PRODUCTS = "sdpa_on_device", "sdpa_with_small_mask", "sdpa_or_products"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from shared.extras.costs import is_trained, positions_of
 from shared.models.layers import compiled, is_short
+from shared.models.linear_layers import linear
 from shared.monitoring.hooks import Hook
-from shared.speed.linear_layers import linear
 
 SIDES = {"cpu": (512, 768), "cuda": (8192,)}  # of the square matrices that measure the peak
 REPEATS = 6  # of each product; on a busy CPU a smaller one is likelier to run undisturbed

@@ -11,12 +11,12 @@ from shared.errors import UserError, about, say
 from shared.images.geometry import Geometry
 from shared.models.batch_norm import synchronize
 from shared.models.layers import backbone
+from shared.models.linear_layers import use_fast_products
 from shared.models.transformers_models import check_names
 from shared.pretrained.from_pretrained import head_for, load_classifier, load_pretrained
 from shared.speed.activations import use_activation_dtype
 from shared.speed.compiling import compile_layers
 from shared.speed.first_token import shorten_last_layer
-from shared.speed.linear_layers import use_fast_products
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RESAMPLE = {"bilinear": 2, "bicubic": 3}  # the numbers of Pillow and of image processors

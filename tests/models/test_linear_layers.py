@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from shared.compat import of_torch
-from shared.speed import linear_layers
-from shared.speed.linear_layers import FastLinear, linear, rounded_up, use_fast_products
+from shared.models import linear_layers
+from shared.models.linear_layers import FastLinear, linear, rounded_up, use_fast_products
 
 pytestmark = pytest.mark.skipif(not of_torch.HAS_ONEDNN_LINEAR, reason="this torch is built without oneDNN")
 

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -69,7 +70,7 @@ def write_bert(folder, alone, kind, **config):
     model = getattr(transformers, kind)(transformers.BertConfig(**sizes, **config)).eval()
     model.save_pretrained(folder)
     if kind == "BertModel":
-        tokenizer = SentenceTokenizer(tokenizer, "mean", 32, 48)
+        tokenizer = SentenceTokenizer(tokenizer, SimpleNamespace(pooling="mean", max_length=(48,), prompts=None), 32)
     tokenizer.save_pretrained(folder)
     return folder, model
 

@@ -5,7 +5,7 @@
 Both train in the same processes from the same weights. They run in two threads that take turns: one optimizer step of
 one, then the same step of the other, so that a machine that slows down slows both. The recipe is `main` of
 recipes/nlp.py with --no_packing, because the bare loop pads. This loop is plain PyTorch; it reads the samples that the
-plan names through a DataLoader. Its model is the recipe's, with the shortened last layer, because the loops are
+plan names through a DataLoader. Its model is the recipe's, with its last layer and products, because the loops are
 compared here. The figure of a round is the median of the ratios of the steps. After each round the weights of both have
 to be equal to the bit. Writes bare_loop_same_batches.json and bare_loop_same_batches.md into the output folder.
 """
@@ -47,6 +47,7 @@ def bare(job: SimpleNamespace, round_: int) -> None:
 
     from recipes import nlp
     from shared.config import options
+    from shared.models.linear_layers import use_fast_products
     from shared.plan.batches import Plan
     from shared.speed.first_token import shorten_last_layer
 
@@ -68,6 +69,7 @@ def bare(job: SimpleNamespace, round_: int) -> None:
     loader = torch.utils.data.DataLoader(rows, batch_sampler=order, collate_fn=DataCollatorWithPadding(tokenizer))
     classifier = AutoModelForSequenceClassification.from_pretrained(config.model_name_or_path).train()
     shorten_last_layer(classifier)
+    use_fast_products(classifier)
     model = nn.parallel.DistributedDataParallel(classifier)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": config.weight_decay},

@@ -96,9 +96,10 @@ def find_start(accelerator: Any, config: Options) -> tuple[Path, State] | None:
     def read() -> State:
         if problem := problem_with(path):
             raise UserError(f"--decay_from {path}: {problem}")
-        if (step := read_state(path)["step"]) != config.decay_start:
+        state = read_state(path)
+        if (step := state["step"]) != config.decay_start:
             raise UserError(f"--decay_from {path} is the checkpoint of step {step}: give it back its name")
-        return read_state(path)
+        return state
 
     return path, on_writers(accelerator, config, read)[0]
 

@@ -1,7 +1,8 @@
 """`--auto_micro_batch`: search for the largest budget of a micro-batch that fits into memory, before training."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,8 +61,8 @@ def apply_largest_budget(
     """Find the largest budget at which no process runs out of memory; set it in `plan` and in the returned config.
 
     A trial is a forward and backward pass over the longest samples, with gradients and optimizer state in memory. Every
-    process makes the same trials, and a budget must fit on all of them. Afterwards weights, gradients, optimizer state
-    and random state are as before. Call it on every process, before the first step.
+    process makes the same trials. Afterwards weights, gradients, optimizer state and random state are as before. Call
+    it on every process, before the first step.
 
     Raises:
         UserError: the longest sample alone does not fit.
@@ -71,8 +72,7 @@ def apply_largest_budget(
     length = int(plan.lengths_of(longest[:1])[0])
 
     def succeeds_on_all(act: Callable[[], object]) -> bool:
-        success = succeeds(act)
-        if not success:
+        if not (success := succeeds(act)):
             clear_device_cache(garbage_collection=True)
         mine = torch.tensor(float(success), device=accelerator.device)
         return bool(accelerator.reduce(mine, reduction="sum") == accelerator.num_processes)
@@ -82,18 +82,12 @@ def apply_largest_budget(
         with accelerator.no_sync(model):
             return succeeds_on_all(lambda: compute_loss(micro_batch).backward())
 
-    tensors = [*model.parameters(), *model.buffers()]
-    before = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     # Layers that compile for each number of rows (images) run eagerly in the trials, which takes more memory.
     stance = torch.compiler.set_stance("force_eager" if searched_field(config) == SAMPLES else "default")
-    with stance, torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
+    devices = [accelerator.device] if accelerator.device.type == "cuda" else []
+    with left_as_before(model, optimizer), stance, torch.random.fork_rng(devices=devices):
         # Allocate gradients, then optimizer state; the inner optimizer, because Accelerate's loss scaler counts steps.
         rows = largest(most, fits) if fits(1) and succeeds_on_all(optimizer.optimizer.step) else 0
-    optimizer.optimizer.state.clear()
-    model.zero_grad()
-    with torch.no_grad():
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
     clear_device_cache(garbage_collection=True)
     if not rows:
         raise UserError(
@@ -105,11 +99,20 @@ def apply_largest_budget(
     budget = kept * length if name == TOKENS else kept
     found = f"{rows} of the longest samples fit" + (", one more does not" if rows < most else ", the most possible")
     accelerator.print(f"--auto_micro_batch: {found}: --{name} {budget}")
-    if name == TOKENS:
-        plan.max_tokens = budget
-    else:
-        plan.max_samples = budget
+    setattr(plan, "max_tokens" if name == TOKENS else "max_samples", budget)
     return with_budget(config, budget)
+
+
+@contextmanager
+def left_as_before(model: torch.nn.Module, optimizer: Any) -> Iterator[None]:
+    """Afterwards the model has the weights and buffers from before, no gradients, and the optimizer has no state."""
+    before = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in (*model.parameters(), *model.buffers())]
+    yield
+    optimizer.optimizer.state.clear()
+    model.zero_grad()
+    with torch.no_grad():
+        for tensor, value in before:
+            tensor.copy_(value)
 
 
 def succeeds(act: Callable[[], object]) -> bool:

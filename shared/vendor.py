@@ -20,6 +20,7 @@ from shared.errors import UserError, count_of
 from shared.processes import ending
 
 ROOT = Path(__file__).parent.parent
+REQUIREMENTS = ("requirements.txt", "requirements-export.txt")
 OTHERS = ("accelerate_configs", "LICENSE")  # copied as they are
 
 
@@ -59,7 +60,7 @@ def closure(start: Path, modules: Sequence[str] = ()) -> set[Path]:
 
 
 def requirements_of(files: Sequence[Path]) -> list[str]:
-    """The lines of requirements.txt for packages whose import name occurs in one of these files.
+    """The lines of requirements.txt and requirements-export.txt for packages whose import name occurs in one of these files.
 
     It may occur in an import or as a text, because Accelerate imports trackers by their name. The import name of a
     package that is not installed is taken to be its own name.
@@ -75,7 +76,7 @@ def requirements_of(files: Sequence[Path]) -> list[str]:
         names = {name for name, them in installed.items() for each in them if each.lower().replace("_", "-") == package}
         return bool(words & (names or {package.replace("-", "_")}))
 
-    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line]
+    lines = [line for name in REQUIREMENTS for line in (ROOT / name).read_text().splitlines() if "==" in line]
     return [line for line in lines if is_needed(line.partition("==")[0].lower())]
 
 

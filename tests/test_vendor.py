@@ -36,7 +36,7 @@ def test_a_copy_has_no_more_than_the_recipe_imports(tmp_path):
     rooms = {path.name for path in (target / "shared").iterdir() if path.is_dir()}
     assert "run" in rooms
     assert not rooms & {"text", "images", "predictions", "preflight"}
-    assert not packages & {"evaluate", "peft", "pillow", "pytorch-optimizer"}
+    assert not packages & {"evaluate", "onnx", "peft", "pillow", "pytorch-optimizer"}
 
 
 def test_further_modules_are_copied_with_what_they_import(tmp_path):
@@ -45,6 +45,10 @@ def test_further_modules_are_copied_with_what_they_import(tmp_path):
     words = [sys.executable, "-m", "shared.compare"]
     found = subprocess.run(words, cwd=target, capture_output=True, text=True, check=False)
     assert "usage: python -m shared.compare" in found.stderr
+
+
+def test_a_copy_with_the_export_names_its_packages(tmp_path):
+    assert copied(tmp_path, "shared.export")[2] >= {"onnx", "onnxscript", "onnxruntime"}
 
 
 @pytest.mark.parametrize(

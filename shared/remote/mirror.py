@@ -216,8 +216,9 @@ class Copies:
 
     def __init__(self, store: RemoteFolder, config: options.Options, complete: set[int]) -> None:
         self.store, self.config, self.complete = store, config, complete
-        self.dropped: set[bytes] = set()  # manifests of checkpoints that cannot be read
+        self.dropped: dict[bytes, str] = {}  # manifests of checkpoints that cannot be read, and why
         self.problem = ""  # of the attempts since the last success
+        self.settled: int | None = None  # the newest step, once the mirror has it and nothing is left to do
         self.wake, self.closed = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self.thread.start()
@@ -231,11 +232,13 @@ class Copies:
         size = sum(file.stat().st_size for file in found[newest].rglob("*"))
         end = time.monotonic() + patience + size / SLOWEST
         self.wake.set()
-        while newest not in self.complete:
-            if time.monotonic() > end or (found[newest] / MANIFEST).read_bytes() in self.dropped:
-                return f"{found[newest].name} could not be copied ({self.problem or 'it takes too long'})"
+        reason = None
+        while self.settled != newest and not reason and time.monotonic() < end:
+            reason = self.dropped.get((found[newest] / MANIFEST).read_bytes())
             time.sleep(0.05)
-        return ""
+        if newest in self.complete:
+            return ""
+        return f"{found[newest].name} could not be copied ({reason or self.problem or 'it takes too long'})"
 
     def _work(self) -> None:
         """Copy until the run has ended: `closed` is set, or its folder is no longer locked."""
@@ -261,6 +264,7 @@ class Copies:
         manifests = ((step, (found[step] / MANIFEST).read_bytes()) for step in sorted(found, reverse=True))
         newest = next((step for step, manifest in manifests if manifest not in self.dropped), None)
         if newest is None or newest in self.complete:
+            self.settled = newest
             return
         best = resuming.read_state(found[newest])["best_step"] if self.config.load_best_model_at_end else None
         for step in (best, newest):
@@ -269,6 +273,7 @@ class Copies:
         if newest not in self.complete:
             return
         self._rotate(newest, best)
+        self.settled = newest
         if self.problem:
             folders.complain(f"{FLAG} {self.store.url} has {found[newest].name}: it can be written again")
         self.problem = ""
@@ -287,8 +292,7 @@ class Copies:
             with ThreadPoolExecutor(FILES_AT_ONCE, initializer=lower_priority) as pool:
                 [*pool.map(send, lines)]
         except Damaged as error:
-            self.dropped.add(manifest)
-            self.problem = str(error)
+            self.dropped[manifest] = str(error)
             folders.complain(f"warning: {FLAG}: {path.name} is not copied: {error}")
             return
         if (log := path.parent.parent / METRICS).exists():

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import urllib.request
 
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
@@ -17,7 +18,7 @@ class S3Server:
 
     def __init__(self, *buckets, answer=lambda method, path, key: None):
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
-        self.answer, self.requests = answer, []
+        self.answer = answer
         self._app = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._respond, threaded=True)
         self.environment = {
@@ -29,6 +30,8 @@ class S3Server:
         }
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
+        reset = urllib.request.Request(f"{self.environment['AWS_ENDPOINT_URL']}/moto-api/reset", method="POST")
+        urllib.request.urlopen(reset).close()  # the servers of a process share their buckets
         for bucket in buckets:
             self.client().create_bucket(Bucket=bucket)
 
@@ -46,9 +49,9 @@ class S3Server:
     def _respond(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         _, _, signed = environ.get("HTTP_AUTHORIZATION", "").partition("Credential=")
-        self.requests.append((method, path))
-        if error := self.answer(method, path, signed.partition("/")[0]):
-            status, code = error
+        refused = None if path.startswith("/moto-api/") else self.answer(method, path, signed.partition("/")[0])
+        if refused:
+            status, code = refused
             content = ERROR.format(code).encode()
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(f"{status} {code}", [("Content-Type", "text/xml"), ("Content-Length", str(len(content)))])

@@ -325,12 +325,11 @@ def test_a_checkpoint_that_is_damaged_or_removed_meanwhile_is_left_out_with_a_wa
     time.sleep(0.05)
     runs.flip_a_bit(run.save(1, copied=False) / "part/0")
     run = start()
-    wait_until(lambda: run.mirror.copies.problem)
     assert run.mirror.copies.wait(30) == "step_00000001 could not be copied (part/0 is damaged)"
     run.end()
     (run.save(2, copied=False) / "part/0").unlink()
     run = start()
-    wait_until(lambda: run.mirror.copies.problem)
+    assert "step_00000002 could not be copied (part/0 cannot be read" in run.mirror.copies.wait(30)
     run.end()
     assert "manifest.json" not in files_in(folder, 1) | files_in(folder, 2)
     warnings = capsys.readouterr().err.splitlines()

@@ -251,6 +251,19 @@ def test_checkpoints_of_the_folder_come_first_if_they_are_intact_and_as_new(star
     assert same(run.output, folder, 5)
 
 
+def restore_on_one_of_two_machines(accelerator, folder):
+    """The steps in this machine's folder after a start; both had the checkpoint 3, and rank 1 was replaced."""
+    run = Run(folder / f"machine {accelerator.process_index}", f"file://{folder}/mirror", save_on_each_node=True)
+    run.accelerator = accelerator
+    run.open()
+    return run.steps()
+
+
+def test_a_replaced_machine_gets_the_checkpoint_that_the_others_have(start, tmp_path):
+    start("machine 0", save_on_each_node=True).save(3)
+    assert runs.in_group(restore_on_one_of_two_machines, 2, tmp_path, machines=True) == [[3], [3]]
+
+
 # Rotation
 
 
